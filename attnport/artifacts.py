@@ -38,6 +38,7 @@ from attnport.precisions import drop as drop
 from attnport_bundle.contract import IO
 from attnport_bundle.contract import Ran as Ran
 from attnport_bundle.contract import Verdict as Verdict
+from attnport_bundle.prompts import Prompts as Prompts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,26 +121,6 @@ class IOContract(IO):
         return next(dim for dim in self.dims if dim.name == name)
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """What a model expects before a text, by the text's use, as `query: ` before a question.
-
-    Attributes:
-        named: The prompts by name, as `query` and `document`.
-        default: The name of the one before every text for which no other was chosen; "" = none.
-    """
-
-    named: Mapping[str, str] = field(default_factory=dict)
-    default: str = ""
-
-    __pydantic_config__ = STRICT
-
-    @property
-    def usual(self) -> str:
-        """The prompt before a text of no named use, or ""."""
-        return self.named.get(self.default, "")
-
-
 NO_PROMPTS = Prompts()
 
 
@@ -154,6 +135,7 @@ class ModelSpec:
         observed: Whether the sizes of outputs come from a few runs of the module, and not from its author. Export takes
             what the torch graph says of them; declared ones it only checks.
         prompts: What belongs before a text.
+        text_limit: The most tokens of a text for an embedder, if that is fewer than it takes.
         notes: What a user should know of how the module is taken, a sentence each.
         fixable: Dims of one size each, that may be fixed to it if the graph turns out to be wrong for other sizes: the
             code is not the user's, who could change it.
@@ -166,6 +148,7 @@ class ModelSpec:
     tokenizer: Path | str | None = None
     observed: bool = False
     prompts: Prompts = NO_PROMPTS
+    text_limit: int | None = None
     notes: tuple[str, ...] = ()
     fixable: tuple[Dim, ...] = ()
 
@@ -337,6 +320,7 @@ class Manifest:
     engines: Mapping[str, EngineRecord] = field(default_factory=dict)
     stages: Mapping[str, Stage] = field(default_factory=dict)
     prompts: Prompts = NO_PROMPTS
+    text_limit: int | None = None
 
     __pydantic_config__ = STRICT
 

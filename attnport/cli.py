@@ -10,19 +10,11 @@ from typing import Any
 
 import click
 
+from attnport.console import options as taken
 from attnport.console.arguments import FOLDER
-from attnport.console.options import (
-    bench_options,
-    bundle_options,
-    check_options,
-    check_together,
-    generate_options,
-    gpu_options,
-    ship_options,
-    source_options,
-    tune_options,
-)
 from attnport.console.run import Reporter, Verbs, complain, start, verb
+from attnport.console.serve_command import serve
+from attnport.console.spread import several
 from attnport.module_path import leave_current_folder
 from attnport.version import __version__
 
@@ -40,8 +32,8 @@ def main() -> None:
 
 
 @cli.command()
-@source_options
-@ship_options
+@taken.source_options
+@taken.ship_options
 @verb
 def ship(
     out: Reporter, spec: str, output: Path, text: Path | None, budget: float, **options: Any
@@ -66,7 +58,7 @@ def ship(
 
 
 @cli.command()
-@source_options
+@taken.source_options
 @verb
 def export(out: Reporter, spec: str, output: Path, **options: Any) -> Callable[[], None]:
     """Export a module to ONNX with dynamic dims and masks.
@@ -151,8 +143,9 @@ def build(
 
 
 @cli.command()
-@check_options
+@taken.check_options
 @verb
+@several
 def check(
     out: Reporter, folder: Path, runtimes: tuple[str, ...], text: Path | None, inputs: Path | None, timeout: float,
     search: bool, kind: str, junit: Path | None, **options: Any,
@@ -193,8 +186,9 @@ def check(
 
 
 @cli.command()
-@bench_options
+@taken.bench_options
 @verb
+@several
 def bench(
     out: Reporter, folder: Path | None, compare: tuple[Path, Path] | None, fail_on_regression: bool,
     save: Path | None, budget: float, **options: Any,
@@ -205,7 +199,7 @@ def bench(
     """
     from attnport.verbs import compare as regression
 
-    check_together(folder, compare, fail_on_regression)
+    taken.check_together(folder, compare, fail_on_regression)
     if compare is not None:
         changes = regression.compare(*compare)
 
@@ -237,8 +231,9 @@ def bench(
 
 
 @cli.command()
-@tune_options
+@taken.tune_options
 @verb
+@several
 def tune(out: Reporter, folder: Path, budget: float, **options: Any) -> Callable[[], None]:
     """Try every precision on your data; keep the fastest.
 
@@ -252,7 +247,7 @@ def tune(out: Reporter, folder: Path, budget: float, **options: Any) -> Callable
 
 
 @cli.command()
-@bundle_options
+@taken.bundle_options
 @verb
 def bundle(
     out: Reporter, folder: Path, output: Path, lang: tuple[str, ...], forms: tuple[str, ...], **options: Any
@@ -323,7 +318,7 @@ def inspect(out: Reporter, path: Path) -> Callable[[], None]:
 
 
 @cli.command()
-@generate_options
+@taken.generate_options
 @verb
 def generate(out: Reporter, folder: Path, prompts: tuple[str, ...], runtime: str, **options: Any) -> Callable[[], None]:
     """Continue texts with a decoder exported by --with-past."""
@@ -345,7 +340,7 @@ def doctor(out: Reporter, refresh: bool) -> Callable[[], None]:
 
 
 @cli.command("gpu-check")
-@gpu_options
+@taken.gpu_options
 @verb
 def gpu_check(out: Reporter, runtimes: tuple[str, ...], budget: float | None, **options: Any) -> Callable[[], None]:
     """Measure every GPU runtime: parity, latency, rates.
@@ -391,6 +386,8 @@ def report(out: Reporter, folder: Path, kind: Any, text: Path | None, force: boo
     path = run(folder, kind=kind, text=text, force=force, progress=out.progress)
     return lambda: out.show_path(path)
 
+
+cli.add_command(serve)
 
 if __name__ == "__main__":
     main()

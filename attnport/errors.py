@@ -24,6 +24,9 @@ from attnport_bundle.errors import UsageError as UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+PRECEDENCE = (1, 6, 4, 5, 3, 2)
+"""Where several things failed, the first of these exit codes counts: our bug, integrity, parity, fusion, availability,
+bad input."""
 _LONGEST = 4000
 """Characters of a cause that is shown; a library may print a whole graph."""
 

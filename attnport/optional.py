@@ -13,6 +13,7 @@ EXTRAS: dict[str, str] = {
     "onnxruntime": "cpu",
     "openvino": "openvino",
     "pynvml": "gpu-check",
+    "ray": "ray",
     "tensorrt": "tensorrt",
     "tensorrt_rtx": "rtx",
     "transformers": "hf",

@@ -1,4 +1,4 @@
-"""The command line: `python -m attnport_bundle selftest` checks the bundle, `bench` times it.
+"""The command line: `python -m attnport_bundle selftest` checks the bundle, `bench` times it, `serve` answers requests.
 
 Exit codes (see errors.py): 0 success, 2 not a bundle or wrong usage, 3 no runtime, 4 wrong numbers, 6 a file differs.
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 from . import bench as timing
 from . import selftest as checking
+from . import serve_options, serving
 from .errors import BundleError
 from .model import HERE, load
 
@@ -32,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     bench.add_argument("--shape", type=_shape, default={}, metavar="batch=8,seq=128", help="default: the usual sizes")
     bench.add_argument("--seconds", type=_seconds, default=2.0, help="how long samples are taken (default: 2)")
     bench.add_argument("--form", help="which form (default: the first that can be opened)")
+    _serve_arguments(verbs)
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options))
@@ -49,6 +51,22 @@ def _verb(verbs: Any, name: str, run: Verb, description: str) -> argparse.Argume
     return parser
 
 
+def _serve_arguments(verbs: Any) -> None:
+    about = "answer requests over the open inference protocol"
+    parser = verbs.add_parser("serve", help=about, description=f"{about}, until SIGTERM or Ctrl-C")
+    parser.set_defaults(run=_serve)
+    parser.add_argument("folder", nargs="?", type=Path, help="a bundle (default: this one, if there is no --model)")
+    parser.add_argument("--engine", choices=list(serve_options.ENGINES), default="kserve", help="default: kserve")
+    parser.add_argument("--model", action="append", default=[], metavar="NAME=FOLDER", help="a bundle, by its name")
+    parser.add_argument("--key", type=Path, help="public key (PEM, from outside) that bundles must be signed with")
+    for each in dataclasses.fields(serve_options.Options):
+        kind = type(each.default)
+        parser.add_argument(
+            f"--{each.name.replace('_', '-')}", type=kind, default=each.default,
+            help=f"{each.metadata['help']} (default: %(default)s)" if each.default else each.metadata["help"],
+        )  # fmt: skip
+
+
 def _shape(text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -64,6 +82,18 @@ def _seconds(text: str) -> float:
     if not 0 < seconds <= 3600:
         raise argparse.ArgumentTypeError(f"got {text}; expected more than 0 and at most 3600")
     return seconds
+
+
+def _serve(options: argparse.Namespace) -> int:
+    folder = HERE if options.folder is None and not options.model else options.folder
+    models = serving.named(options.model, folder)
+    chosen = {each.name: getattr(options, each.name) for each in dataclasses.fields(serve_options.Options)}
+    serving.serve(models, options.engine, serve_options.Options(**chosen), options.key, _tell)
+    return 0
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _selftest(options: argparse.Namespace) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,11 +58,11 @@ def mapped(
 ) -> Arrays:
     """Runs a model on more items than one batch should have.
 
-    Columns that are padding for every item of a batch are cut off its end. In outputs they are zero.
+    Columns that are padding for every item of a batch are cut off. In outputs they are zero.
 
     Args:
         run: As `Model.run`.
-        io: The contract; its padding mask is an input `[batch, seq]`, or there is none.
+        io: The contract; its padding masks are inputs `[batch, seq]`, or there is none.
         feeds: An array for each input, with any number of items.
         tokens: The most places of a batch.
         only: The one output to return; "" = all.
@@ -76,12 +77,12 @@ def mapped(
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
         raise FeedError(f"tokens: got {tokens!r:.60}; expected 1 or more.")
     memory = memory or Memory()
-    mask, spec = _padding(io)
+    masks, spec = padding(io)
     _require_rows(io, spec, only)
     missing = [each.name for each in io.inputs if each.name not in feeds]
     if missing or len(feeds) > len(io.inputs) or any(np.ndim(feeds[one.name]) != len(one.dims) for one in io.inputs):
         return run(**feeds)  # which says what is wrong
-    items = _Items(io, feeds, mask, spec)
+    items = _Items(io, feeds, masks, spec)
     longest = max(range(items.count), key=lambda at: items.lengths[at])
     for step in memory.steps(items.lengths[longest]):
         size = items.at_least(step)
@@ -94,8 +95,7 @@ def mapped(
         kept = {name: array for name, array in found.items() if only in ("", name)}
         whole = whole or items.whole(kept, memory)
         for name, array in kept.items():
-            into: Any = (batch, *(slice(0, got) for got in array.shape[1:]))
-            whole[name][into] = array
+            whole[name][items.places_of(name, batch, array.shape)] = array
     return whole
 
 
@@ -105,19 +105,21 @@ def _require_rows(io: IO, spec: TensorSpec, only: str) -> None:
         raise FeedError(f"output {outside[0]!r} has no row for each item of {spec.dims[0]}; run one batch at a time.")
 
 
-def _padding(io: IO) -> tuple[MaskSpec | None, TensorSpec]:
-    """The padding mask and the input that carries it; without one, the first input."""
+def padding(io: IO) -> tuple[list[MaskSpec], TensorSpec]:
+    """The padding masks and the input that carries the first; without one, the first input."""
     named = {dim.name for dim in io.dims}
-    masks = io.padding_masks()
+    masks = list(io.padding_masks())
     if not masks:
         if io.inputs[0].dims[:1] and io.inputs[0].dims[0] in named:
-            return None, io.inputs[0]
+            return [], io.inputs[0]
         raise FeedError(f"{io.inputs[0]}: its first dim is no number of items; run one batch at a time.")
-    spec = next(each for each in io.inputs if each.name == masks[0].input)
-    simple = masks[0].carries == "mask" and masks[0].polarity in ("keep", "hide") and len(spec.dims) == 2
-    if len(masks) > 1 or not simple or not all(dim in named for dim in spec.dims):
-        raise FeedError("the model has no single padding mask [batch, seq]; run one batch at a time.")
-    return masks[0], spec
+    specs = {each.name: each for each in io.inputs}
+    dims = {specs[str(mask.input)].dims for mask in masks}
+    simple = all(mask.carries == "mask" and mask.polarity in ("keep", "hide") for mask in masks)
+    first = specs[str(masks[0].input)]
+    if not simple or len(dims) > 1 or len(first.dims) != 2 or not all(dim in named for dim in first.dims):
+        raise FeedError("the model's padding masks are not [batch, seq]; run one batch at a time.")
+    return masks, first
 
 
 class _Items:
@@ -127,16 +129,17 @@ class _Items:
         count: How many there are.
         most: How many a batch may have.
         lengths: For each, the places that it needs, in sizes that the model takes; 1 in a model without places.
+        left: Whether padding stands before the items.
     """
 
-    def __init__(self, io: IO, feeds: Mapping[str, Array], mask: MaskSpec | None, spec: TensorSpec) -> None:
+    def __init__(self, io: IO, feeds: Mapping[str, Array], masks: Sequence[MaskSpec], spec: TensorSpec) -> None:
         """Raises FeedError if inputs have different numbers of items or places, or there is no item."""
         import numpy as np
 
         self._io = io
         self._feeds = {each.name: np.asarray(feeds[each.name]) for each in io.inputs}
         dims = {dim.name: dim for dim in io.dims}
-        item, self._place = str(spec.dims[0]), dims[str(spec.dims[1])] if mask is not None else None
+        item, self._place = str(spec.dims[0]), dims[str(spec.dims[1])] if masks else None
         if self._place is not None:
             place = self._place.name
             widths = {
@@ -151,10 +154,13 @@ class _Items:
         if len(set(counts.values())) > 1 or not min(counts.values()):
             raise FeedError(f"items: got {counts}; expected the same number for every input, at least one.")
         self.count, self.most = counts[spec.name], dims[item].max
-        self._width = self._feeds[spec.name].shape[-1] if mask is not None else 0
-        self.lengths = [1] * self.count
-        if mask is not None:
-            self.lengths = [self.at_least(length) for length in _lengths(mask, self._feeds[spec.name])]
+        self._width = self._feeds[spec.name].shape[-1] if masks else 0
+        self.lengths, self.left = [1] * self.count, False
+        if masks and self._width:  # of a model without places it says itself what is wrong
+            real = real_places(masks, self._feeds)
+            some = real[real.any(1)]
+            self.left = bool(some[:, -1].all() and not some[:, 0].all())
+            self.lengths = [self.at_least(length) for length in _lengths(real[:, ::-1] if self.left else real)]
 
     def at_least(self, length: int) -> int:
         """The least size of the model that has room for the length."""
@@ -165,9 +171,15 @@ class _Items:
         part = {}
         for each in self._io.inputs:
             array = self._feeds[each.name]
-            cut: Any = tuple(slice(0, length) if self._is_place(dim) else slice(None) for dim in each.dims)
+            cut: Any = tuple(self._kept(length) if self._is_place(dim) else slice(None) for dim in each.dims)
             part[each.name] = array[cut][batch] if each.name in self._own else array[cut]
         return part
+
+    def places_of(self, output: str, batch: list[int], shape: Sequence[int]) -> Any:
+        """Where the output of a batch belongs in that of all items, as an index."""
+        dims = next(each.dims for each in self._io.outputs if each.name == output)
+        sizes = zip(dims[1:], shape[1:], strict=True)
+        return (batch, *(self._kept(got) if self._is_place(dim) else slice(0, got) for dim, got in sizes))
 
     def whole(self, outputs: Mapping[str, Array], memory: Memory) -> Arrays:
         """Zeros for the outputs of all items, from those of a batch.
@@ -196,17 +208,28 @@ class _Items:
                 array.fill(0)  # so that it is resident, and counted, from the beginning
         return whole
 
+    def _kept(self, length: int) -> slice:
+        """The places that are not cut off."""
+        return slice(max(self._width - length, 0), None) if self.left else slice(0, length)
+
     def _is_place(self, dim: object) -> bool:
         return self._place is not None and dim == self._place.name
 
 
-def _lengths(mask: MaskSpec, values: Array) -> list[int]:
+def real_places(masks: Sequence[MaskSpec], feeds: Mapping[str, Array]) -> Array:
+    """Which places, `[items, places]`, some mask of `padding` says to be no padding."""
+    import numpy as np
+
+    kept = [(feeds[str(mask.input)] != 0) == (mask.polarity == "keep") for mask in masks]
+    real: Array = np.logical_or.reduce(kept)
+    return real
+
+
+def _lengths(real: Array) -> list[int]:
     """For each item, the places up to its last real token, at least one."""
-    if not values.shape[1]:
-        return [1] * len(values)  # the model says what is wrong
-    real = (values != 0) if mask.polarity == "keep" else (values == 0)
-    last = real.shape[1] - real[:, ::-1].argmax(1)
-    return [int(length) if any_real else 1 for length, any_real in zip(last, real.any(1), strict=True)]
+    last: Array = real.shape[1] - real[:, ::-1].argmax(1)
+    some: Any = real.any(1)
+    return [int(length) if any_real else 1 for length, any_real in zip(last, some, strict=True)]
 
 
 def embedding(io: IO) -> str:
@@ -219,3 +242,35 @@ def embedding(io: IO) -> str:
     if len(found) != 1:
         raise FeedError(f"embed: got the outputs {', '.join(map(str, io.outputs))}; expected one [batch, number].")
     return found[0]
+
+
+def embedded(
+    run: Callable[..., Arrays],
+    io: IO,
+    encode: Callable[[Sequence[str], int], Mapping[str, Array]],
+    texts: Iterable[str],
+    tokens: int,
+    memory: Memory,
+) -> Array:
+    """The vectors of any number of texts, `[texts, width]`, `WINDOW` of them at a time.
+
+    Args:
+        encode: Makes the inputs of texts, the first of which has the given number among all.
+
+    Raises:
+        FeedError: there is no text, or as `embedding` and `mapped`.
+    """
+    output, rest = embedding(io), iter(texts)
+    vectors: Array | None = None
+    while window := list(itertools.islice(rest, WINDOW)):
+        count = 0 if vectors is None else len(vectors)
+        found = mapped(run, io, encode(window, count), tokens, output, memory)[output]
+        if vectors is None:
+            vectors = found
+            continue
+        # It grows in place: at the end, parts and whole would be in memory together.
+        vectors.resize((count + len(found), *found.shape[1:]), refcheck=False)
+        vectors[count:] = found
+    if vectors is None:
+        raise FeedError("texts: got none; expected one or more.")
+    return vectors

@@ -232,6 +232,30 @@ class MaskSpec:
 
 
 @dataclass(frozen=True)
+class Window:
+    """What the layers of a decoder that have a sliding window keep of the past.
+
+    Attributes:
+        dim: The length of their caches. It may be less than the number of tokens before, by those that came first.
+        places: So many places before a new token may be seen. Where there are more, the caches hold these at least.
+        positions: The input `[batch, seq]` of the new tokens' positions; None where a mask of all tokens counts them.
+
+    Raises:
+        UsageError: the number of places is not 1 or more.
+    """
+
+    dim: str
+    places: int
+    positions: str | None = None
+
+    __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        if self.places < 1:
+            raise UsageError(f"window of {self.dim!r}: got {self.places} places; expected 1 or more.")
+
+
+@dataclass(frozen=True)
 class IO:
     """The contract of inputs and outputs.
 
@@ -239,6 +263,7 @@ class IO:
         stop: Of a decoder, the token ids behind which a text ends.
         start: Of a decoder behind an encoder, the token ids that a text begins with.
         rules: Of a decoder, how its tokens are chosen unless a call says otherwise; None = by the scores alone.
+        window: Of a decoder with caches that need not hold all tokens, what they hold.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -248,6 +273,7 @@ class IO:
     stop: tuple[int, ...] = field(default=(), metadata={"optional": True})  # earlier bundles have none of these
     start: tuple[int, ...] = field(default=(), metadata={"optional": True})
     rules: Rules | None = field(default=None, metadata={"optional": True})
+    window: Window | None = field(default=None, metadata={"optional": True})
 
     __pydantic_config__ = STRICT
 
@@ -278,6 +304,7 @@ class IO:
         inputs = {tensor.name: tensor for tensor in self.inputs}
         for mask in self.masks:
             _check_carried(mask, None if mask.input is None else inputs.get(mask.input), known)
+        _check_window(self.window, known, inputs)
         if not self.inputs or not self.outputs:
             raise UsageError("a model has at least one input and one output.")
         for what, tokens in (("stop", self.stop), ("start", self.start)):
@@ -301,6 +328,17 @@ def _check_sizes(tensor: TensorSpec, known: Set[str], given: Set[str]) -> None:
                     continue
                 problem = f" (no input has {', '.join(unknown)})"
         raise UsageError(f"tensor {tensor.name!r}: got dim {dim!r}{problem}; known are {', '.join(sorted(known))}.")
+
+
+def _check_window(window: Window | None, dims: Set[str], inputs: Mapping[str, TensorSpec]) -> None:
+    """Raises UsageError for a window of a dim or an input that is not there."""
+    if window is None:
+        return
+    if window.dim not in dims:
+        raise UsageError(f"a window is of {window.dim!r}, which is no dim.")
+    spec = inputs.get(window.positions or "")
+    if window.positions is not None and (spec is None or spec.high is None):
+        raise UsageError(f"a window has its positions from {window.positions!r}, which is no input with a high.")
 
 
 def _check_carried(mask: MaskSpec, carrier: TensorSpec | None, dims: set[str]) -> None:

@@ -14,12 +14,14 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NewType, TypeVar
 
 from .errors import IntegrityError, UsageError
 from .printable import is_printable
 
 T = TypeVar("T")
+AnyText = NewType("AnyText", str)
+"""Text that need not be printable, as it has several lines. A message must not show it as it is."""
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 """The pydantic configuration with which attnport reads these values; a plain dict, as the reader has no pydantic."""
 MAX_DEPTH = 32
@@ -99,6 +101,9 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
         return {_decode(str, key, where): _decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
     elif origin is Literal and any(type(value) is type(arg) and value == arg for arg in args):
         return value
+    elif kind is AnyText and type(value) is str:
+        _check_text(value, where, printable=False)
+        return value
     elif kind is float and type(value) is int and abs(value) <= MAX_INTEGER:
         return float(value)
     elif type(value) is kind and not (kind is int and abs(value) > MAX_INTEGER):
@@ -139,12 +144,13 @@ def _fits(kind: Any, value: Any) -> bool:
     return type(value) is kind or (kind is float and type(value) is int)
 
 
-def _check_text(value: str, where: str) -> None:
-    """Refuses control characters and the like, as messages print the text to a terminal."""
+def _check_text(value: str, where: str, *, printable: bool = True) -> None:
+    """Refuses control characters and the like where messages print the text to a terminal."""
     if any("\ud800" <= letter <= "\udfff" for letter in value):
         raise IntegrityError(f"{where}: half of a surrogate pair.")
-    if not is_printable(value) or len(value) > MAX_TEXT:
-        raise IntegrityError(f"{where}: got {_short(value)}; expected printable text of at most {MAX_TEXT} characters.")
+    if (printable and not is_printable(value)) or len(value) > MAX_TEXT:
+        kind = "printable text" if printable else "text"
+        raise IntegrityError(f"{where}: got {_short(value)}; expected {kind} of at most {MAX_TEXT} characters.")
 
 
 def _short(value: Any) -> str:
@@ -154,4 +160,6 @@ def _short(value: Any) -> str:
 
 def _type_name(kind: Any) -> str:
     """A type without its modules, whose names depend on where this reader was copied to."""
+    if kind is AnyText:
+        return "str"
     return kind.__name__ if isinstance(kind, type) else _MODULES.sub("", str(kind))

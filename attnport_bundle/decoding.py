@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .contract import IO
+from .contract import IO, TensorSpec
 from .errors import FeedError
 from .feeds import check_arrays
 from .roles import Roles, roles_of
@@ -34,6 +34,9 @@ class Steps(Protocol):
 
     def take(self, rows: Array) -> None:
         """Goes on with these rows of the batch."""
+
+    def drop(self, count: int) -> None:
+        """Lets the first places go, of the caches that hold the last ones alone."""
 
     def cache(self, name: str) -> Array:
         """What the cache of an input holds."""
@@ -64,12 +67,14 @@ class Buffers:
         """
         self._step, self._roles = step, roles
         self._held: dict[str, Array] = {}
-        self._length = 0
+        self._lengths: dict[str, int] = {}
 
     def begin(self, caches: Mapping[str, Array]) -> None:
         """Takes caches, by input."""
         self._held = dict(caches)
-        self._length = next(caches[spec.name].shape[axis] for spec, _, axis in self._roles.caches if axis is not None)
+        self._lengths = {
+            spec.name: caches[spec.name].shape[axis] for spec, _, axis in self._roles.caches if axis is not None
+        }
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Runs one new token of every text; gives the outputs that follow no cache."""
@@ -79,26 +84,24 @@ class Buffers:
             if axis is None:
                 given[spec.name] = self._held[spec.name]
                 continue
-            if self._held[spec.name].shape[axis] == self._length:
-                self._held[spec.name] = self._larger(self._held[spec.name], axis)
+            if self._held[spec.name].shape[axis] == self._lengths[spec.name]:
+                self._held[spec.name] = _larger(self._held[spec.name], axis)
             buffers[spec.name] = output, self._held[spec.name]
         outputs = self._step(given, buffers)
         self._held |= {spec.name: outputs.pop(output) for spec, output, axis in self._roles.caches if axis is None}
-        self._length += 1
+        self._lengths = {name: length + 1 for name, length in self._lengths.items()}
         return outputs
-
-    def _larger(self, held: Array, axis: int) -> Array:
-        import numpy as np
-
-        shape = list(held.shape)
-        shape[axis] = self._length + max(_MORE, self._length // 4)
-        grown = np.zeros(shape, held.dtype)
-        grown[(slice(None),) * axis + (slice(self._length),)] = held
-        return grown
 
     def take(self, rows: Array) -> None:
         """Goes on with these rows of the batch."""
         self._held = taken(self._roles, self._held, rows)
+
+    def drop(self, count: int) -> None:
+        """Lets the first places go, of the caches that hold the last ones alone; the others move to the front."""
+        for spec, axis in kept_axes(self._roles):
+            held, length = self._held[spec.name], self._lengths[spec.name]
+            held[_places(axis, 0, length - count)] = held[_places(axis, count, length)]
+            self._lengths[spec.name] = length - count
 
     def cache(self, name: str) -> Array:
         """What the cache of an input holds."""
@@ -106,7 +109,40 @@ class Buffers:
 
         axis = next(axis for spec, _, axis in self._roles.caches if spec.name == name)
         held = self._held[name]
-        return held if axis is None else np.ascontiguousarray(held[(slice(None),) * axis + (slice(self._length),)])
+        return held if axis is None else np.ascontiguousarray(held[_places(axis, 0, self._lengths[name])])
+
+
+def _larger(held: Array, axis: int) -> Array:
+    """A copy with more places behind those that are filled."""
+    import numpy as np
+
+    shape, length = list(held.shape), held.shape[axis]
+    shape[axis] += _more(length)
+    grown = np.zeros(shape, held.dtype)
+    grown[_places(axis, 0, length)] = held
+    return grown
+
+
+def _more(length: int) -> int:
+    """How many places are added at once behind so many, so that they are copied once in as many steps."""
+    return max(_MORE, length // 4)
+
+
+def _places(axis: int, begin: int, end: int) -> tuple[slice, ...]:
+    return (slice(None),) * axis + (slice(begin, end),)
+
+
+def kept_axes(roles: Roles) -> list[tuple[TensorSpec, int]]:
+    """The caches that hold the last places alone, each with the axis of its length."""
+    names = roles.kept.names if roles.kept else ()
+    return [(spec, axis) for spec, _, axis in roles.caches if axis is not None and spec.name in names]
+
+
+def dropped(array: Array, axis: int, count: int) -> Array:
+    """A copy without the first places."""
+    import numpy as np
+
+    return np.ascontiguousarray(array[_places(axis, count, array.shape[axis])])
 
 
 def taken(roles: Roles, caches: Mapping[str, Array], rows: Array) -> dict[str, Array]:
@@ -152,6 +188,7 @@ class Decoding:
         self.outputs: dict[str, Array] = {}
         self._caches: dict[str, Array] | None = {}  # None while `steps` has them
         self._keep_BT: Array | None = None
+        self._kept = roles.start  # the places of the caches that hold the last ones alone
 
     def push(self, ids_BS: Array, keep_BS: Array) -> Array:
         """Runs new tokens, and adds their keys and values to the cache.
@@ -170,11 +207,17 @@ class Decoding:
             sizes = {dim.name: dim.min for dim in self._io.dims} | {str(roles.ids.dims[0]): batch}
             self._caches = {spec.name: np.zeros(spec.shape(sizes), spec.dtype) for spec, _, _ in roles.caches}
         whole_BT = np.concatenate([self._keep_BT, keep_BS], axis=1)
+        self._drop(self.surplus)
         feeds = {**self._context, roles.ids.name: ids_BS.astype(roles.ids.dtype)}
         if roles.mask:
             mask = (whole_BT if roles.past else keep_BS) if roles.whole else self._keep_BT
             feeds[roles.mask.name] = mask.astype(roles.mask.dtype)
-        is_step = ids_BS.shape[1] == 1 and self._keep_BT.shape[1] > 0
+        new = ids_BS.shape[1]
+        if roles.kept:
+            feeds[roles.kept.mask.name] = whole_BT[:, -(self._kept + new) :].astype(roles.kept.mask.dtype)
+        if roles.positions:
+            feeds[roles.positions.name] = positions(whole_BT)[:, -new:].astype(roles.positions.dtype)
+        is_step = new == 1 and self._keep_BT.shape[1] > 0
         if is_step and self._make_steps:
             self._steps, self._make_steps = self._make_steps(roles), None
         if is_step and self._steps:
@@ -188,12 +231,34 @@ class Decoding:
             self.outputs = dict(self._run(**feeds, **self._caches))
             for spec, output, axis in roles.caches:
                 # A session may return half precision, where its file has it.
-                new = self.outputs.pop(output).astype(spec.dtype, copy=False)
-                grown = axis is None or roles.grown
-                self._caches[spec.name] = new if grown else np.concatenate([self._caches[spec.name], new], axis)
+                made = self.outputs.pop(output).astype(spec.dtype, copy=False)
+                whole = axis is None or roles.grown
+                self._caches[spec.name] = made if whole else np.concatenate([self._caches[spec.name], made], axis)
         self._keep_BT = whole_BT
+        self._kept += new
         logits = self.outputs[roles.logits.name]
         return np.asarray(logits[:, -1] if roles.each else logits, np.float32)
+
+    @property
+    def surplus(self) -> int:
+        """How many places the next push lets go first, of the caches that hold the last ones alone."""
+        kept = self.roles.kept
+        if kept is None:
+            return 0
+        # Where nothing else copies a cache, its places are moved once in many steps.
+        spare = min(_more(kept.places), kept.most - kept.places) if self._steps else 1
+        found = self._kept - kept.places
+        return found if found >= max(1, spare) else 0
+
+    def _drop(self, count: int) -> None:
+        if not count:
+            return
+        self._kept -= count
+        if self._caches is not None:
+            self._caches |= {spec.name: dropped(self._caches[spec.name], axis, count)
+                             for spec, axis in kept_axes(self.roles)}  # fmt: skip
+        elif self._steps is not None:
+            self._steps.drop(count)
 
     def cache(self, name: str) -> Array:
         """What the cache of an input holds."""
@@ -222,6 +287,13 @@ class Decoding:
             self._steps.take(rows)
 
 
+def positions(keep_BT: Array) -> Array:
+    """The position of every token among the real ones of its text, int64 `[batch, tokens]`; that of padding is 0."""
+    import numpy as np
+
+    return np.maximum(np.cumsum(keep_BT, axis=1, dtype=np.int64) - 1, 0)
+
+
 def stepped(
     run: Run, io: IO, feeds: Mapping[str, Array], prompt: int, make_steps: MakeSteps | None = None
 ) -> dict[str, Array]:
@@ -243,13 +315,20 @@ def stepped(
     decoding = Decoding(run, io, roles, make_steps, context)
     ends = range(min(prompt, roles.longest_seq), ids_BS.shape[1] + 1)
     logits = []
-    for start, end in zip([0, *ends], ends, strict=False):
+    gone: dict[str, list[Array]] = {spec.name: [] for spec, _, _ in roles.caches}
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        if count := decoding.surplus:
+            for spec, length_axis in kept_axes(roles):
+                gone[spec.name].append(decoding.cache(spec.name).take(range(count), length_axis))
         decoding.push(ids_BS[:, start:end], keep_BS[:, start:end])
         logits.append(decoding.outputs[roles.logits.name])
     first = 0 if roles.grown else roles.start
-    whole = {output: decoding.cache(spec.name) for spec, output, _ in roles.caches}
-    whole |= {output: whole[output].take(range(first, roles.start + ends[-1]), axis)
-              for _, output, axis in roles.caches if axis is not None}  # fmt: skip
+    whole = {}
+    for spec, output, axis in roles.caches:
+        held = decoding.cache(spec.name)
+        if axis is not None:
+            held = np.concatenate([*gone[spec.name], held], axis).take(range(first, roles.start + ends[-1]), axis)
+        whole[output] = held
     scores = np.concatenate(logits, axis=1) if roles.each else logits[-1]
     made = {**whole, roles.logits.name: scores}
     return {spec.name: made[spec.name] for spec in io.outputs}

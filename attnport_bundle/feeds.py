@@ -172,19 +172,24 @@ def _check_computed(spec: TensorSpec, shape: tuple[int, ...], sizes: Mapping[str
             )
 
 
-def padding_masks(io: IO, lengths: Sequence[int], size: int | None = None) -> dict[str, np.ndarray[Any, Any]]:
-    """Every input that says what is padding, for items of `lengths`, padded on the right to `size`.
+def padding_masks(
+    io: IO, lengths: Sequence[int], size: int | None = None, *, left: bool = False
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Every input that says what is padding, for items of `lengths`, padded to `size`.
 
     Each is a mask, the lengths themselves, or document ids: 1 for an item's positions and 0 for its padding.
 
     Args:
         lengths: How many positions of each item are real; at least one item.
         size: The padded length; None = the longest item.
+        left: Padding stands before an item, and not behind it.
 
     Raises:
         FeedError: the model takes no padding mask, lengths or size are not integers, a length exceeds the size, or
             there is no rule for the mask: it has another rank or expresses more than padding.
     """
+    import numpy as np
+
     masks = io.padding_masks()
     if not masks:
         raise FeedError("the model takes no padding mask; give every item its full length.")
@@ -194,7 +199,10 @@ def padding_masks(io: IO, lengths: Sequence[int], size: int | None = None) -> di
     if not lengths or min(lengths) < 0 or longest > size or size < 1:
         raise FeedError(f"lengths: got {lengths} for size {size}; expected 0 to {size} for each item.")
     tensors = {spec.name: spec for spec in io.inputs}
-    return {mask.input: _padding_mask(mask, tensors[mask.input], lengths, size) for mask in masks if mask.input}
+    keep_BT = np.arange(size)[None, :] < np.asarray(lengths)[:, None]
+    if left:
+        keep_BT = keep_BT[:, ::-1]
+    return {mask.input: _padding_mask(mask, tensors[mask.input], lengths, keep_BT) for mask in masks if mask.input}
 
 
 def _integers(name: str, values: Sequence[int]) -> list[int]:
@@ -205,7 +213,9 @@ def _integers(name: str, values: Sequence[int]) -> list[int]:
         raise FeedError(f"{name}: got {values!r:.60}; expected integers.") from err
 
 
-def _padding_mask(mask: MaskSpec, spec: TensorSpec, lengths: Sequence[int], size: int) -> np.ndarray[Any, Any]:
+def _padding_mask(
+    mask: MaskSpec, spec: TensorSpec, lengths: Sequence[int], keep_BT: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
     import numpy as np
 
     if mask.carries == "lengths":
@@ -215,7 +225,6 @@ def _padding_mask(mask: MaskSpec, spec: TensorSpec, lengths: Sequence[int], size
         raise FeedError(
             f"input {spec.name!r} also carries {', '.join(others)}, not only padding; make it yourself for your items."
         )
-    keep_BT = np.arange(size)[None, :] < np.asarray(lengths)[:, None]
     if mask.polarity == "keep":
         values = keep_BT.astype(spec.dtype)
     elif mask.polarity == "hide":
@@ -225,6 +234,7 @@ def _padding_mask(mask: MaskSpec, spec: TensorSpec, lengths: Sequence[int], size
     if len(spec.dims) == 2:
         return values
     if len(spec.dims) == 4 and spec.dims[1] == 1:
+        batch, size = keep_BT.shape
         query = 1 if spec.dims[2] == 1 else size
-        return np.broadcast_to(values[:, None, None, :], (len(lengths), 1, query, size)).copy()
+        return np.broadcast_to(values[:, None, None, :], (batch, 1, query, size)).copy()
     raise FeedError(f"input {spec.name!r}: there is no rule for a padding mask of dims {list(spec.dims)}.")

@@ -12,6 +12,7 @@ from .decoding import Decoding, MakeSteps, Run
 from .encoder import Encoder
 from .errors import BundleError, FeedError, UsageError
 from .generation import Options, generated, searched
+from .package_tokenizer import open_file
 from .roles import roles_of
 from .rules import NAMES, Rules
 
@@ -157,11 +158,7 @@ class _Words:
     def __init__(self, file: Path | None) -> None:
         if file is None:
             raise BundleError("the model has no tokenizer; give prompts and stop as token ids.")
-        try:
-            from tokenizers import Tokenizer
-        except ImportError as err:
-            raise BundleError("texts need the package tokenizers: pip install tokenizers.") from err
-        self._made = Tokenizer.from_file(str(file))
+        self._made = open_file(file)
         self._made.no_padding()
         self._made.no_truncation()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,6 +14,7 @@ from .decode import decode, parse
 from .errors import BundleError, IntegrityError, UsageError
 from .names import MANIFEST as MANIFEST
 from .names import check_names, check_reader
+from .prompts import Prompts
 
 FORMAT = "attnport-bundle"
 VERSION = 4
@@ -291,7 +292,14 @@ def check_contract(io: IO) -> None:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of `bundle.json`. `order` lists the forms, the preferred first; only text models have `tokenizer`."""
+    """The content of `bundle.json`.
+
+    Attributes:
+        order: The forms, the preferred first.
+        tokenizer: The tokenizer's file; None for a model that does not read text.
+        prompts: What an embedder expects before a text.
+        text_limit: The most tokens of a text for an embedder, if that is fewer than it takes.
+    """
 
     format: str
     version: int
@@ -304,9 +312,13 @@ class Manifest:
     tokenizer: str | None
     provenance: Provenance
     files: Mapping[str, File]
+    prompts: Prompts = field(default=Prompts(), metadata={"optional": True})  # earlier bundles have none of these
+    text_limit: int | None = field(default=None, metadata={"optional": True})
 
     def __post_init__(self) -> None:
         check_contract(self.io)
+        if self.text_limit is not None and self.text_limit < 1:
+            raise ValueError(f"got text_limit {self.text_limit}; expected 1 or more")
         check_names(self.files)
         check_reader(self.files)
         used = [self.goldens.file, *([] if self.tokenizer is None else [self.tokenizer])]

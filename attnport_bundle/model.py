@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import warnings
@@ -64,6 +65,16 @@ class Model:
     def io(self) -> IO:
         """The contract: inputs, outputs, named dims with their ranges, masks."""
         return self.manifest.io
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """What the model expects before a text, by the text's use, as `query`; see `embed`."""
+        return self.manifest.prompts.named
+
+    @property
+    def default_prompt_name(self) -> str | None:
+        """The prompt that `embed` puts before texts unless a call says otherwise; None = none."""
+        return self.manifest.prompts.default or None
 
     @property
     def dtypes(self) -> Mapping[str, str]:
@@ -131,60 +142,52 @@ class Model:
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Runs any number of items, in batches of like length; results are in the order of the items.
 
-        What a call needs of memory grows with `tokens`. In outputs with a row for each token, what stands behind the
-        last real token is zero.
+        What a call needs of memory grows with `tokens`. In outputs with a row for each token, columns that are padding
+        for all of a batch are zero.
 
         Args:
-            feeds: As of `run`, padded at the end to the longest item.
+            feeds: As of `run`, padded to the longest item, all at the end or all at the beginning.
             tokens: The most places of a batch, padding included.
             max_memory: What the process may hold, resident, with all that it held before: bytes, or text such as
                 `512MB` or `1GiB`; None = no limit. Batches begin small, and grow as far as the limit allows by what
                 they were measured to take. Linux only.
 
         Raises:
-            FeedError: as `run`; or the model has no single padding mask `[batch, seq]`, or an output without items; or
-                the limit is too low, with what is held and needed.
+            FeedError: as `run`; or the model's padding masks are not `[batch, seq]`, or it has an output without items;
+                or the limit is too low, with what is held and needed.
             BundleError: as `run`.
         """
         return batches.mapped(self.run, self.io, feeds, tokens, memory=self._memory(max_memory))
 
     def embed(
-        self, texts: Iterable[str], *, tokens: int = batches.TOKENS, max_memory: int | str | None = None
+        self,
+        texts: Iterable[str],
+        *,
+        prompt: str | None = None,
+        tokens: int = batches.TOKENS,
+        max_memory: int | str | None = None,
     ) -> np.ndarray[Any, Any]:
         """The vectors of any number of texts, `[texts, width]` in their order; see `map`.
 
-        A text that is too long for the model is cut at its end. Texts are read `batches.WINDOW` at a time.
+        Of a model of sentence-transformers, they are those of its `encode`: prompts, pooling, normalisation, and the
+        tokens after which a text is cut, are the model's. Texts are read `batches.WINDOW` at a time.
+
+        Args:
+            prompt: The name of the prompt (`prompts`) to put before each text; None = the model's default one, if it
+                has one; "" = none.
 
         Raises:
-            FeedError: there is no text, the model has no output that is a vector for each text, or the limit is too
-                low, as in `map`.
-            BundleError: as `run`; or the bundle has no tokenizer, or one that only the package `tokenizers` reads.
+            FeedError: there is no text, something is no text, or there is no such prompt; the model has no output that
+                is a vector for each text; or the limit is too low, as in `map`.
+            BundleError: as `run`; or the bundle has no tokenizer, or one that needs the package `tokenizers`, which is
+                not installed.
         """
-        import itertools
-
-        from .text import Tokenizer
-
         if isinstance(texts, str):
             raise FeedError(f"texts: got {texts!r:.60}; expected several texts.")
-        output, rest, memory = batches.embedding(self.io), iter(texts), self._memory(max_memory)
-        if self._tokenizer is None:
-            if self._folder is None or self.manifest.tokenizer is None:
-                raise BundleError("the bundle has no tokenizer; make the inputs yourself and use map.")
-            self._tokenizer = Tokenizer(self._folder / self.manifest.tokenizer, self.io)
-        vectors: np.ndarray[Any, Any] | None = None
-        while window := list(itertools.islice(rest, batches.WINDOW)):
-            feeds = self._tokenizer.encode(window)
-            found = batches.mapped(self.run, self.io, feeds, tokens, output, memory)[output]
-            if vectors is None:
-                vectors = found
-                continue
-            # It grows in place: at the end, parts and whole would be in memory together.
-            count = len(vectors)
-            vectors.resize((count + len(found), *found.shape[1:]), refcheck=False)
-            vectors[count:] = found
-        if vectors is None:
-            raise FeedError("texts: got none; expected one or more.")
-        return vectors
+        before, memory = self.manifest.prompts.chosen(prompt), self._memory(max_memory)
+        batches.embedding(self.io)  # a model that is no embedder is refused before its tokenizer is read
+        encode = functools.partial(self._text().encode_part, prompt=before)
+        return batches.embedded(self.run, self.io, encode, texts, tokens, memory)
 
     def generate(self, prompts: Prompts, *, encoder: Model | None = None, **options: Any) -> Any:
         """Continues prompts token by token. All run as one batch, and the keys and values of earlier tokens are kept.
@@ -219,6 +222,16 @@ class Model:
         reader = Encoder(encoder.run, encoder.io, encoder._tokenizer_file()) if encoder else None
         file = self._tokenizer_file()
         return generate(self.run, self.io, file, prompts, steps=steps_of(self._session), encoder=reader, **options)
+
+    def _text(self) -> Tokenizer:
+        from .text import Tokenizer
+
+        if self._tokenizer is None:
+            file = self._tokenizer_file()
+            if file is None:
+                raise BundleError("the bundle has no tokenizer; make the inputs yourself and use map.")
+            self._tokenizer = Tokenizer(file, self.io, limit=self.manifest.text_limit)
+        return self._tokenizer
 
     def _tokenizer_file(self) -> Path | None:
         tokenizer = self.manifest.tokenizer

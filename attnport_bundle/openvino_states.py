@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from .decoding import dropped, kept_axes
 from .roles import Roles
 
 if TYPE_CHECKING:
@@ -113,6 +114,16 @@ class States:
     def take(self, rows: Array) -> None:
         """Goes on with these rows of the batch; they are put into their order with the next token."""
         self._rows = rows if self._rows is None else self._rows[rows]
+
+    def drop(self, count: int) -> None:
+        """Lets the first places go, of the caches that hold the last ones alone."""
+        import openvino
+
+        axes = {spec.name: axis for spec, axis in kept_axes(self._roles)}
+        with self._guard({}):
+            for state in self._request.query_state():
+                if state.name in axes:
+                    state.state = openvino.Tensor(dropped(state.state.data, axes[state.name], count))
 
     def cache(self, name: str) -> Array:
         """What the cache of an input holds."""

@@ -11,7 +11,7 @@ from .contract import Verdict
 from .errors import BundleError, IntegrityError, NumbersOff, RuntimeMissing
 from .goldens import GoldenCases, Result
 from .manifest import Manifest
-from .model import open_form
+from .model import Model, load, open_form
 from .signature import SIGNATURE
 
 OK = 0
@@ -64,6 +64,21 @@ def selftest(folder: Path, threads: int | None = None, key: Path | None = None) 
     if not ran:
         code = RuntimeMissing.exit_code
     return Report((*rows, *form_rows), code, manifest.unverified)
+
+
+def load_tested(folder: Path, threads: int | None = None, key: Path | None = None) -> Model:
+    """Opens a bundle's model after its self-test, whose arguments are the same.
+
+    Raises:
+        BundleError: as `load`; or the self-test failed: IntegrityError, NumbersOff or RuntimeMissing, with its rows.
+    """
+    report = selftest(folder, threads, key)
+    if report.exit_code:
+        failed = "; ".join(f"{row.check}: {row.detail}" for row in report.rows if row.verdict != "PASS")
+        kinds: tuple[type[BundleError], ...] = (IntegrityError, NumbersOff, RuntimeMissing)
+        kind = next((each for each in kinds if each.exit_code == report.exit_code), BundleError)
+        raise kind(f"{folder} does not pass its self-test: {failed}.")
+    return load(folder, threads=threads, require_signature=key)
 
 
 def _signature(folder: Path, fingerprint: str) -> Row:

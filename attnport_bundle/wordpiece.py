@@ -1,4 +1,4 @@
-"""BERT's tokenizer in plain Python, so that a bundle can take text without another package.
+"""BERT's tokenizer in plain Python, so that a bundle of such a model can take text without another package.
 
 It reads a `tokenizer.json` (the format of the `tokenizers` package) of BERT's kind: text is cleaned, lower-cased and
 split at spaces and punctuation, and each word is cut into the longest pieces of a vocabulary (WordPiece: Devlin et al.,
@@ -26,6 +26,8 @@ _IDEOGRAPHS = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF),
     (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
 )  # fmt: skip
+PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
+"""What pads where a file does not say it. A model that takes a padding mask does not look at it."""
 IDS = 1 << 31
 """Ids are smaller than this, so that every integer dtype of a model can hold them."""
 
@@ -101,7 +103,11 @@ class WordPiece:
 
     Attributes:
         pad_id: The id of padding.
+        left: Whether padding stands before a text: never, as such a file is refused.
+        special: The ids of special tokens.
     """
+
+    left = False
 
     def __init__(self, path: Path) -> None:
         """Reads the file.
@@ -117,8 +123,8 @@ class WordPiece:
         except (IntegrityError, OSError, KeyError, ValueError) as err:
             problem = f"{err} is missing" if isinstance(err, KeyError) else str(err)
             raise BundleError(
-                f"{path} is not read here: {problem.rstrip('.')}. The reader knows BERT's tokenizers only; "
-                "pip install tokenizers, and use tokenizers.Tokenizer.from_file."
+                f"{path} is not read here: {problem.rstrip('.')}. Without the package tokenizers, the reader knows "
+                "BERT's tokenizers only: pip install tokenizers."
             ) from err
 
     def _read(self, value: Mapping[str, Any]) -> None:
@@ -130,6 +136,7 @@ class WordPiece:
         self._pieces = decode(_Pieces, model, "model")
         added: tuple[_Added, ...] = decode(tuple[_Added, ...], value["added_tokens"], "added_tokens")
         self._added = {token.content: token.id for token in added if token.content}
+        self.special = frozenset(token.id for token in added if token.special)
         self._template = decode(_Template, value["post_processor"], "post_processor")
         self._around = [next(iter(part.items())) for part in self._template.single if len(part) == 1]
         if [place.id for kind, place in self._around if kind == "Sequence"] != ["A"]:
@@ -141,7 +148,7 @@ class WordPiece:
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if self._added else None
         for key in ("truncation", "padding"):
             _check_right(value, key)
-        self.pad_id = self._added.get("[PAD]", 0)
+        self.pad_id = next((self._added[token] for token in PAD_TOKENS if token in self._added), 0)
         if value.get("padding") is not None:
             self.pad_id = decode(int, _object(value, "padding")["pad_id"], "padding.pad_id")
         fixed_ids = (index for special in self._template.special_tokens.values() for index in special.ids)
@@ -160,9 +167,7 @@ class WordPiece:
             BundleError: the tokens around a text are more than `longest`.
         """
         if self._constant > longest:
-            raise BundleError(
-                f"got {longest} positions; expected {self._constant} or more for the tokens around a text."
-            )
+            raise too_few_positions(longest, self._constant)
         text_ids = [index for part in self._split_added(text) for index in part][: longest - self._constant]
         ids: list[int] = []
         types: list[int] = []
@@ -194,6 +199,11 @@ class WordPiece:
             ids.append(vocab[prefix + word[start:end]])
             start = end
         return ids
+
+
+def too_few_positions(longest: int, around: int) -> BundleError:
+    """The error about tokens around a text that have no room."""
+    return BundleError(f"got {longest} positions; expected {around} or more for the tokens around a text.")
 
 
 def _check_right(value: Mapping[str, Any], key: str) -> None:

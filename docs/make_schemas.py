@@ -13,6 +13,7 @@ from typing import Any
 from attnport.artifacts import EngineRecord, FusionReport, LatencyReport, Manifest, ParityReport, TuneReport
 from attnport.console.run import Written
 from attnport.latency.regression import RegressionReport
+from attnport.machines import MachinesReport
 from attnport.parity.bisect import Bisected
 from attnport.verbs.audit import AuditReport
 from attnport.verbs.doctor import DoctorReport
@@ -38,7 +39,7 @@ PRINTED = (
         LatencyReport,
         Listing,
     ),
-    *(Manifest, ParityReport, RegressionReport, ShipResult, TuneReport, VerifyResult, Written),
+    *(MachinesReport, Manifest, ParityReport, RegressionReport, ShipResult, TuneReport, VerifyResult, Written),
 )
 
 

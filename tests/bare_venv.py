@@ -11,15 +11,24 @@ from pathlib import Path
 import pytest
 
 
-def make(folder: Path, *packages: str) -> Path:
-    """The Python of a new environment that holds `packages`; the test is skipped, with pip's words, where it cannot."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+def make(folder: Path, *packages: str, by: str | Path = sys.executable) -> Path:
+    """The Python of a new environment that holds `packages`; the test is skipped, with pip's words, where it cannot.
+
+    Args:
+        by: The Python that it is made of.
+    """
+    subprocess.run([by, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    install(python, *packages)
+    return python
+
+
+def install(python: Path, *packages: str) -> None:
+    """Installs more; the test is skipped, with pip's words, where it cannot."""
     done = pip(python, "install", "--quiet", "--no-input", *packages)
     if done.returncode:
         said = (done.stderr.strip() or "nothing").splitlines()[-1]
         pytest.skip(f"pip cannot install {' '.join(packages)} here: {said}")
-    return python
 
 
 def pip(python: Path, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:

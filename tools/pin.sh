@@ -1,14 +1,24 @@
 #!/usr/bin/env bash
-# Writes constraints.txt from .venv. Local version labels such as +cpu go, so that one file serves every build of a release.
+# Writes constraints.txt from .venv; with the word `serve`, constraints-serve.txt from .venv-serve. Local version labels such
+# as +cpu go, so that one file serves every build of a release.
 # `make test` installs MiniLM's model folder without its framework; whoever has that framework does not pin it here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+if [ "${1:-}" = serve ]; then
+    venv=${2:-.venv-serve} file=constraints-serve.txt
+    what="# What \`make serve-test\` installs, so that an install repeats. Apart from constraints.txt, which it contradicts: KServe
+# wants an older psutil and protobuf, and NVIDIA's client of the protocol an older ml_dtypes.
+# Made by: tools/pin.sh serve"
+else
+    venv=.venv file=constraints.txt
+    what="# What the project is developed against, so that an install repeats; pyproject.toml has the ranges it accepts.
+# Made by: tools/pin.sh"
+fi
 {
-    echo "# What the project is developed against, so that an install repeats; pyproject.toml has the ranges it accepts."
-    echo "# Made by: tools/pin.sh"
-    .venv/bin/python -m pip freeze --all --exclude-editable |
+    echo "$what"
+    "$venv/bin/python" -m pip freeze --all --exclude-editable |
         grep -E '^[A-Za-z0-9._-]+==' |
         grep -v -i -E '^(pip|wheel|sentence-transformers|scikit-learn|scipy|joblib|threadpoolctl|narwhals)==' |
         sed -E 's/\+[A-Za-z0-9.]+$//' | LC_ALL=C sort -f
-} > constraints.txt.new
-mv constraints.txt.new constraints.txt
+} > "$file.new"
+mv "$file.new" "$file"

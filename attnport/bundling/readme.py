@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnport.artifacts import NO_PROMPTS, Prompts
-from attnport_bundle import manifest
+from attnport_bundle import batches, manifest
 from attnport_bundle.contract import IO, MaskSpec, TensorSpec
-from attnport_bundle.errors import BundleError
-from attnport_bundle.text import Tokenizer
+from attnport_bundle.errors import BundleError, FeedError
+from attnport_bundle.wordpiece import WordPiece
 
-TEXT_INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+TEXT_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "pooled_mask"}
 
 
 def package_of(runtime: str, provider: str | None) -> str:
@@ -29,6 +29,7 @@ def readme(
     packages: Sequence[str] = ("onnxruntime",),
     cpp: bool = False,
     prompts: Prompts = NO_PROMPTS,
+    text_limit: int | None = None,
 ) -> str:
     """The page.
 
@@ -40,6 +41,7 @@ def readme(
         packages: The packages of the forms, the preferred one first; one of them is enough.
         cpp: Whether the C++ reader is in the bundle too.
         prompts: What the model expects before a text.
+        text_limit: The most tokens of a text for an embedder, if that is fewer than it takes.
     """
     wanted = list(dict.fromkeys(packages))
     runtime = f"`{wanted[0]}`" if len(wanted) == 1 else f"one of `{'`, `'.join(wanted)}`"
@@ -58,9 +60,8 @@ def readme(
         "is refused like a changed one. This program stands beside it:",
         indent(program(io)),
     ]
-    if tokenizer and {spec.name for spec in io.inputs} <= set(TEXT_INPUTS):
-        parts += _from_text(io, tokenizer, folder)
-    parts += expected(prompts)
+    if tokenizer and {spec.name for spec in io.inputs} <= TEXT_INPUTS:
+        parts += _from_text(io, tokenizer, folder, prompts, text_limit)
     parts += [
         "## What goes in and out",
         *contract(io),
@@ -121,41 +122,55 @@ def usual_shape(spec: TensorSpec, io: IO) -> tuple[int, ...]:
     return spec.shape({dim.name: dim.opt for dim in io.dims})
 
 
-def _from_text(io: IO, tokenizer: str, folder: Path | None) -> list[str]:
+def _from_text(io: IO, tokenizer: str, folder: Path | None, prompts: Prompts, limit: int | None) -> list[str]:
+    install = "" if folder is not None and reads_by_itself(folder / tokenizer) else " (`pip install tokenizers`)"
+    if not is_embedder(io):
+        program = _tokenizer_program(tokenizer)
+        return [f"From text{install}. {cut_at(io)}", indent(program)]
+    return [f"From text to vectors{install}. {cut_at(io, limit)}", indent(_embed_program()), *expected(prompts)]
+
+
+def reads_by_itself(tokenizer: Path) -> bool:
+    """Whether the readers read a tokenizer's file without another package."""
     try:
-        if folder is not None:
-            Tokenizer(folder / tokenizer, io)
-            return [
-                "From text; the reader knows this tokenizer. It gave the ids of the package `tokenizers` for every "
-                "text of common scripts that was tried; marks that Unicode took in later than that package's tables "
-                f"may differ. {cut_at(io)} Rows are padded at the right.",
-                indent(_own_program(tokenizer)),
-            ]
+        WordPiece(tokenizer)
     except BundleError:
-        pass  # only the package `tokenizers` reads this file
-    return [
-        f"From text (`pip install tokenizers`). {cut_at(io)} Rows are padded as the file says.",
-        indent(_package_program(io, tokenizer)),
-    ]
+        return False
+    return True
 
 
-def expected(prompts: Prompts) -> list[str]:
-    """What the caller puts before a text, by its use; nothing of it is in the model."""
-    if not prompts.named:
+def is_embedder(io: IO) -> bool:
+    """Whether the model has one output that is a vector for each text."""
+    try:
+        batches.embedding(io)
+    except FeedError:
+        return False
+    return True
+
+
+def expected(prompts: Prompts, argument: str = 'prompt="{}"') -> list[str]:
+    """The prompts that `embed` puts before a text, by the text's use.
+
+    Args:
+        argument: How a call names one.
+    """
+    named = {name: text for name, text in prompts.named.items() if text}
+    if not named:
         return []
-    uses = "\n".join(f"- `{name}`: `{json.dumps(text, ensure_ascii=False)}`" for name, text in prompts.named.items())
-    rest = f"Without a named use, it is that of `{prompts.default}`." if prompts.default else "Other texts have none."
-    return [
-        f"The model was trained with a prompt before a text. Put it there yourself, by the text's use:\n\n{uses}",
-        rest,
-    ]
+    uses = "\n".join(
+        f"- `{argument.format(name)}`: `{json.dumps(text, ensure_ascii=False)}`" for name, text in named.items()
+    )
+    rest = f"Without a name it is that of `{prompts.default}`." if prompts.usual else "Without a name there is none."
+    return [f"The model was trained with a prompt before a text. `embed` puts it there by its name:\n\n{uses}", rest]
 
 
-def cut_at(io: IO) -> str:
+def cut_at(io: IO, limit: int | None = None) -> str:
     """How texts are cut and padded."""
+    longest = _longest(io)
+    whose = "the model's limit" if limit is None or limit >= longest else "as in sentence-transformers"
     return (
-        f"A text longer than {_longest(io)} tokens, the model's limit, is cut; a `max_length` in the tokenizer's file "
-        "does not count."
+        f"A text longer than {min(longest, limit or longest)} tokens, {whose}, is cut; a `max_length` in the "
+        "tokenizer's file does not count. Rows are padded on the side that the file says."
     )
 
 
@@ -164,7 +179,22 @@ def _longest(io: IO) -> int:
     return last if isinstance(last, int) else next(dim.max for dim in io.dims if dim.name == last)
 
 
-def _own_program(tokenizer: str) -> str:
+def _embed_program() -> str:
+    return "\n".join(
+        [
+            "import sys",
+            "",
+            "sys.path.append('app/python')",
+            "from attnport_bundle import load",
+            "",
+            'with load("app") as model:',
+            '    vectors = model.embed(["A sentence.", "Another one, longer."])',
+            "print(vectors.shape)",
+        ]
+    )
+
+
+def _tokenizer_program(tokenizer: str) -> str:
     return "\n".join(
         [
             "import sys",
@@ -175,35 +205,6 @@ def _own_program(tokenizer: str) -> str:
             'with load("app") as model:',
             f'    tokenizer = Tokenizer("app/{tokenizer}", model.io)',
             '    outputs = model.run(**tokenizer.encode(["A sentence.", "Another one, longer."]))',
-            "print({name: array.shape for name, array in outputs.items()})",
-        ]
-    )
-
-
-def _package_program(io: IO, tokenizer: str) -> str:
-    feeds = [
-        f'    "{spec.name}": np.array([row.{TEXT_INPUTS[spec.name]} for row in rows], dtype="{spec.dtype}"),'
-        for spec in io.inputs
-    ]
-    return "\n".join(
-        [
-            "import sys",
-            "",
-            "sys.path.append('app/python')",
-            "import numpy as np",
-            "from attnport_bundle import load",
-            "from tokenizers import Tokenizer",
-            "",
-            f'tokenizer = Tokenizer.from_file("app/{tokenizer}")',
-            'tokenizer.enable_padding(**{**(tokenizer.padding or {}), "length": None})  # its own token and side',
-            'side = (tokenizer.truncation or {}).get("direction", "right")',
-            f"tokenizer.enable_truncation({_longest(io)}, direction=side)",
-            'rows = tokenizer.encode_batch(["A sentence.", "Another one, longer."])',
-            "feeds = {",
-            *feeds,
-            "}",
-            'with load("app") as model:',
-            "    outputs = model.run(**feeds)",
             "print({name: array.shape for name, array in outputs.items()})",
         ]
     )

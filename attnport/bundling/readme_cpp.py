@@ -14,13 +14,13 @@ from attnport.bundling.readme import (
     expected,
     filled_with_zeros,
     indent,
+    is_embedder,
     made_by_masks,
+    reads_by_itself,
     usual_shape,
 )
 from attnport_bundle.contract import IO, TensorSpec
-from attnport_bundle.errors import BundleError
 from attnport_bundle.manifest import Form
-from attnport_bundle.text import Tokenizer
 
 _TYPES = {
     "float32": "float",
@@ -68,8 +68,7 @@ def readme_cpp(
         "Here the bundle is `app/`, beside the program. Keep your own files, and the build, out of it: an added file "
         "is refused like a changed one.",
         indent(program_cpp(io)),
-        *_from_text(io, tokenizer, folder),
-        *expected(prompts),
+        *_from_text(io, tokenizer, folder, prompts),
         *_link(),
         "## What goes in and out",
         *contract(io),
@@ -193,20 +192,27 @@ def _build(forms: Mapping[str, Form]) -> list[str]:
     return parts
 
 
-def _from_text(io: IO, tokenizer: str | None, folder: Path) -> list[str]:
-    if not tokenizer or not {spec.name for spec in io.inputs} <= set(TEXT_INPUTS):
+def _from_text(io: IO, tokenizer: str | None, folder: Path, prompts: Prompts) -> list[str]:
+    if not tokenizer or not {spec.name for spec in io.inputs} <= TEXT_INPUTS:
         return []
-    try:
-        Tokenizer(folder / tokenizer, io)
-    except BundleError:
-        return ["Its tokenizer is of a kind that this library does not read: make the ids with another one."]
+    if not reads_by_itself(folder / tokenizer):
+        return [
+            "Its tokenizer is of a kind that this library does not read. Give `attnport::Options::tokenize` a function "
+            "from a text to ids of another library, with the special tokens around it and cut to the length that it "
+            "gets; `Model::embed`, and `attnport::Tokenizer` with that function, make padding and masks of them.",
+            *_prompts(io, prompts),
+        ]
     lines = [
         '    const attnport::Model model("app");',
         f'    const attnport::Tokenizer tokenizer("app/{tokenizer}", model.io());',
         '    const auto fed = tokenizer.encode({"A sentence.", "Another one, longer."});',
         "    const attnport::Inputs inputs(fed.begin(), fed.end());",
     ]
-    return [f"From text. {cut_at(io)} Rows are padded at the right.", indent(_whole(lines))]
+    return [f"From text. {cut_at(io)}", indent(_whole(lines)), *_prompts(io, prompts)]
+
+
+def _prompts(io: IO, prompts: Prompts) -> list[str]:
+    return expected(prompts, 'MapOptions::prompt = "{}"') if is_embedder(io) else []
 
 
 def _link() -> list[str]:

@@ -102,11 +102,12 @@ def write(
     golden.write(target / GOLDENS, goldens.arrays)
     _copy_reader(target / PACKAGE)
     packages = [package_of(form.runtime, form.provider) for form in bundled.values()]
-    page = readme(manifest.name, contract, manifest.tokenizer, target, packages, cpp, manifest.prompts)
+    prompts, limit = manifest.prompts, manifest.text_limit
+    page = readme(manifest.name, contract, manifest.tokenizer, target, packages, cpp, prompts, limit)
     (target / README).write_text(page, encoding="utf-8")
     if cpp:
         _copy_cpp(target / "cpp")
-        page = readme_cpp(manifest.name, contract, manifest.tokenizer, target, bundled, manifest.prompts)
+        page = readme_cpp(manifest.name, contract, manifest.tokenizer, target, bundled, prompts)
         (target / "cpp" / README).write_text(page, encoding="utf-8")
     bundle_manifest = spec.Manifest(
         format=spec.FORMAT,
@@ -122,6 +123,8 @@ def write(
         files={
             path.relative_to(target).as_posix(): _record(path) for path in sorted(target.rglob("*")) if path.is_file()
         },
+        prompts=prompts,
+        text_limit=limit,
     )
     text = json.dumps(dataclasses.asdict(bundle_manifest), indent=1, allow_nan=False, ensure_ascii=False)
     (target / spec.MANIFEST).write_text(text + "\n", encoding="utf-8")
@@ -149,7 +152,7 @@ def _contract(manifest: Manifest) -> IO:
     io = manifest.io
     masks = tuple(dataclasses.replace(mask, keys=_counted(io, mask)) for mask in io.masks)
     outputs = tuple(dataclasses.replace(tensor, high=None) for tensor in io.outputs)
-    contract = IO(io.inputs, outputs, io.dims, masks, io.stop, io.start, io.rules)
+    contract = IO(io.inputs, outputs, io.dims, masks, io.stop, io.start, io.rules, io.window)
     for tensor in (*io.inputs, *io.outputs):
         if tensor.dtype not in spec.ARRAYS:
             raise UsageError(

@@ -14,7 +14,7 @@ from attnport.cases.inputs import Array, Case, case, random_feeds
 from attnport.cases.sizes import LONGEST, largest
 from attnport.dims import Dim, TensorSpec
 from attnport.masks.encoding import numpy_dtype
-from attnport_bundle.decoding import stepped, steps_of
+from attnport_bundle.decoding import positions, stepped, steps_of
 from attnport_bundle.errors import FeedError
 from attnport_bundle.roles import Roles, roles_of
 
@@ -44,14 +44,17 @@ def of_all_tokens(io: IOContract) -> IOContract:
     if roles is None or isinstance(roles.ids.dims[1], str):
         return io
     seq = next(name for name in ("seq", "new_tokens", "seq_") if name not in {dim.name for dim in io.dims})
-    lengths: dict[str | int, str] = {f"{roles.past}+1": f"{roles.past}+{seq}", f"1+{roles.past}": f"{roles.past}+{seq}"}
+    pasts = [dim for dim in (roles.past, io.window and io.window.dim) if dim]
+    lengths: dict[str | int, str] = {sum_: f"{past}+{seq}" for past in pasts for sum_ in (f"{past}+1", f"1+{past}")}
+    by_token = (roles.ids, roles.mask, roles.positions, roles.kept and roles.kept.mask)
     followed = {output for _, output, axis in roles.caches if axis is not None}
 
     def longer(spec: TensorSpec) -> TensorSpec:
-        by_token = spec.dims == roles.ids.dims and spec in (roles.ids, roles.mask)
-        changed = spec in (roles.ids, roles.mask) or spec.name in followed
-        dims = (spec.dims[0], seq) if by_token else tuple(lengths.get(dim, dim) for dim in spec.dims)
-        return dataclasses.replace(spec, dims=dims) if changed else spec
+        if spec not in by_token and spec.name not in followed:
+            return spec
+        alone = spec in by_token and spec.dims == roles.ids.dims
+        dims = (spec.dims[0], seq) if alone else tuple(lengths.get(dim, dim) for dim in spec.dims)
+        return dataclasses.replace(spec, dims=dims)
 
     inputs, outputs = (tuple(map(longer, specs)) for specs in (io.inputs, io.outputs))
     dims = (*io.dims, Dim(seq, 1, 1, min(LONGEST, roles.longest_past + 1)))
@@ -86,7 +89,7 @@ def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
         name = f"decode, {length} tokens"
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         sizes = {dim.name: dim.at_least(_CONTEXT) for dim in io.dims} | {batch: dims[batch].at_least(2), seq: length}
-        sizes |= {roles.past: roles.start} if roles.past else {}
+        sizes |= {dim: roles.start for dim in (roles.past, io.window and io.window.dim) if dim}
         feeds = random_feeds(io, sizes, "right padding", rng)
         for spec, _, _ in roles.caches:
             feeds[spec.name] = np.zeros(spec.shape(sizes), numpy_dtype(spec.dtype))
@@ -96,4 +99,8 @@ def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
             if roles.whole and not roles.context and len(mask_BT) > 1 and length > PROMPT:
                 mask_BT[1, : roles.start + _LEFT] = 0
             feeds[roles.mask.name] = mask_BT
+        if roles.kept and roles.mask:
+            feeds[roles.kept.mask.name] = feeds[roles.mask.name].astype(roles.kept.mask.dtype)
+        if roles.positions and roles.mask:
+            feeds[roles.positions.name] = positions(feeds[roles.mask.name]).astype(roles.positions.dtype)
         yield case(io, name, GROUP, {spec.name: feeds[spec.name] for spec in io.inputs})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,14 +12,16 @@ from attnport.artifacts import IOContract
 from attnport.cases.decoding import decoder_roles
 from attnport.cases.inputs import Array, Case, case
 from attnport.dims import TensorSpec
-from attnport.errors import ArtifactError, UsageError, first_line
+from attnport.errors import ArtifactError, UsageError
 from attnport.masks.encoding import encode_mask, numpy_dtype
 from attnport.optional import require
+from attnport_bundle.decoding import positions
+from attnport_bundle.errors import BundleError
+from attnport_bundle.package_tokenizer import PackageTokenizer, told
 
 SENTENCES = "sentences "
 """How the name of a batch of them begins."""
 _TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-_PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 
 
 def reads_text(io: IOContract) -> bool:
@@ -28,13 +29,20 @@ def reads_text(io: IOContract) -> bool:
     names = {spec.name for spec in io.inputs}
     masks = {str(mask.input) for mask in io.padding_masks()}
     single = any(spec.name == "input_ids" and spec.dims[1:] == (1,) for spec in io.inputs)
-    return "input_ids" in names and not single and names <= {*_TEXT_INPUTS, *masks, *_empty_caches(io)}
+    filled = {*_TEXT_INPUTS, *masks, *_empty_caches(io), _positions(io)}
+    return "input_ids" in names and not single and names <= filled
 
 
 def _empty_caches(io: IOContract) -> dict[str, TensorSpec]:
     """The caches of a decoder that may be empty, and whose mask is of all tokens."""
     roles = decoder_roles(io)
     return {spec.name: spec for spec, _, _ in roles.caches} if roles and roles.whole and not roles.start else {}
+
+
+def _positions(io: IOContract) -> str | None:
+    """The input of a decoder's positions, where there is one."""
+    roles = decoder_roles(io)
+    return roles.positions.name if roles and roles.positions else None
 
 
 def read_sentences(path: Path) -> list[str]:
@@ -95,21 +103,14 @@ def _tokenise(
     sentences: Sequence[str], tokenizer_path: Path, longest: int
 ) -> tuple[list[tuple[list[int], list[int]]], int, bool]:
     """Token ids and type ids of each sentence, the id of padding, and whether it stands on the left."""
-    tokenizers = require("tokenizers")
-    with tokenizers_errors(tokenizer_path, "is no tokenizer"):
-        tokenizer: Any = tokenizers.Tokenizer.from_file(str(tokenizer_path))
-    known = [tokenizer.token_to_id(token) for token in _PAD_TOKENS]
-    padding = tokenizer.padding or {}
-    pad_id = padding.get("pad_id", next((token for token in known if token is not None), 0))
-    # The file's own settings (MiniLM's: pad and cut to 128) are not the model's limit.
-    tokenizer.no_padding()
+    require("tokenizers")
     with tokenizers_errors(tokenizer_path, "cannot tokenise these sentences"):
-        tokenizer.enable_truncation(longest)
-        rows = [(encoding.ids, encoding.type_ids) for encoding in tokenizer.encode_batch(list(sentences))]
+        tokenizer = PackageTokenizer(tokenizer_path, longest)
+        rows = [(list(row.ids), list(row.type_ids)) for row in tokenizer.encode_batch(sentences)]
     empty = next((index for index, row in enumerate(rows) if not row[0]), None)
     if empty is not None:
         raise UsageError(f"sentence {empty + 1} has no token: {sentences[empty][:60]!r}.")
-    return rows, int(pad_id), padding.get("direction") == "left"
+    return rows, tokenizer.pad_id, tokenizer.left
 
 
 @contextmanager
@@ -120,15 +121,11 @@ def tokenizers_errors(tokenizer_path: Path, what: str) -> Iterator[None]:
         ArtifactError: the package raised, because of the rules in the file.
     """
     try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    # The package raises Exception for a malformed file. If it cannot apply a rule, such as a regular expression that
-    # takes too many steps, it raises a panic, which does not derive from Exception.
-    except BaseException as err:
+        with told(tokenizer_path, what):
+            yield
+    except BundleError as err:
         raise ArtifactError(
-            f"{tokenizer_path} {what}: {first_line(err)}.",
-            hint="Its rules are at fault; take the tokenizer.json that came with the model.",
+            str(err), hint="Its rules are at fault; take the tokenizer.json that came with the model."
         ) from err
 
 
@@ -151,6 +148,8 @@ def _feeds(
             found[spec.name] = np.zeros(spec.shape(sizes), numpy_dtype(spec.dtype))
         elif spec.name in masks:
             found[spec.name] = encode_mask(masks[spec.name], spec.dtype, filled["attention_mask"] == 1)
+        elif spec.name == _positions(io):
+            found[spec.name] = positions(filled["attention_mask"]).astype(spec.dtype)
         else:
             found[spec.name] = filled[spec.name].astype(spec.dtype)
     return found

@@ -119,7 +119,7 @@ def generate_options(work: F) -> F:
 
 
 _CHECK_OPTIONS = (
-    click.argument("folder", type=FOLDER),
+    click.argument("folder", type=FOLDER, nargs=-1, required=True),
     click.option(
         "--runtime",
         "runtimes",
@@ -176,7 +176,7 @@ def check_options(work: F) -> F:
 
 
 _BENCH_OPTIONS = (
-    click.argument("folder", type=FOLDER, required=False),
+    click.argument("folder", type=FOLDER, nargs=-1),
     click.option(
         "--runtime",
         "runtimes",
@@ -272,7 +272,7 @@ class Percent(click.ParamType[float]):
 
 
 _TUNE_OPTIONS = (
-    click.argument("folder", type=FOLDER),
+    click.argument("folder", type=FOLDER, nargs=-1, required=True),
     click.option("--runtime", "runtimes", multiple=True, help="ort_cpu or openvino; default: both."),
     click.option("--text", type=FOLDER, help="Sentences, one in each line: to time, and to judge integers by."),
     click.option("--inputs", type=FOLDER, help="Instead, an .npz of many items, an array for each input."),

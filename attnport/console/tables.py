@@ -9,10 +9,12 @@ from attnport.console import cells
 from attnport.console.precision_tables import show_precision
 from attnport.console.runtime_tables import able, show_attention_forms, show_libraries
 from attnport.reporting import document as doc
+from attnport.reporting import machines
 from attnport.reporting.facts import count
 
 if TYPE_CHECKING:
     from attnport.artifacts import EngineRecord, Manifest
+    from attnport.machines import MachinesReport
     from attnport.verbs.doctor import DoctorReport
     from attnport.verbs.listing import Listing
 
@@ -46,6 +48,11 @@ def show_engine(record: EngineRecord) -> Iterator[doc.Block]:
 def show_listing(listing: Listing) -> Iterator[doc.Block]:
     """Names and descriptions."""
     yield doc.Table(listing.what, doc.words("name", "what it is"), doc.rows(listing.items.items()))
+
+
+def show_machines(report: MachinesReport) -> Iterator[doc.Block]:
+    """The tables of the page; why something failed is on stderr."""
+    yield from machines.blocks(report)
 
 
 def show_doctor(report: DoctorReport) -> Iterator[doc.Block]:

@@ -86,6 +86,16 @@ def require(source: Source, *, given: bool = False) -> None:
     )
 
 
+def passes(source: Source) -> str:
+    """What `VARIABLE` holds for another process to load a source that was required here.
+
+    It names the place, the factory and the content of the code, so that elsewhere other code under the same name is
+    refused.
+    """
+    code = code_of(source) if runs_code(source) and memory.held(source) is None else None
+    return "" if code is None else _name(code)
+
+
 def remember(code: Code) -> None:
     """Records that this user asked to run `code`."""
     kept = _records()

@@ -33,7 +33,7 @@ from attnport.sources.hf_tasks import auto_name, check_task, class_of
 from attnport.sources.hf_text import text_contract
 from attnport.sources.hf_tokenizer import TokenizerOf, read_tokenizer
 from attnport.sources.parsing import parse_dims
-from attnport.sources.sentence import Head, folder_of, read_head, read_lower, read_prompts
+from attnport.sources.sentence import Head, folder_of, read_head, read_limit, read_lower, read_prompts
 
 _NAMELESS = ("", "model", "models", "checkpoint", "snapshot")
 
@@ -79,7 +79,14 @@ def load_hf(
     module = TextModel(model, read.head).eval()
     contract = _contract(read, module, dims)
     spec = _spec(read, model, contract, module, lambda: TextModel(read.model(), read.head).eval(), dims)
-    return dataclasses.replace(spec, prompts=read_prompts(folder_of(place))) if whole else spec
+    if not whole:
+        return spec
+    folder = folder_of(place)
+    limit = read_limit(folder, read.tokenizer.longest) if read.head is not None else None
+    most = contract.dim("seq").max
+    return dataclasses.replace(
+        spec, prompts=read_prompts(folder), text_limit=limit if limit is not None and limit < most else None
+    )
 
 
 def model_of(place: str, choices: Choices) -> Any:

@@ -18,9 +18,12 @@ from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf_memory import ARGUMENTS, NoMemory, memory_of
 from attnport.sources.hf_modules import Kind, TextModel, accepted
 from attnport.sources.hf_rules import known_tokens, rules_of
-from attnport.sources.hf_steps import MEMORY, inputs_of, positions, remembering, takes_padding
+from attnport.sources.hf_steps import MEMORY, POSITIONS, inputs_of, positions, remembering, takes_padding
 from attnport.sources.hf_text import text_contract
 from attnport.sources.hf_tokenizer import TokenizerOf
+from attnport.sources.hf_windows import DIM as WINDOW
+from attnport.sources.hf_windows import MASK, Windows, two_masks, windows_of
+from attnport_bundle.contract import Window
 
 if TYPE_CHECKING:
     import torch
@@ -42,17 +45,26 @@ def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str,
 
     Args:
         tensors: `input_ids [batch,seq]`, `attention_mask [batch,past+seq]` unless padding moves the positions, and
-            `past_key_0 [batch,heads,past,D]`, ...
-        constants: `positions`, where a table has so many; `MEMORY`, where it is something else that is kept.
+            `past_key_0 [batch,heads,past,D]`, ... Where some layers have a window, their caches have `kept` in place of
+            `past`, and there is `window_mask [batch,kept+seq]`. Where all have one: `position_ids [batch,seq]`.
+        constants: `positions`, where a table has so many; `windows`, by layer, where there is a `window_mask`;
+            `MEMORY`, where it is something else that is kept.
     """
     if MEMORY in constants:
         return remembering(model, tensors, constants)
     ids_BS, mask_BT = tensors["input_ids"], tensors.get("attention_mask")
     pairs = pairs_of(tensors, KEY, VALUE)
+    masks = cast(Any, mask_BT)
+    layers: Sequence[bool] = constants.get("windows", (False,))
     given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted(model) else {}
-    given |= positions(model, mask_BT, pairs[0][0].shape[2], constants)
+    if POSITIONS in tensors:
+        given[POSITIONS] = tensors[POSITIONS]
+    else:
+        given |= positions(model, mask_BT, pairs[layers.index(False)][0].shape[2], constants)
     cache = keys_and_values(pairs)
-    out = model(input_ids=ids_BS, attention_mask=mask_BT, past_key_values=cache, use_cache=True, **given)
+    if MASK in tensors and mask_BT is not None:
+        masks = two_masks(model, layers, cache, ids_BS, mask_BT, tensors[MASK])
+    out = model(input_ids=ids_BS, attention_mask=masks, past_key_values=cache, use_cache=True, **given)
     return {"logits": out.logits[:, -1], **present(cache)}
 
 
@@ -108,21 +120,72 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
         outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
         return IOContract(tuple(inputs), outputs, dims, tuple(behind), stop, rules=rules, positions="absolute")
     masked = not _padding_matters(model, sizes)
-    limited = "position_ids" not in accepted(model) or not masked
+    limited = POSITIONS not in accepted(model) or not masked
+    windows = None
     if not limited:
         kind.constants["positions"] = most
+        windows = _windows(model, sizes, most)
     # A model that counts positions itself has to find one for every place of the largest cache and pass together.
     new, old = (max(1, most // 2),) * 2 if limited else (most, max(1, most - 1))
-    dims = narrow_dims((Dim("batch", 1, 1, 64), Dim("seq", 1, 1, new), Dim("past", 0, min(128, old), old)), declared)
+    named = [Dim("batch", 1, 1, 64), Dim("seq", 1, 1, new), Dim("past", 0, min(128, old), old)]
     inputs, behind = [ids], [dataclasses.replace(mask, alignment="lower_right") for mask in masks if not mask.input]
     if masked:
         inputs.append(TensorSpec("attention_mask", "int64", ("batch", "past+seq"), high=2))
         behind += [mask for mask in masks if mask.input]
-    for at, (key, value) in enumerate(sizes):
-        inputs.append(TensorSpec(KEY.format(at), "float32", ("batch", key[0], "past", key[1])))
-        inputs.append(TensorSpec(VALUE.format(at), "float32", ("batch", value[0], "past", value[1])))
+    lengths, window = ["past"] * len(sizes), None
+    if windows and windows.everywhere:
+        inputs.append(TensorSpec(POSITIONS, "int64", ("batch", "seq"), high=most))
+        window = Window("past", windows.places, POSITIONS)
+    elif windows:
+        kind.constants["windows"] = windows.layers
+        named.append(Dim(WINDOW, 0, min(128, windows.places), old))
+        lengths = [WINDOW if slides else "past" for slides in windows.layers]
+        inputs.append(TensorSpec(MASK, "int64", ("batch", f"{WINDOW}+seq"), high=2))
+        behind.append(MaskSpec(("padding",), MASK))
+        window = Window(WINDOW, windows.places)
+    dims = narrow_dims(tuple(named), declared)
+    for at, ((key, value), length) in enumerate(zip(sizes, lengths, strict=True)):
+        inputs.append(TensorSpec(KEY.format(at), "float32", ("batch", key[0], length, key[1])))
+        inputs.append(TensorSpec(VALUE.format(at), "float32", ("batch", value[0], length, value[1])))
     outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
-    return IOContract(tuple(inputs), outputs, dims, tuple(behind), stop, rules=rules, positions="absolute")
+    return IOContract(
+        tuple(inputs), outputs, dims, tuple(behind), stop, rules=rules, window=window, positions="absolute"
+    )
+
+
+def _windows(model: Any, sizes: Sequence[tuple[tuple[int, int], tuple[int, int]]], most: int) -> Windows | None:
+    """The windows of a model whose layers may keep the last places alone; None where all are to keep all.
+
+    A model may have made its masks or positions of what the first layer keeps, or take no masks that are made for it.
+    That is seen where a place that is padding is kept by no layer with a window.
+
+    Args:
+        most: The longest text.
+    """
+    import torch
+
+    windows = windows_of(model, len(sizes))
+    if windows is None or windows.places >= most - 1:
+        return None
+    ids_BS, mask_BT = torch.tensor([[0, 1]]), torch.tensor([[0, 1, 1, 1, 1]])
+    given = {"input_ids": ids_BS, "attention_mask": mask_BT}
+    draw = torch.Generator().manual_seed(0)
+    for at, pair in enumerate(sizes):
+        for name, (heads, width) in zip((KEY, VALUE), pair, strict=True):
+            given[name.format(at)] = torch.randn(1, heads, 3, width, generator=draw)
+    cut = {**given, MASK: mask_BT[:, 1:]}
+    if windows.everywhere:
+        cut = {**given, "attention_mask": mask_BT[:, 1:], POSITIONS: torch.tensor([[2, 3]])}
+    for at, slides in enumerate(windows.layers):
+        for name in (KEY.format(at), VALUE.format(at)):
+            cut[name] = given[name][:, :, 1:] if slides else given[name]
+    with torch.no_grad():
+        whole = cached(model, given, {})["logits"]
+        try:
+            found = cached(model, cut, {"windows": windows.layers})["logits"]
+        except Exception:  # transformers raises whatever it likes where masks are of another kind
+            return None
+    return windows if bool((found - whole).abs().max() <= 1e-3 * whole.std()) else None
 
 
 def _remembered(
@@ -136,7 +199,7 @@ def _remembered(
     except NoMemory as err:
         raise other(place, model, str(err)) from err
     kind.constants[MEMORY] = memory
-    if "position_ids" in accepted(model) and masked:
+    if POSITIONS in accepted(model) and masked:
         kind.constants["positions"] = longest
     return inputs_of(ids, memory, masks, longest, masked=masked)
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MEMORY = "memory"
 """The constant that says what a model keeps."""
+POSITIONS = "position_ids"
+"""Where the new tokens stand among the real ones."""
 _IDS, _MASK = "input_ids", "attention_mask"
 _NEAR = 1e-3
 """How far scores may be from those of one pass, in standard deviations of them: less than any fault makes."""
@@ -70,12 +72,12 @@ def _text_by_text(
 
 def positions(model: Any, mask_BT: torch.Tensor | None, past: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
     """The positions of new tokens, which count the real ones alone, for a model that takes them."""
-    if "position_ids" not in accepted(model) or mask_BT is None:
+    if POSITIONS not in accepted(model) or mask_BT is None:
         return {}
     positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
     if "positions" in constants:
         positions_BT = positions_BT.clamp(max=constants["positions"] - 1)
-    return {"position_ids": positions_BT[:, past:]}
+    return {POSITIONS: positions_BT[:, past:]}
 
 
 def inputs_of(

@@ -12,6 +12,8 @@ from attnport.optional import require
 from attnport.sources.hf_files import find, never_asking
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+_ENDLESS = 1 << 31
+"""transformers says 10**30 where it knows no limit."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,14 @@ class TokenizerOf:
         makes: The names of the inputs that it makes.
         known: Whether a tokenizer lies beside the weights; else `makes` is that of the class for the model's type.
         note: What a user should know of it, or "".
+        longest: The most tokens of a text that it makes unless it is told otherwise; None = as many as there are.
     """
 
     file: Path | str | None
     makes: tuple[str, ...]
     known: bool
     note: str = ""
+    longest: int | None = None
 
 
 def read_tokenizer(place: str, config: Any, *, lower: bool = False) -> TokenizerOf:
@@ -69,7 +73,8 @@ def read_tokenizer(place: str, config: Any, *, lower: bool = False) -> Tokenizer
         )
     if lower:
         _lower(backend)
-    return TokenizerOf(backend.to_str(pretty=True), names, known=True)
+    longest = int(tokenizer.model_max_length)
+    return TokenizerOf(backend.to_str(pretty=True), names, known=True, longest=longest if longest < _ENDLESS else None)
 
 
 def _usual_inputs(model_type: str) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from attnport.artifacts import Prompts
-from attnport.errors import SpecError, first_line
+from attnport.errors import IntegrityError, SpecError, first_line
 from attnport.sources.hf_files import WEIGHTS, check_link, find
 from attnport.sources.pooling import MODES, LayerNorm, Normalise, Pooling, Projection, Scores
+from attnport_bundle.decode import decode
 
 TOKENS, SENTENCE, SCORES = "token_embeddings", "sentence_embedding", "scores"
 _ALONE = "Export the transformer alone: hf: with a copy of the folder without modules.json."
@@ -154,10 +155,10 @@ def cross_activation(folder: Path, config: Any) -> nn.Module | None:
 
 
 def read_prompts(folder: Path) -> Prompts:
-    """The prompts of `config_sentence_transformers.json`: texts to put before a text, by their use.
+    """The prompts of `config_sentence_transformers.json`: texts to put before a text, by their use; "" is one too.
 
     Raises:
-        SpecError: the file has another format.
+        SpecError: the file has another format, or a prompt that no bundle can have.
     """
     values = _read(folder, _SETTINGS)
     named = values.get("prompts") or {}
@@ -169,7 +170,29 @@ def read_prompts(folder: Path) -> Prompts:
         or (default and default not in named)
     ):
         raise SpecError(f"{folder / _SETTINGS}: its prompts are no texts by name.")
-    return Prompts({name: text for name, text in named.items() if text}, default if named.get(default) else "")
+    try:
+        return decode(Prompts, {"named": named, "default": default}, "prompts")
+    except IntegrityError as err:
+        raise SpecError(f"{folder / _SETTINGS}: {err}") from err
+
+
+def read_limit(folder: Path, longest: int | None) -> int | None:
+    """The most tokens of a text in sentence-transformers: the folder's `max_seq_length`, else the tokenizer's limit.
+
+    Args:
+        longest: The tokenizer's `model_max_length`; None where nothing is known of it.
+
+    Raises:
+        SpecError: the file has another format.
+    """
+    said = _read(folder, _TRANSFORMER_SETTINGS).get("max_seq_length")
+    if said is None:
+        return longest
+    if type(said) is not int or said < 1:
+        raise SpecError(
+            f"{folder / _TRANSFORMER_SETTINGS}: got max_seq_length {said!r:.60}; expected a number above 0."
+        )
+    return said
 
 
 def read_lower(folder: Path) -> bool:

@@ -269,6 +269,7 @@ def _made(
             versions=versions(_PACKAGES),
             files={},
             prompts=spec.prompts,
+            text_limit=spec.text_limit,
         )
         return changing.finish(STAGE, digest)
 

@@ -12,14 +12,12 @@ from typing import Literal, TypeVar
 from attnport import optional
 from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityReport, Stage
 from attnport.dims import STRICT
-from attnport.errors import AttnportError, MissingDependency, ParityFailed
+from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed
 from attnport.folder.refusals import as_usage_error
 from attnport.folder.workspace import open_folder, open_if_there, read_report
 from attnport.reporting.recommendation import Recommendation
 from attnport.verbs._advice import advise
 
-# The precedence of exit codes: our bug, integrity, parity, fusion, availability, bad input.
-PRECEDENCE = (1, 6, 4, 5, 3, 2)
 BUNDLE = "bundle"
 STAGES = {
     "export": "tracing the module, and trying the graph at several sizes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from beside.models import MODELS
@@ -39,11 +40,11 @@ def write_page(result: Mapping[str, Any]) -> None:
     replace_section("compare", section(result))
 
 
-def replace_section(name: str, text: str) -> None:
-    """Puts the text between the marks of a section of docs/performance.md."""
+def replace_section(name: str, text: str, page: Path = PAGE) -> None:
+    """Puts the text between the marks of a section of a page, by default docs/performance.md."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
-    PAGE.write_text(f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+    head, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    page.write_text(f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 def section(result: Mapping[str, Any]) -> str:

@@ -39,16 +39,21 @@ Tensor joined_along(const Tensor& first, const Tensor& second, std::size_t axis)
 }
 
 Tensor resized_along(const Tensor& tensor, std::size_t axis, std::int64_t places) {
+    return cut_along(tensor, axis, 0, std::min(tensor.shape()[axis], places), places);
+}
+
+Tensor cut_along(const Tensor& tensor, std::size_t axis, std::int64_t begin, std::int64_t count, std::int64_t places) {
     Shape shape = tensor.shape();
-    const std::size_t count = product(shape, 0, axis);
+    const std::size_t rows = product(shape, 0, axis);
     const std::size_t place = product(shape, axis + 1, shape.size()) * size_bytes(tensor.dtype());
     const std::size_t had = static_cast<std::size_t>(shape[axis]) * place;
     const std::size_t has = static_cast<std::size_t>(places) * place;
+    const std::size_t copied = static_cast<std::size_t>(count) * place;
     shape[axis] = places;
-    std::shared_ptr<std::byte> memory = allocate(count * has);
-    const auto* const from = static_cast<const std::byte*>(tensor.data());
-    for (std::size_t at = 0; at < count && std::min(had, has) != 0; ++at) {
-        std::memcpy(memory.get() + at * has, from + at * had, std::min(had, has));
+    std::shared_ptr<std::byte> memory = allocate(rows * has);
+    const auto* const from = static_cast<const std::byte*>(tensor.data()) + static_cast<std::size_t>(begin) * place;
+    for (std::size_t at = 0; at < rows && copied != 0; ++at) {
+        std::memcpy(memory.get() + at * has, from + at * had, copied);
     }
     return {tensor.name(), tensor.dtype(), std::move(shape), std::move(memory)};
 }

@@ -1,17 +1,15 @@
 #include "batches.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
-#include <memory>
 #include <numeric>
 #include <optional>
 #include <utility>
 
 #include <attnport/error.hpp>
 
+#include "blocks.hpp"
 #include "contract.hpp"
-#include "memory.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
@@ -30,11 +28,18 @@ const Dim* named(const IO& io, const Axis& axis) {
     return found == io.dims.end() ? nullptr : &*found;
 }
 
-/// The input that says how many items there are, and the padding mask that it carries, if the model has one.
+/// The input that says how many items there are, and the padding masks, the first of which it carries.
 struct Counted {
     const TensorSpec& spec;
-    const Mask* mask;
+    std::vector<const Mask*> masks;
 };
+
+const TensorSpec& input_of(const IO& io, const std::string& name) {
+    const auto at = std::find_if(io.inputs.begin(), io.inputs.end(),
+                                 [&](const TensorSpec& spec) { return spec.name == name; });
+    if (at == io.inputs.end()) throw Error("the contract has no input " + reader::quoted(name) + ".");
+    return *at;
+}
 
 Counted counted(const IO& io) {
     std::vector<const Mask*> masks;
@@ -43,16 +48,19 @@ Counted counted(const IO& io) {
     }
     if (masks.empty()) {
         const TensorSpec& first = io.inputs.front();
-        if (!first.dims.empty() && named(io, first.dims[0]) != nullptr) return {first, nullptr};
+        if (!first.dims.empty() && named(io, first.dims[0]) != nullptr) return {first, {}};
         throw FeedError(first.text() + ": its first dim is no number of items; run one batch at a time.");
     }
-    const auto at = std::find_if(io.inputs.begin(), io.inputs.end(),
-                                 [&](const TensorSpec& spec) { return spec.name == masks[0]->input; });
-    const bool simple = at != io.inputs.end() && masks.size() == 1 && masks[0]->carries == "mask" &&
-                        (masks[0]->polarity == "keep" || masks[0]->polarity == "hide") && at->dims.size() == 2 &&
-                        named(io, at->dims[0]) != nullptr && named(io, at->dims[1]) != nullptr;
-    if (!simple) throw FeedError("the model has no single padding mask [batch, seq]; run one batch at a time.");
-    return {*at, masks[0]};
+    const TensorSpec& first = input_of(io, *masks[0]->input);
+    const bool simple = std::all_of(masks.begin(), masks.end(), [&](const Mask* mask) {
+        return mask->carries == "mask" && (mask->polarity == "keep" || mask->polarity == "hide") &&
+               input_of(io, *mask->input).dims == first.dims;
+    });
+    if (!simple || first.dims.size() != 2 || named(io, first.dims[0]) == nullptr ||
+        named(io, first.dims[1]) == nullptr) {
+        throw FeedError("the model's padding masks are not [batch, seq]; run one batch at a time.");
+    }
+    return {first, masks};
 }
 
 bool is_first(const TensorSpec& spec, const Axis& item) { return !spec.dims.empty() && spec.dims[0] == item; }
@@ -102,51 +110,6 @@ bool differ(const std::vector<std::pair<std::string, std::int64_t>>& sizes) {
 /// Without the first axis: the shape of one item.
 Shape rest(const Shape& shape) { return {shape.begin() + 1, shape.end()}; }
 
-/// Copies what two arrays both have room for, at the origin of both.
-class Block {
-public:
-    Block(std::size_t width, Shape from, Shape into) : width_(width), from_(std::move(from)), into_(std::move(into)) {}
-
-    void copy(const std::byte* source, std::byte* target) const { copy(source, target, 0); }
-
-    [[nodiscard]] std::size_t from_bytes() const { return elements(from_) * width_; }
-    [[nodiscard]] std::size_t into_bytes() const { return elements(into_) * width_; }
-
-private:
-    void copy(const std::byte* source, std::byte* target, std::size_t axis) const {
-        const auto at = static_cast<std::ptrdiff_t>(axis);
-        if (std::equal(from_.begin() + at, from_.end(), into_.begin() + at)) {
-            const std::size_t bytes = elements({from_.begin() + at, from_.end()}) * width_;
-            if (bytes != 0) std::memcpy(target, source, bytes);
-            return;
-        }
-        const std::size_t source_step = elements({from_.begin() + at + 1, from_.end()}) * width_;
-        const std::size_t target_step = elements({into_.begin() + at + 1, into_.end()}) * width_;
-        const auto count = static_cast<std::size_t>(std::min(from_[axis], into_[axis]));
-        for (std::size_t index = 0; index < count; ++index) {
-            copy(source + index * source_step, target + index * target_step, axis + 1);
-        }
-    }
-
-    std::size_t width_;
-    Shape from_;
-    Shape into_;
-};
-
-/// A tensor that is being filled.
-struct Filled {
-    std::string name;
-    DType dtype;
-    Shape shape;
-    std::shared_ptr<std::byte> memory;
-
-    Filled(std::string called, DType type, Shape sizes)
-        : name(std::move(called)), dtype(type), shape(std::move(sizes)),
-          memory(allocate(elements(shape) * size_bytes(dtype))) {}
-
-    [[nodiscard]] Tensor tensor() const { return {name, dtype, shape, memory}; }
-};
-
 /// Whether an element is not zero; -0.0 is.
 bool is_set(const std::byte* element, DType dtype) {
     const std::size_t width = size_bytes(dtype);
@@ -164,7 +127,7 @@ public:
     /// Throws FeedError: inputs have different numbers of items or places, or there is no item.
     Items(const IO& io, std::vector<const Input*> inputs, const Counted& by)
         : io_(io), inputs_(std::move(inputs)), item_(by.spec.dims[0]),
-          place_(by.mask == nullptr ? nullptr : named(io, by.spec.dims[1])) {
+          place_(by.masks.empty() ? nullptr : named(io, by.spec.dims[1])) {
         for (const Input* input : inputs_) require_memory(*input);
         std::vector<std::pair<std::string, std::int64_t>> widths;
         std::vector<std::pair<std::string, std::int64_t>> counts;
@@ -188,10 +151,13 @@ public:
         lengths_.assign(static_cast<std::size_t>(counts[0].second), 1);
         if (place_ == nullptr) return;
         width_ = widths[0].second;
-        const auto carrier = static_cast<std::size_t>(&by.spec - io.inputs.data());
-        for (std::size_t at = 0; at < lengths_.size(); ++at) {
-            lengths_[at] = at_least(real_length(*inputs_[carrier], by.mask->polarity == "keep", at));
+        if (width_ == 0) return;  // the model says itself what is wrong
+        for (const Mask* mask : by.masks) {
+            const auto at = static_cast<std::size_t>(&input_of(io, *mask->input) - io.inputs.data());
+            masks_.emplace_back(inputs_[at], mask->polarity == "keep");
         }
+        left_ = is_left();
+        for (std::size_t at = 0; at < lengths_.size(); ++at) lengths_[at] = at_least(real_length(at));
     }
 
     [[nodiscard]] const std::vector<std::int64_t>& lengths() const noexcept { return lengths_; }
@@ -218,13 +184,15 @@ public:
                 shape[0] = static_cast<std::int64_t>(batch.size());
                 const Filled filled(spec.name, input.dtype(), shape);
                 const Block row(width, rest(input.shape()), rest(shape));
+                const std::byte* const from = data + skipped(spec, 1, input.shape(), shape) * width;
                 for (std::size_t at = 0; at < batch.size(); ++at) {
-                    row.copy(data + batch[at] * row.from_bytes(), filled.memory.get() + at * row.into_bytes());
+                    row.copy(from + batch[at] * row.from_bytes(), filled.memory.get() + at * row.into_bytes());
                 }
                 found.push_back(filled.tensor());
             } else {
                 const Filled filled(spec.name, input.dtype(), shape);
-                Block(width, input.shape(), shape).copy(data, filled.memory.get());
+                Block(width, input.shape(), shape)
+                    .copy(data + skipped(spec, 0, input.shape(), shape) * width, filled.memory.get());
                 found.push_back(filled.tensor());
             }
         }
@@ -261,10 +229,13 @@ public:
         for (std::size_t index = 0; index < outputs.size(); ++index) {
             if (!is_asked(index, only)) continue;
             const Tensor& output = outputs[index];
-            const Block row(size_bytes(output.dtype()), rest(output.shape()), rest(into->shape));
+            const std::size_t width = size_bytes(output.dtype());
+            const Block row(width, rest(output.shape()), rest(into->shape));
             const auto* const data = static_cast<const std::byte*>(output.data());
+            std::byte* const first =
+                into->memory.get() + skipped(io_.outputs[index], 1, into->shape, output.shape()) * width;
             for (std::size_t at = 0; at < batch.size(); ++at) {
-                row.copy(data + at * row.from_bytes(), into->memory.get() + batch[at] * row.into_bytes());
+                row.copy(data + at * row.from_bytes(), first + batch[at] * row.into_bytes());
             }
             ++into;
         }
@@ -277,13 +248,46 @@ private:
         return only.empty() || only == io_.outputs[output].name;
     }
 
-    /// The places up to an item's last real token, at least one.
-    [[nodiscard]] std::int64_t real_length(const Input& mask, bool keep, std::size_t item) const {
-        const std::size_t width = size_bytes(mask.dtype());
-        const auto* const all = static_cast<const std::byte*>(mask.data());
-        const std::byte* const row = all + item * static_cast<std::size_t>(width_) * width;
+    /// The elements of an array with all places that stand before the first of those in one with fewer.
+    [[nodiscard]] std::size_t skipped(const TensorSpec& spec, std::size_t first_axis, const Shape& all,
+                                      const Shape& fewer) const {
+        if (!left_) return 0;
+        std::size_t found = 0;
+        for (std::size_t axis = first_axis; axis < all.size(); ++axis) {
+            const Shape behind{all.begin() + static_cast<std::ptrdiff_t>(axis) + 1, all.end()};
+            if (is_place(spec.dims[axis])) found += static_cast<std::size_t>(all[axis] - fewer[axis]) * elements(behind);
+        }
+        return found;
+    }
+
+    /// Whether one of the masks says that a place of an item is no padding.
+    [[nodiscard]] bool is_real(std::size_t item, std::int64_t place) const {
+        const std::size_t at = item * static_cast<std::size_t>(width_) + static_cast<std::size_t>(place);
+        return std::any_of(masks_.begin(), masks_.end(), [at](const auto& mask) {
+            const auto& [input, keep] = mask;
+            const auto* const all = static_cast<const std::byte*>(input->data());
+            return is_set(all + at * size_bytes(input->dtype()), input->dtype()) == keep;
+        });
+    }
+
+    /// Whether padding stands before the items: each that has a real token has one at its last place, and not each at
+    /// its first.
+    [[nodiscard]] bool is_left() const {
+        bool padded = false;
+        for (std::size_t item = 0; item < lengths_.size(); ++item) {
+            std::int64_t first = 0;
+            while (first < width_ && !is_real(item, first)) ++first;
+            if (first == width_) continue;
+            if (!is_real(item, width_ - 1)) return false;
+            padded = padded || first != 0;
+        }
+        return padded;
+    }
+
+    /// The places of an item without its padding, at least one.
+    [[nodiscard]] std::int64_t real_length(std::size_t item) const {
         for (std::int64_t length = width_; length > 1; --length) {
-            if (is_set(row + static_cast<std::size_t>(length - 1) * width, mask.dtype()) == keep) return length;
+            if (is_real(item, left_ ? width_ - length : length - 1)) return length;
         }
         return 1;
     }
@@ -293,6 +297,8 @@ private:
     Axis item_;
     const Dim* place_;        ///< null in a model without a padding mask
     std::int64_t width_ = 0;  ///< the places that inputs come with
+    bool left_ = false;       ///< padding stands before the items
+    std::vector<std::pair<const Input*, bool>> masks_;  ///< each with whether it keeps what is not zero
     std::vector<std::int64_t> lengths_;
 };
 

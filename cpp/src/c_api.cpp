@@ -2,7 +2,9 @@
 #include <attnport/attnport.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -101,8 +103,9 @@ std::string text(const char* given) { return given == nullptr ? "" : given; }
 /// The options of a caller of any version: a later version adds members behind those of the one before, and what an
 /// older caller does not have is zero.
 attnport_options members_of(const attnport_options& given) {
-    constexpr std::size_t first_version = offsetof(attnport_options, providers);
-    if (given.struct_bytes != sizeof(attnport_options) && given.struct_bytes != first_version) {
+    constexpr std::array<std::size_t, 3> versions = {offsetof(attnport_options, providers),
+                                                     offsetof(attnport_options, tokenize), sizeof(attnport_options)};
+    if (std::find(versions.begin(), versions.end(), given.struct_bytes) == versions.end()) {
         throw Error("attnport_options: got struct_bytes " + std::to_string(given.struct_bytes) + "; expected " +
                     std::to_string(sizeof(attnport_options)) + ", as in version " +
                     std::to_string(ATTNPORT_ABI_VERSION) + " of the interface.");
@@ -129,6 +132,19 @@ attnport::Options options_of(const attnport_options* options) {
     for (auto at = given.plugins; at != nullptr && at->name != nullptr; ++at) {
         require(at->library, "the library of a plug-in");
         found.plugins.emplace_back(at->name, at->library);
+    }
+    if (given.tokenize != nullptr) {
+        found.tokenize = [make = given.tokenize, user = given.tokenize_user](const std::string& text,
+                                                                             std::int64_t longest) {
+            std::vector<std::int64_t> ids(static_cast<std::size_t>(longest));
+            const std::int64_t count = make(user, text.c_str(), ids.data(), longest);
+            if (count < 0 || count > longest) {
+                throw Error("attnport_options: tokenize gave " + std::to_string(count) + "; expected 0 to " +
+                            std::to_string(longest) + " ids.");
+            }
+            ids.resize(static_cast<std::size_t>(count));
+            return ids;
+        };
     }
     if (found.require_signature && found.require_signature->empty()) {
         throw Error("attnport_options: got an empty public_key; expected the name of a file, or NULL.");
@@ -247,6 +263,11 @@ attnport_status attnport_map(attnport_model* model, const attnport_tensor* input
 
 attnport_status attnport_embed(attnport_model* model, const char* const* texts, size_t count, int64_t tokens,
                                int64_t max_memory, attnport_outputs** outputs) {
+    return attnport_embed_prompted(model, nullptr, texts, count, tokens, max_memory, outputs);
+}
+
+attnport_status attnport_embed_prompted(attnport_model* model, const char* prompt, const char* const* texts,
+                                        size_t count, int64_t tokens, int64_t max_memory, attnport_outputs** outputs) {
     return giving(outputs, [&] {
         require(model, "model");
         if (count != 0) require(texts, "texts");
@@ -255,7 +276,9 @@ attnport_status attnport_embed(attnport_model* model, const char* const* texts, 
             require(texts[at], "a text");
             given.emplace_back(texts[at]);
         }
-        return std::vector<attnport::Tensor>{model->model.embed(given, map_options_of(tokens, max_memory))};
+        attnport::MapOptions options = map_options_of(tokens, max_memory);
+        if (prompt != nullptr) options.prompt = prompt;
+        return std::vector<attnport::Tensor>{model->model.embed(given, options)};
     });
 }
 

@@ -201,10 +201,29 @@ Rules rules_of(const Located& at) {
     return rules;
 }
 
+Window window_of(const Located& at) {
+    at.keys({"dim", "places", "positions"});
+    Window window{at["dim"].text(), at["places"].integer(), at["positions"].optional(&Located::text)};
+    if (window.places < 1) {
+        at.fail("window of " + quoted(window.dim) + ": got " + to_string(window.places) + " places; expected 1 or more");
+    }
+    return window;
+}
+
+/// Refuses a window of a dim or an input that is not there.
+void check_window(const Located& at, const Window& window, const Names& dims, const ByName& inputs) {
+    if (dims.count(window.dim) == 0) at.fail("a window is of " + quoted(window.dim) + ", which is no dim");
+    if (!window.positions) return;
+    const auto found = inputs.find(*window.positions);
+    if (found == inputs.end() || !found->second->high) {
+        at.fail("a window has its positions from " + quoted(*window.positions) + ", which is no input with a high");
+    }
+}
+
 }  // namespace
 
 IO io_of(const Located& at) {
-    at.keys({"inputs", "outputs", "dims", "masks"}, {"stop", "start", "rules"});  // which earlier bundles do not have
+    at.keys({"inputs", "outputs", "dims", "masks"}, {"stop", "start", "rules", "window"});  // which earlier bundles do not have
     const auto tokens = [&at](const char* key) {
         std::vector<std::int64_t> found;
         if (at.has(key)) found = at[key].list(&Located::integer);
@@ -215,7 +234,8 @@ IO io_of(const Located& at) {
     };
     IO io{at["inputs"].list(tensor_of), at["outputs"].list(tensor_of), at["dims"].list(dim_of),
           at["masks"].list(mask_of), tokens("stop"), tokens("start"),
-          at.has("rules") ? at["rules"].optional(rules_of).value_or(Rules{}) : Rules{}};
+          at.has("rules") ? at["rules"].optional(rules_of).value_or(Rules{}) : Rules{},
+          at.has("window") ? at["window"].optional(window_of) : std::nullopt};
     static_cast<void>(distinct(at, names_of(io.inputs)));
     static_cast<void>(distinct(at, names_of(io.outputs)));
     const Names dims = distinct(at, names_of(io.dims));
@@ -238,6 +258,7 @@ IO io_of(const Located& at) {
             at.fail(quoted_or_none(mask.input) + " counts " + quoted(*mask.keys) + ", which is no dim");
         }
     }
+    if (io.window) check_window(at, *io.window, dims, inputs);
     if (io.inputs.empty() || io.outputs.empty()) at.fail("a model has at least one input and one output");
     return io;
 }

@@ -76,6 +76,7 @@ Decoding::Decoding(Run run, const IO& io, const Roles& roles, MakeSteps make_ste
 
 void Decoding::begin(std::size_t batch) {
     keep_.assign(batch, std::vector<bool>(static_cast<std::size_t>(roles_.start), false));
+    kept_ = roles_.start;
     for (const Cached& cache : roles_.caches) {
         Shape shape;
         for (const Axis& axis : cache.spec->dims) shape.push_back(first_size(io_, axis, roles_.ids->dims[0], batch));
@@ -87,6 +88,7 @@ void Decoding::begin(std::size_t batch) {
 Logits Decoding::push(const std::vector<std::vector<std::int64_t>>& ids, const std::vector<std::vector<bool>>& keep) {
     const std::size_t batch = ids.size();
     if (keep_.empty()) begin(batch);
+    drop();
     std::vector<std::vector<bool>> whole = keep_;
     std::vector<std::int64_t> tokens;
     for (std::size_t text = 0; text < batch; ++text) {
@@ -94,17 +96,60 @@ Logits Decoding::push(const std::vector<std::vector<std::int64_t>>& ids, const s
         tokens.insert(tokens.end(), ids[text].begin(), ids[text].end());
     }
     std::vector<Tensor> given{tensor_of(*roles_.ids, shape_of(keep), tokens)};
-    if (roles_.mask != nullptr) {
+    if (roles_.mask != nullptr && !(roles_.kept && roles_.kept->mask == roles_.mask)) {
         const auto& all = roles_.grows ? whole : keep;
         const auto& real = roles_.whole ? all : keep_;
         given.push_back(tensor_of(*roles_.mask, shape_of(real), numbers(real)));
     }
+    const std::size_t added = ids[0].size();
+    add_last(whole, added, given);
     Inputs inputs(given.begin(), given.end());
     inputs.insert(inputs.end(), context_.begin(), context_.end());
-    Steps* const kept = ids[0].size() == 1 && !keep_[0].empty() ? steps() : nullptr;
+    Steps* const kept = added == 1 && !keep_[0].empty() ? steps() : nullptr;
     const Outputs outputs = kept != nullptr ? kept->run(std::move(inputs)) : passed(std::move(inputs));
     keep_ = std::move(whole);
+    kept_ += static_cast<std::int64_t>(added);
     return last(outputs, batch);
+}
+
+void Decoding::add_last(const std::vector<std::vector<bool>>& whole, std::size_t added,
+                        std::vector<Tensor>& given) const {
+    if (roles_.kept) {
+        const auto seen = static_cast<std::ptrdiff_t>(kept_) + static_cast<std::ptrdiff_t>(added);
+        std::vector<std::vector<bool>> near;
+        near.reserve(whole.size());
+        for (const auto& row : whole) near.emplace_back(row.end() - seen, row.end());
+        given.push_back(tensor_of(*roles_.kept->mask, shape_of(near), numbers(near)));
+    }
+    if (roles_.positions == nullptr) return;
+    std::vector<std::int64_t> positions;
+    for (const auto& row : whole) {
+        auto real = static_cast<std::int64_t>(std::count(row.begin(), row.end() - static_cast<std::ptrdiff_t>(added), true));
+        for (std::size_t at = row.size() - added; at < row.size(); ++at) {
+            real += row[at] ? 1 : 0;
+            positions.push_back(std::max<std::int64_t>(real - 1, 0));
+        }
+    }
+    const Shape shape{static_cast<std::int64_t>(whole.size()), static_cast<std::int64_t>(added)};
+    given.push_back(tensor_of(*roles_.positions, shape, positions));
+}
+
+void Decoding::drop() {
+    if (!roles_.kept) return;
+    const std::int64_t places = roles_.kept->places;
+    // Where nothing else copies a cache, its places are moved once in many steps.
+    const std::int64_t spare = steps_ == nullptr ? 1 : std::min(more_places(places), roles_.kept->most - places);
+    const std::int64_t count = kept_ - places;
+    if (count < std::max<std::int64_t>(1, spare)) return;
+    kept_ = places;
+    if (steps_ != nullptr) {
+        steps_->drop(count);
+        return;
+    }
+    for (std::size_t at = 0; at < caches_.size(); ++at) {
+        const Cached& cache = roles_.caches[at];
+        if (roles_.holds_last(cache)) caches_[at] = cut_along(caches_[at], *cache.axis, count, places, places);
+    }
 }
 
 Steps* Decoding::steps() {

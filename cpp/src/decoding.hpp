@@ -49,6 +49,10 @@ private:
     void begin(std::size_t batch);
     void repeat_context(const std::vector<std::size_t>& texts);
     void follow(const Outputs& outputs);
+    /// Lets places go that no new token sees, of the caches that hold the last ones alone.
+    void drop();
+    /// The mask of these caches, and the new tokens' positions, where the model takes them.
+    void add_last(const std::vector<std::vector<bool>>& whole, std::size_t added, std::vector<Tensor>& given) const;
     [[nodiscard]] Outputs passed(Inputs inputs);
     /// What runs single tokens, made with the first of them; null where none does.
     [[nodiscard]] Steps* steps();
@@ -62,7 +66,8 @@ private:
     Inputs context_;
     std::vector<Tensor> repeated_;  ///< what `context_` views where it is no longer as it was given
     std::vector<Tensor> caches_;    ///< until there are `steps_`
-    std::vector<std::vector<bool>> keep_;  ///< by text, of every place of the cache
+    std::vector<std::vector<bool>> keep_;  ///< by text, of every place before the new tokens
+    std::int64_t kept_ = 0;                ///< the places of the caches that hold the last ones alone
 };
 
 }  // namespace attnport::reader

@@ -216,7 +216,7 @@ Shape mask_shape(const TensorSpec& spec, std::int64_t batch, std::int64_t size) 
 }
 
 Tensor padding_mask(const Mask& mask, const TensorSpec& spec, const std::vector<std::int64_t>& lengths,
-                    std::int64_t size) {
+                    std::int64_t size, bool left) {
     if (mask.carries == "lengths") return lengths_tensor(spec, lengths);
     std::vector<std::string> others;
     std::copy_if(mask.kinds.begin(), mask.kinds.end(), std::back_inserter(others),
@@ -240,7 +240,7 @@ Tensor padding_mask(const Mask& mask, const TensorSpec& spec, const std::vector<
         const std::int64_t length = lengths[row / (rows / lengths.size())];
         for (std::int64_t key = 0; key < size; ++key) {
             const auto at = row * static_cast<std::size_t>(size) + static_cast<std::size_t>(key);
-            put(memory.get(), at, width, key < length ? kept : hidden);
+            put(memory.get(), at, width, (left ? size - 1 - key : key) < length ? kept : hidden);
         }
     }
     return {spec.name, spec.dtype, std::move(shape), std::move(memory)};
@@ -317,7 +317,7 @@ void put(std::vector<Tensor>& tensors, Tensor tensor) {
 }
 
 std::vector<Tensor> padding_masks(const IO& io, const std::vector<std::int64_t>& lengths,
-                                  std::optional<std::int64_t> size) {
+                                  std::optional<std::int64_t> size, bool left) {
     std::vector<const Mask*> masks;
     for (const auto& mask : io.masks) {
         if (mask.input && mask.has("padding")) masks.push_back(&mask);
@@ -337,7 +337,7 @@ std::vector<Tensor> padding_masks(const IO& io, const std::vector<std::int64_t>&
         const auto spec = std::find_if(io.inputs.begin(), io.inputs.end(),
                                        [&](const TensorSpec& input) { return input.name == *mask->input; });
         if (spec == io.inputs.end()) throw Error("the contract has no input " + reader::quoted(*mask->input) + ".");
-        put(found, padding_mask(*mask, *spec, lengths, wide));  // of two masks in one input the last one counts
+        put(found, padding_mask(*mask, *spec, lengths, wide, left));  // of two masks in one input the last one counts
     }
     return found;
 }

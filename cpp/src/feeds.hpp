@@ -35,8 +35,8 @@ void check_output(const IO& io, const std::vector<const Input*>& inputs, std::si
 /// Adds a tensor; one of that name that is there already gives its place to it.
 void put(std::vector<Tensor>& tensors, Tensor tensor);
 
-/// Every input that says what is padding; see Model::masks.
+/// Every input that says what is padding; see Model::masks. `left`: it stands before an item, and not behind it.
 [[nodiscard]] std::vector<Tensor> padding_masks(const IO& io, const std::vector<std::int64_t>& lengths,
-                                                std::optional<std::int64_t> size);
+                                                std::optional<std::int64_t> size, bool left = false);
 
 }  // namespace attnport::reader

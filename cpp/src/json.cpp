@@ -181,10 +181,16 @@ double Located::number() const {
 
 std::string Located::text() const {
     if (!value_->is_string()) expected("text");
-    const auto& found = value_->get_ref<const std::string&>();
-    if (!is_printable(found) || letters(found) > max_text) {
+    if (!is_printable(value_->get_ref<const std::string&>())) {
         expected("printable text of at most " + std::to_string(max_text) + " characters");
     }
+    return any_text();
+}
+
+std::string Located::any_text() const {
+    if (!value_->is_string()) expected("text");
+    const auto& found = value_->get_ref<const std::string&>();
+    if (letters(found) > max_text) expected("text of at most " + std::to_string(max_text) + " characters");
     return found;
 }
 

@@ -55,6 +55,8 @@ public:
     [[nodiscard]] double number() const;
     /// Printable text of at most 1000 characters: it reaches a terminal in messages.
     [[nodiscard]] std::string text() const;
+    /// Text of at most 1000 characters that no message shows as it is.
+    [[nodiscard]] std::string any_text() const;
     [[nodiscard]] std::string one_of(std::initializer_list<std::string_view> allowed) const;
 
     /// What `read` makes of the value, a function or a member of this class; none for null.

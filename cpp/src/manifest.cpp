@@ -246,6 +246,21 @@ void check_bounds(const Located& at, const Manifest& manifest) {
     if (next != found.end()) refuse(*next);
 }
 
+Prompts prompts_of(const Located& at) {
+    at.keys({"named", "default"});
+    Prompts found{at["named"].map(&Located::any_text), at["default"].text()};
+    if (!found.default_name.empty() && found.named.count(found.default_name) == 0) {
+        at.fail("got default " + quoted(found.default_name) + ", which no prompt is named");
+    }
+    return found;
+}
+
+std::int64_t limit_of(const Located& at) {
+    const std::int64_t found = at.integer();
+    if (found < 1) at.expected("1 or more");
+    return found;
+}
+
 /// Where the model is from is checked and not kept.
 void check_provenance(const Located& at) {
     at.keys({"source", "inputs", "code_sha256", "weights_sha256", "opset", "commands", "versions"});
@@ -286,6 +301,21 @@ void check_whole(const Located& at, const Manifest& manifest) {
 
 }  // namespace
 
+std::string Prompts::chosen(const std::optional<std::string>& name) const {
+    const std::string& wanted = name ? *name : default_name;
+    const auto found = named.find(wanted);
+    if (found != named.end()) return found->second;
+    // As in sentence-transformers, every model takes these two.
+    if (wanted.empty() || wanted == "query" || wanted == "document") return "";
+    std::vector<std::string> known;
+    for (const auto& [one, text] : named) known.push_back(quoted(one));
+    for (const char* one : {"query", "document"}) {
+        if (named.count(one) == 0) known.push_back(quoted(one));
+    }
+    throw FeedError("prompt: got " + quoted(cut(wanted)) + "; expected the name of one: " + joined(known) +
+                    ". Put a prompt of your own before the texts.");
+}
+
 Manifest from_bytes(std::string_view data, const std::string& where) {
     const Json value = parse(data, where);
     const Located at(value, where);
@@ -298,7 +328,8 @@ Manifest from_bytes(std::string_view data, const std::string& where) {
                     to_string(earliest_version) + " to " + to_string(format_version) + ".");
     }
     at.keys({"format", "version", "name", "unverified", "io", "order", "forms", "goldens", "tokenizer", "provenance",
-             "files"});
+             "files"},
+            {"prompts", "text_limit"});
     at["goldens"].keys({"file", "bounds"});
     Manifest manifest;
     manifest.name = at["name"].text();
@@ -310,6 +341,8 @@ Manifest from_bytes(std::string_view data, const std::string& where) {
     manifest.tokenizer = at["tokenizer"].optional(&Located::text);
     check_provenance(at["provenance"]);
     manifest.files = at["files"].map(bundled_file_of);
+    if (at.has("prompts")) manifest.prompts = prompts_of(at["prompts"]);
+    if (at.has("text_limit")) manifest.text_limit = at["text_limit"].optional(limit_of);
     check_whole(at, manifest);
     manifest.digest = sha256_hex(data);
     return manifest;

@@ -78,6 +78,15 @@ struct GoldenRecord {
     std::vector<Bound> bounds;
 };
 
+/// What a model expects before a text, by the text's use.
+struct Prompts {
+    std::map<std::string, std::string> named;
+    std::string default_name;  ///< of the one before every text for which no other was chosen; "" = none
+
+    /// The prompt of a name: none = the default one, "" = no prompt. Throws FeedError: there is no such prompt.
+    [[nodiscard]] std::string chosen(const std::optional<std::string>& name) const;
+};
+
 /// The whole of `bundle.json`, but provenance and fusion, which are checked while reading and not kept.
 struct Manifest {
     std::string name;
@@ -88,6 +97,8 @@ struct Manifest {
     GoldenRecord goldens;
     std::optional<std::string> tokenizer;
     std::map<std::string, File> files;
+    Prompts prompts;
+    std::optional<std::int64_t> text_limit;  ///< the most tokens of a text for an embedder
     std::string digest;  ///< the SHA-256 (hex) of the bytes it was read from
 
     /// The form of that name, which `order` has.

@@ -145,6 +145,7 @@ struct Model::Open {
     std::vector<std::string> passed_over;
     std::mutex lock;  ///< of what follows
     reader::Learned learned;
+    Tokenize tokenize;
     std::shared_ptr<const Tokenizer> tokenizer;
 
     /// The bundle's tokenizer, read at the first call. Throws Error: it has none that is read here.
@@ -154,7 +155,8 @@ struct Model::Open {
             if (!manifest.tokenizer) {
                 throw Error("the bundle has no tokenizer; make the inputs yourself and use map.");
             }
-            tokenizer = std::make_shared<const Tokenizer>(folder / *manifest.tokenizer, manifest.io);
+            tokenizer = std::make_shared<const Tokenizer>(folder / *manifest.tokenizer, manifest.io, tokenize,
+                                                          manifest.text_limit);
         }
         return tokenizer;
     }
@@ -198,6 +200,7 @@ Model::Model(const std::filesystem::path& given, const Options& options) {
         const auto& warn = options.warn ? options.warn : reader::Warn(to_stderr);
         auto open = std::make_unique<Open>();
         open->folder = folder;
+        open->tokenize = options.tokenize;
         open->manifest = reader::read_trusted(folder, options.require_signature).manifest;
         const Manifest& manifest = open->manifest;
         if (options.check_files) reader::require_files(folder, manifest);
@@ -242,6 +245,7 @@ Tensor Model::embed(const std::vector<std::string>& texts, const MapOptions& opt
     return guarded([&] {
         Open& open = required(open_);
         const TensorSpec& output = reader::embedding(open.manifest.io);
+        const std::string prompt = open.manifest.prompts.chosen(options.prompt);
         const auto tokenizer = open.text();
         Lent known(open.lock, open.learned);
         reader::MemoryLimit memory(options.max_memory_bytes, known.own, [&open] { return open.form->give_back(); });
@@ -252,7 +256,7 @@ Tensor Model::embed(const std::vector<std::string>& texts, const MapOptions& opt
         Shape shape{static_cast<std::int64_t>(texts.size()), 0};
         for (std::size_t begin = 0; begin < texts.size(); begin += reader::window) {
             const std::size_t end = std::min(texts.size(), begin + reader::window);
-            const std::vector<Tensor> feeds = tokenizer->encode(texts, begin, end);
+            const std::vector<Tensor> feeds = tokenizer->encode(texts, begin, end, prompt);
             const Inputs given(feeds.begin(), feeds.end());
             const Outputs found = reader::mapped(run, open.manifest.io, given, options.tokens, output.name, memory);
             shape[1] = found[0].shape()[1];
@@ -283,6 +287,8 @@ std::vector<Tensor> Model::masks(const std::vector<std::int64_t>& lengths, std::
 
 const std::string& Model::name() const { return required(open_).manifest.name; }
 const IO& Model::io() const { return required(open_).manifest.io; }
+const std::map<std::string, std::string>& Model::prompts() const { return required(open_).manifest.prompts.named; }
+const std::string& Model::default_prompt_name() const { return required(open_).manifest.prompts.default_name; }
 const std::string& Model::form() const { return required(open_).form->name(); }
 const std::string& Model::provider() const { return required(open_).form->session().provider; }
 const std::string& Model::version() const { return required(open_).form->session().version; }

@@ -59,6 +59,10 @@ public:
 
     void take(const std::vector<std::size_t>& texts) override { steps_->take(texts); }
 
+    void drop(std::int64_t count) override {
+        guarded(form_, [&] { steps_->drop(count); });
+    }
+
 private:
     const IO& io_;
     const Form& form_;

@@ -98,7 +98,10 @@ std::shared_ptr<ov::Model> with_states(ov::Model& graph, const Roles& roles) {
 /// The inputs of a step, but for the order of the rows.
 std::vector<std::string> fed(const Roles& roles) {
     std::vector<std::string> names{roles.ids->name};
-    if (roles.mask != nullptr) names.push_back(roles.mask->name);
+    const TensorSpec* const near = roles.kept ? roles.kept->mask : nullptr;
+    for (const TensorSpec* const spec : {roles.mask, near == roles.mask ? nullptr : near, roles.positions}) {
+        if (spec != nullptr) names.push_back(spec->name);
+    }
     for (const TensorSpec* const spec : roles.context) names.push_back(spec->name);
     return names;
 }
@@ -147,6 +150,23 @@ public:
         rows.reserve(texts.size());
         for (const std::size_t text : texts) rows.push_back(rows_.empty() ? text : rows_.at(text));
         rows_ = std::move(rows);
+    }
+
+    void drop(std::int64_t count) override {
+        const std::lock_guard<std::mutex> held(lock_);
+        for (ov::VariableState& state : request_.request().query_state()) {
+            const auto role = std::find_if(roles_.caches.begin(), roles_.caches.end(), [&](const Cached& one) {
+                return one.spec->name == state.get_name();
+            });
+            if (!roles_.holds_last(*role)) continue;
+            const ov::Tensor whole = state.get_state();
+            ov::Coordinate begin(whole.get_shape().size(), 0);
+            begin[*role->axis] = static_cast<std::size_t>(count);
+            const ov::Tensor last(whole, begin, ov::Coordinate(whole.get_shape()));
+            ov::Tensor alone(whole.get_element_type(), last.get_shape());
+            last.copy_to(alone);
+            state.set_state(alone);
+        }
     }
 
 private:

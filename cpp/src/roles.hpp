@@ -19,6 +19,14 @@ struct Cached {
     std::optional<std::size_t> axis;
 };
 
+/// The caches that hold the last places alone, those of layers with a sliding window.
+struct Kept {
+    const TensorSpec* mask = nullptr;  ///< which of these places and of the new tokens are real, [batch, kept+seq]
+    std::string dim;                   ///< of the caches' length
+    std::int64_t places = 0;           ///< how many they hold at least, where there are as many
+    std::int64_t most = 0;             ///< how many they hold at most
+};
+
 /// The inputs and outputs of a decoder. The pointers are into the contract.
 struct Roles {
     const TensorSpec* ids = nullptr;     ///< the new tokens, [batch, seq]; [batch, 1] = one at a time
@@ -32,10 +40,15 @@ struct Roles {
     bool each = false;                   ///< of every new token, [batch, seq, vocabulary], and not of the last
     std::int64_t start = 0;              ///< how many empty places a cache begins with
     std::int64_t longest_seq = 1;        ///< the most new tokens of a pass
-    std::int64_t longest_past = 1;       ///< the most places of a cache
+    std::int64_t longest_past = 1;       ///< the most places before the new tokens
+    std::optional<Kept> kept;            ///< the caches that hold the last places alone; none = all hold all
+    const TensorSpec* positions = nullptr;   ///< of the new tokens, [batch, seq]; none = the model counts them itself
 
     /// The axis of a tensor that has a row for each text; its rank, where it has none.
     [[nodiscard]] std::size_t batch_axis(const TensorSpec& spec) const;
+
+    /// Whether a cache holds the last places alone.
+    [[nodiscard]] bool holds_last(const Cached& cache) const;
 };
 
 /// Throws FeedError: the model does not generate, with the reason.

@@ -31,6 +31,9 @@ public:
 
     /// Goes on with these texts of the batch, of which one may be there several times.
     virtual void take(const std::vector<std::size_t>& texts) = 0;
+
+    /// Lets the first places go, of the caches that hold the last ones alone.
+    virtual void drop(std::int64_t count) = 0;
 };
 
 /// Makes the caches of one batch, which keeps the roles by reference; none of a model whose caches the runtime cannot
@@ -58,13 +61,17 @@ public:
     void begin(std::vector<Tensor> caches) override;
     Outputs run(Inputs inputs) override;
     void take(const std::vector<std::size_t>& texts) override;
+    void drop(std::int64_t count) override;
 
 private:
     StepInPlace step_;
     const Roles& roles_;
     std::vector<Tensor> held_;
-    std::int64_t length_ = 0;  ///< how many tokens are in them
+    std::vector<std::int64_t> lengths_;  ///< how many places of each are filled; 0 of a state
 };
+
+/// How many places are added at once behind so many, so that they are copied once in as many steps.
+[[nodiscard]] std::int64_t more_places(std::int64_t length);
 
 /// These texts of caches, which are in the order of the roles.
 [[nodiscard]] std::vector<Tensor> taken(const Roles& roles, const std::vector<Tensor>& caches,

@@ -6,9 +6,11 @@
 #include <new>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "contract.hpp"
 #include "feeds.hpp"
@@ -23,6 +25,8 @@ namespace {
 
 constexpr std::string_view ids_name = "input_ids";
 constexpr std::string_view types_name = "token_type_ids";
+/// Which tokens are pooled: all of them, but not those of a prompt.
+constexpr std::string_view pooled_name = "pooled_mask";
 
 bool is_token_tensor(const TensorSpec& spec) { return spec.name == ids_name || spec.name == types_name; }
 
@@ -48,14 +52,23 @@ Tensor filled(const TensorSpec& spec, DType dtype, const Shape& shape, const std
     return {spec.name, dtype, shape, std::move(memory)};
 }
 
-/// Rows of ids, padded on the right, in the dtype of the contract.
-Tensor padded(const TensorSpec& spec, const std::vector<const std::vector<std::int64_t>*>& rows, std::int64_t size,
-              std::int64_t padding) {
+using Ids = std::vector<std::int64_t>;
+
+/// How rows are padded.
+struct Padding {
+    std::int64_t size;
+    bool left;
+};
+
+/// Rows of ids with padding before or behind them, in the dtype of the contract.
+Tensor padded(const TensorSpec& spec, const std::vector<Ids>& rows, const Padding& padding, std::int64_t pad_id) {
+    const std::int64_t size = padding.size;
     const Shape shape{static_cast<std::int64_t>(rows.size()), size};
-    std::vector<std::int64_t> values(elements(shape), padding);
+    std::vector<std::int64_t> values(elements(shape), pad_id);
     for (std::size_t at = 0; at < rows.size(); ++at) {
-        std::copy(rows[at]->begin(), rows[at]->end(),
-                  values.begin() + static_cast<std::ptrdiff_t>(at) * static_cast<std::ptrdiff_t>(size));
+        const auto row = values.begin() + static_cast<std::ptrdiff_t>(at) * static_cast<std::ptrdiff_t>(size);
+        const auto length = static_cast<std::ptrdiff_t>(rows[at].size());
+        std::copy(rows[at].begin(), rows[at].end(), row + (padding.left ? size - length : 0));
     }
     switch (spec.dtype) {
         case DType::Int64: return filled(spec, spec.dtype, shape, values);
@@ -82,20 +95,34 @@ Tensor padded(const TensorSpec& spec, const std::vector<const std::vector<std::i
 }  // namespace
 
 struct Tokenizer::Rules {
-    reader::WordPiece words;
+    std::optional<reader::WordPiece> words;  ///< none where the application makes the ids
+    Tokenize tokenize;
+    reader::Surroundings around;
     IO io;
     Dim length;
+    std::int64_t longest = 0;  ///< tokens of a text
     bool has_mask = false;
 
-    Rules(const std::filesystem::path& path, const IO& contract) : words(path), io(contract) {
+    Rules(const std::filesystem::path& path, const IO& contract, Tokenize own, std::optional<std::int64_t> limit)
+        : tokenize(std::move(own)), io(contract) {
+        if (tokenize) {
+            around = reader::read_surroundings(path);
+        } else {
+            words.emplace(path);
+            around = words->surroundings();
+        }
         if (!reads_text(io)) throw Error("the model does not read text: it takes " + inputs() + ".");
         const Axis& last = ids_dims()[1];
         if (const auto* const fixed = std::get_if<std::int64_t>(&last)) length = {"", *fixed, *fixed, *fixed};
         for (const Dim& dim : io.dims) {
             if (last == Axis(dim.name)) length = dim;
         }
-        has_mask = std::any_of(io.masks.begin(), io.masks.end(),
-                               [](const Mask& mask) { return mask.input && mask.has("padding"); });
+        longest = std::min(limit.value_or(length.max), length.max);
+        for (const Mask& mask : io.masks) {
+            if (!mask.input || !mask.has("padding")) continue;
+            has_mask = true;
+            if (mask.carries != "mask") around.left = false;  // lengths alone cannot say that padding stands before
+        }
     }
 
     [[nodiscard]] const std::vector<Axis>& ids_dims() const {
@@ -110,65 +137,89 @@ struct Tokenizer::Rules {
         return reader::joined(listed);
     }
 
-    [[nodiscard]] std::vector<reader::Tokens> rows(const std::vector<std::string>& texts, std::size_t begin,
-                                                    std::size_t end) const {
-        std::vector<reader::Tokens> found;
-        found.reserve(end - begin);
-        for (std::size_t at = begin; at < end; ++at) {
-            try {
-                found.push_back(words.encode(texts[at], length.max));
-            } catch (const std::invalid_argument& err) {
-                throw FeedError("texts[" + std::to_string(at) + "]: got " + err.what() + "; expected text in UTF-8.");
-            }
+    /// The tokens of a text, which messages call by `name`.
+    [[nodiscard]] reader::Tokens row(const std::string& text, const std::string& name) const {
+        reader::Tokens found;
+        try {
+            reader::check_utf8(text);
+            if (words) return words->encode(text, longest);
+        } catch (const std::invalid_argument& err) {
+            throw FeedError(name + ": got " + err.what() + "; expected text in UTF-8.");
         }
+        found.ids = tokenize(text, longest);
+        if (static_cast<std::int64_t>(found.ids.size()) > longest) {
+            throw FeedError(name + ": the application's tokenizer gave " + std::to_string(found.ids.size()) +
+                            " ids; expected at most " + std::to_string(longest) + ".");
+        }
+        found.type_ids.assign(found.ids.size(), 0);
         return found;
     }
 
-    [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts, std::size_t begin,
-                                             std::size_t end) const {
+    /// The tokens of a prompt, with what stands before every text and without a special one behind it.
+    [[nodiscard]] std::size_t tokens_before(const std::string& prompt) const {
+        const Ids ids = row(prompt, "prompt").ids;
+        return ids.size() - (!ids.empty() && around.special.count(ids.back()) != 0 ? 1U : 0U);
+    }
+
+    [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts, std::size_t begin, std::size_t end,
+                                             const std::string& prompt) const {
         if (begin == end) throw FeedError("texts: got []; expected a list of one text or more.");
-        const std::vector<reader::Tokens> tokens = rows(texts, begin, end);
-        std::vector<const std::vector<std::int64_t>*> ids;
-        std::vector<const std::vector<std::int64_t>*> types;
+        std::vector<Ids> ids;
+        std::vector<Ids> types;
         std::vector<std::int64_t> lengths;
-        for (const reader::Tokens& row : tokens) {
-            ids.push_back(&row.ids);
-            types.push_back(&row.type_ids);
-            lengths.push_back(static_cast<std::int64_t>(row.ids.size()));
+        for (std::size_t at = begin; at < end; ++at) {
+            reader::Tokens found = row(prompt + texts[at], "texts[" + std::to_string(at) + "]");
+            lengths.push_back(static_cast<std::int64_t>(found.ids.size()));
+            ids.push_back(std::move(found.ids));
+            types.push_back(std::move(found.type_ids));
         }
         const auto [shortest, longest_row] = std::minmax_element(lengths.begin(), lengths.end());
-        const std::int64_t size = reader::at_least(length, *longest_row);
+        const Padding padding{reader::at_least(length, *longest_row), around.left};
         std::vector<Tensor> feeds;
         for (const TensorSpec& spec : io.inputs) {
-            if (spec.name == ids_name) feeds.push_back(padded(spec, ids, size, words.pad_id()));
-            if (spec.name == types_name) feeds.push_back(padded(spec, types, size, 0));
+            if (spec.name == ids_name) feeds.push_back(padded(spec, ids, padding, around.pad_id));
+            if (spec.name == types_name) feeds.push_back(padded(spec, types, padding, 0));
         }
-        if (has_mask || *shortest < size) {
-            for (Tensor& mask : reader::padding_masks(io, lengths, size)) reader::put(feeds, std::move(mask));
+        if (has_mask || *shortest < padding.size) {
+            for (Tensor& mask : reader::padding_masks(io, lengths, padding.size, padding.left)) {
+                reader::put(feeds, std::move(mask));
+            }
+        }
+        const auto pooled = std::find_if(io.inputs.begin(), io.inputs.end(),
+                                         [](const TensorSpec& spec) { return spec.name == pooled_name; });
+        if (!prompt.empty() && pooled != io.inputs.end()) {
+            const std::size_t before = tokens_before(prompt);
+            std::vector<Ids> marks;
+            for (const Ids& one : ids) {
+                marks.emplace_back(one.size(), 1);
+                std::fill_n(marks.back().begin(), std::min(before, one.size()), 0);
+            }
+            reader::put(feeds, padded(*pooled, marks, padding, 0));
         }
         return feeds;
     }
 };
 
-Tokenizer::Tokenizer(const std::filesystem::path& path, const IO& io)
-    : rules_(reader::guarded([&] { return std::make_unique<Rules>(path, io); })) {}
+Tokenizer::Tokenizer(const std::filesystem::path& path, const IO& io, Tokenize tokenize,
+                     std::optional<std::int64_t> limit)
+    : rules_(reader::guarded([&] { return std::make_unique<Rules>(path, io, std::move(tokenize), limit); })) {}
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
-std::vector<Tensor> Tokenizer::encode(const std::vector<std::string>& texts) const {
-    return encode(texts, 0, texts.size());
+std::vector<Tensor> Tokenizer::encode(const std::vector<std::string>& texts, const std::string& prompt) const {
+    return encode(texts, 0, texts.size(), prompt);
 }
 
-std::vector<Tensor> Tokenizer::encode(const std::vector<std::string>& texts, std::size_t begin,
-                                      std::size_t end) const {
+std::vector<Tensor> Tokenizer::encode(const std::vector<std::string>& texts, std::size_t begin, std::size_t end,
+                                      const std::string& prompt) const {
     const auto too_many = [&] {
         return Error("there is no memory for " + std::to_string(end - begin) + " texts at this model's length.");
     };
     return reader::guarded([&] {
         if (rules_ == nullptr) throw Error("the tokenizer was moved from.");
         try {
-            return rules_->encode(texts, begin, end);
+            return rules_->encode(texts, begin, end, prompt);
         } catch (const std::bad_alloc&) {
             throw too_many();
         } catch (const std::length_error&) {

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +34,16 @@ struct Part {
     std::int64_t type_id = 0;
 };
 
+/// What a `tokenizer.json` of any kind says of tokens beside those of a text.
+struct Surroundings {
+    std::int64_t pad_id = 0;
+    bool left = false;               ///< padding stands before a text
+    std::set<std::int64_t> special;  ///< the ids of special tokens
+};
+
+/// Reads only that. Throws Error: there is no such file, or it is no tokenizer.
+[[nodiscard]] Surroundings read_surroundings(const std::filesystem::path& path);
+
 struct WordPieceRules {
     Normalizer normalizer;
     // No hash table: who writes the file could choose pieces such that all have one hash.
@@ -40,7 +51,7 @@ struct WordPieceRules {
     std::string prefix;             ///< stands before every piece of a word but its first
     std::int64_t longest_word = 0;  ///< in characters; a longer one is unknown
     std::int64_t unknown_id = 0;
-    std::int64_t pad_id = 0;
+    Surroundings surroundings;
     std::map<std::string, std::int64_t, std::less<>> added;  ///< tokens that are found in the text as it stands
     std::map<std::string, std::vector<std::int64_t>> specials;
     std::vector<Part> parts;
@@ -68,8 +79,8 @@ public:
     /// Throws Error: those that are always there are more than `longest`. std::invalid_argument: it is no UTF-8.
     [[nodiscard]] Tokens encode(std::string_view text, std::int64_t longest) const;
 
-    /// The id that stands behind the end of a text.
-    [[nodiscard]] std::int64_t pad_id() const noexcept { return rules_.pad_id; }
+    /// Padding, which stands behind a text, and special tokens.
+    [[nodiscard]] const Surroundings& surroundings() const noexcept { return rules_.surroundings; }
 
 private:
     [[nodiscard]] std::size_t added_at(std::string_view text, std::size_t at) const;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -49,7 +50,6 @@ void read_model(const Located& at, WordPieceRules& rules) {
 /// A token that is found in the text as it stands, before anything is done to the text.
 std::pair<std::string, std::int64_t> added_of(const Located& at) {
     at.keys({"id", "content", "special", "single_word", "lstrip", "rstrip", "normalized"});
-    static_cast<void>(at["special"].boolean());
     for (const char* key : {"single_word", "lstrip", "rstrip", "normalized"}) {
         if (at[key].boolean()) at[key].expected("false");
     }
@@ -105,6 +105,27 @@ void check_right(const Located& at, const char* key) {
     if (at[key].value().count("direction") != 0) static_cast<void>(at[key]["direction"].one_of({"Right"}));
 }
 
+/// What pads where the file does not say it; a model that takes a padding mask does not look at it.
+constexpr std::array<std::string_view, 4> pad_tokens = {"[PAD]", "<pad>", "<|pad|>", "<|endoftext|>"};
+
+Surroundings surroundings_of(const Located& at) {
+    Surroundings found;
+    std::array<std::optional<std::int64_t>, pad_tokens.size()> pads;
+    at["added_tokens"].each([&](const Located& token) {
+        const std::int64_t id = id_of(token["id"]);
+        if (token["special"].boolean()) found.special.insert(id);
+        const auto known = std::find(pad_tokens.begin(), pad_tokens.end(), token["content"].any_text());
+        if (known != pad_tokens.end()) pads[static_cast<std::size_t>(known - pad_tokens.begin())] = id;
+    });
+    const auto pad = std::find_if(pads.begin(), pads.end(), [](const auto& id) { return id.has_value(); });
+    if (pad != pads.end()) found.pad_id = **pad;
+    if (!is_given(at, "padding")) return found;
+    const Located padding = at["padding"];
+    found.pad_id = id_of(padding["pad_id"]);
+    found.left = padding.has("direction") && padding["direction"].one_of({"Left", "Right"}) == "Left";
+    return found;
+}
+
 WordPieceRules rules_of(const Located& at) {
     WordPieceRules rules;
     rules.normalizer = normalizer_of(at["normalizer"]);
@@ -118,9 +139,7 @@ WordPieceRules rules_of(const Located& at) {
     read_template(at["post_processor"], rules);
     check_right(at, "truncation");
     check_right(at, "padding");
-    const auto pad = rules.added.find("[PAD]");
-    if (pad != rules.added.end()) rules.pad_id = pad->second;
-    if (is_given(at, "padding")) rules.pad_id = id_of(at["padding"]["pad_id"]);
+    rules.surroundings = surroundings_of(at);
     return rules;
 }
 
@@ -133,13 +152,12 @@ std::string bytes_of(const std::filesystem::path& path) {
     return file.read_up_to(static_cast<std::size_t>(file.size()));
 }
 
-}  // namespace
-
-WordPieceRules read_wordpiece(const std::filesystem::path& path) {
+/// What `read` makes of the file. Throws Error, with `known` behind the reason.
+template <class Read> auto read_file(const std::filesystem::path& path, const Read& read, const std::string& known) {
     std::string said;
     try {
         const Json value = parse(bytes_of(path), "it");
-        return rules_of({value, "file"});
+        return read(Located(value, "file"));
     } catch (const IntegrityError& err) {
         said = err.what();
     } catch (const SystemError& err) {
@@ -148,8 +166,17 @@ WordPieceRules read_wordpiece(const std::filesystem::path& path) {
         said = err.what();
     }
     said.erase(said.find_last_not_of('.') + 1);
-    throw Error(path.string() + " is not read here: " + said +
-                ". The reader knows BERT's tokenizers only; give the model token ids of your own tokenizer.");
+    throw Error(path.string() + " is not read here: " + said + "." + known);
 }
+
+}  // namespace
+
+WordPieceRules read_wordpiece(const std::filesystem::path& path) {
+    return read_file(path, rules_of,
+                     " The reader knows BERT's tokenizers only; give it the ids of your own by Options::tokenize, in C "
+                     "attnport_options.tokenize.");
+}
+
+Surroundings read_surroundings(const std::filesystem::path& path) { return read_file(path, surroundings_of, ""); }
 
 }  // namespace attnport::reader

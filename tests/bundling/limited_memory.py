@@ -25,7 +25,7 @@ IO_OF_ROWS = IO(
 class Case:
     """Items to run, and a process: it holds `base`, from the first call on `first` more, and keeps what the largest
     batch took, `rate` bytes a place. During a call, it holds `passing` more. Each call
-    adds `creep`; the model gives back what it keeps if it `gives_back`."""
+    adds `creep`; the model gives back what it keeps if it `gives_back`. Padding stands at the `left`, or the right."""
 
     lengths: tuple[int, ...]
     limit: int | None = None
@@ -37,9 +37,13 @@ class Case:
     creep: int = 0
     gives_back: bool = False
     times: int = 1
+    left: bool = False
 
 
 CASES = {
+    "padded_at_the_left": Case((3, 90, 7, 64, 0, 1, 200, 200), tokens=128, left=True),
+    "padded_at_the_left_within_a_limit": Case((3, 90, 7, 64, 64, 1, 0, 200) * 20, 108 * MB, left=True),
+    "left_and_all_of_one_length": Case((9, 9, 9), tokens=16, left=True),
     "no_limit": Case((3, 90, 7, 64, 64, 1, 0, 200), tokens=128),
     "enough": Case((3, 90, 7, 64, 64, 1, 0, 200) * 20, 500 * MB),
     "one_longer_than_the_places": Case((300, 2, 3), 500 * MB, tokens=64),
@@ -88,6 +92,8 @@ class Process:
 def feeds_of(case: Case) -> dict[str, np.ndarray[Any, Any]]:
     size = max(case.lengths)
     mask = (np.arange(size)[None, :] < np.array(case.lengths)[:, None]).astype(np.int64)
+    if case.left:
+        mask = mask[:, ::-1].copy()
     return {"ids": np.arange(1, mask.size + 1).reshape(mask.shape) % 1000 * mask, "mask": mask}
 
 

@@ -15,6 +15,7 @@ from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.errors import BundleError, FeedError
 from attnport_bundle.memory import Learned
 from attnport_bundle.model import Model
+from attnport_bundle.prompts import Prompts
 
 IDS, MASK = TensorSpec("ids", "int64", ("batch", "seq")), TensorSpec("mask", "int64", ("batch", "seq"))
 ROWS, VECTORS = TensorSpec("rows", "float32", ("batch", "seq", 2)), TensorSpec("vector", "float32", ("batch", 3))
@@ -58,8 +59,29 @@ def test_results_are_in_the_order_of_the_items(tokens: int, left: bool) -> None:
     assert sum(shape[0] for shape in run.shapes) == 13
     assert all(shape[0] <= 8 for shape in run.shapes)
     assert all(shape[0] == 1 or shape[0] * shape[1] <= max(tokens, 2) for shape in run.shapes)
-    if not left:
-        assert {shape[1] for shape in run.shapes} <= {2, 3, 4, 5, 7, 9}  # no fewer than the dim's least
+    assert {shape[1] for shape in run.shapes} <= {2, 3, 4, 5, 7, 9}  # no fewer than the dim's least
+
+
+def test_a_place_is_real_where_one_of_several_masks_says_so() -> None:
+    """As with `pooled_mask`, which leaves a prompt out at the beginning, or an item's last tokens."""
+    io = IO((IDS, MASK, TensorSpec("pooled", "int64", ("batch", "seq"))), (ROWS, VECTORS), DIMS,
+            (MaskSpec(("padding",), "mask"), MaskSpec(("padding",), "pooled", "hide")))  # fmt: skip
+    for left in (False, True):
+        given, run = feeds([3, 9, 1, 5], 9, left=left), Runs()
+        hidden = np.ones((4, 9), int)
+        hidden[2, [0, -1] if left else [0, 1]] = 0  # one place further is real by this mask alone
+
+        def both(**part: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+            assert part["pooled"].shape == part["ids"].shape
+            return run(ids=part["ids"], mask=part["mask"])  # noqa: B023 - called within the loop
+
+        got = batches.mapped(both, io, {**given, "pooled": hidden}, 1)
+        assert got["vector"][:, 0].tolist() == (given["ids"] * given["mask"]).sum(1).tolist()
+        assert [shape[1] for shape in run.shapes] == ([9, 9, 5, 3] if left else [9, 5, 3, 2])
+    other = IO((*io.inputs[:2], TensorSpec("pooled", "int64", ("batch", "more"))), (VECTORS,),
+               (*DIMS, Dim("more", 1, 2, 3)), io.masks)  # fmt: skip
+    with pytest.raises(FeedError, match="padding masks are not"):
+        batches.mapped(Runs(), other, {**feeds([1], 2), "pooled": np.ones((1, 3), int)})
 
 
 def test_a_batch_has_items_of_like_length() -> None:
@@ -107,7 +129,7 @@ def test_what_does_not_fit_is_refused_with_words() -> None:
         batches.mapped(run, TEXT, feeds([], 3))
     lengths = IO((IDS, TensorSpec("n", "int64", ("batch",))), (VECTORS,), DIMS,
                  (MaskSpec(("padding",), "n", carries="lengths"),))  # fmt: skip
-    with pytest.raises(FeedError, match="no single padding mask"):
+    with pytest.raises(FeedError, match="padding masks are not"):
         batches.mapped(run, lengths, {"ids": np.zeros((2, 3), int), "n": np.ones(2, int)})
     shared = IO((IDS, MASK), (TensorSpec("all", "float32", (3,)),), DIMS, (MaskSpec(("padding",), "mask"),))
     with pytest.raises(FeedError, match="no row for each item"):
@@ -129,7 +151,7 @@ class Embedder(Model):
     def __init__(self, folder: Path, tokenizer: str | None) -> None:
         inputs = tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in ("input_ids", "attention_mask"))
         io = IO(inputs, (ROWS, VECTORS), DIMS, (MaskSpec(("padding",), "attention_mask"),))
-        self.manifest: Any = SimpleNamespace(io=io, tokenizer=tokenizer)
+        self.manifest: Any = SimpleNamespace(io=io, tokenizer=tokenizer, prompts=Prompts(), text_limit=None)
         self._folder, self._tokenizer, self._learned = folder, None, Learned()
 
     def run(self, **feeds: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:

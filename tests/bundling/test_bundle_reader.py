@@ -17,7 +17,7 @@ from bundle_folders import program, python, tree
 from attnport.bundling.readme import readme
 from attnport_bundle import BundleError, IntegrityError, Model, RuntimeMissing, load
 from attnport_bundle import __main__ as command
-from attnport_bundle.contract import IO, Dim, TensorSpec
+from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.goldens import GoldenCases
 from attnport_bundle.manifest import read
 
@@ -180,14 +180,16 @@ def test_the_readme_program_for_text_runs_as_it_stands(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     (tmp_path / "app").mkdir()
     tokenizer.save(str(tmp_path / "app" / "tokenizer.json"))
-    stand_in = (
-        "class load:\n    def __init__(self, folder): pass\n    def __enter__(self): return self\n"
-        "    def __exit__(self, *args): pass\n    def run(self, **feeds): return feeds\n"
-    )
-    (tmp_path / "attnport_bundle.py").write_text(stand_in)  # in the current folder, which `-c` looks in first
     inputs = tuple(TensorSpec(name, "int64", ("b", "t"), None) for name in ("input_ids", "attention_mask"))
-    contract = IO(inputs, (TensorSpec("y", "float32", ("b",), None),), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 3)), ())
+    masks = (MaskSpec(("padding",), "attention_mask"),)
+    contract = IO(inputs, (TensorSpec("y", "float32", ("b",), None),), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 3)), masks)
     text = readme("m", contract, "tokenizer.json")
-    done = python(tmp_path, "-c", program(text, "From text"))
+    stand_in = (
+        "import attnport_bundle\nfrom attnport_bundle.contract import *\n"
+        f"class load:\n    io = {contract!r}\n    def __init__(self, folder): pass\n"
+        "    def __enter__(self): return self\n    def __exit__(self, *args): pass\n"
+        "    def run(self, **feeds): return feeds\nattnport_bundle.load = load\n"
+    )
+    done = python(tmp_path, "-c", stand_in + program(text, "From text"))
     assert done.stdout == "{'input_ids': (2, 3), 'attention_mask': (2, 3)}\n", done.stderr
     assert "From text" not in readme("m", contract, None)

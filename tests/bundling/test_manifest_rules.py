@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from bundle_folders import python
 from bundle_forms import UNRUN
+from manifest_windows import FINE_WINDOWS, WRONG_WINDOWS
 
 from attnport_bundle import BundleError, IntegrityError
 from attnport_bundle.contract import CARRIES, IO, RANKS, Dim, MaskSpec, TensorSpec
 from attnport_bundle.manifest import Bound, Goldens, from_bytes
-from attnport_bundle.names import check_names
 from attnport_bundle.rules import Rules
 
 Edit = Callable[[dict[str, Any]], Any]
@@ -88,6 +88,12 @@ def rules(**changed: object) -> dict[str, Any]:
     return dataclasses.asdict(Rules()) | changed
 
 
+def prompts(default: str = "query", **named: object) -> dict[str, Any]:
+    """What a manifest says of prompts."""
+    return {"named": named, "default": default}
+
+
+LATER = ("stop", "start", "rules", "window")
 FINE: dict[str, Edit] = {
     "as it was made": lambda m: None,
     "an engine": lambda m: engine(m),
@@ -107,12 +113,14 @@ FINE: dict[str, Edit] = {
     "a step": lambda m: stepped(m, 2),
     "a step of an engine": lambda m: (engine(m), stepped(m, 2), form(m)["profiles"][0]["dims"][1].update(SECONDS)),
     "a decoder's ends": lambda m: m["io"].update(stop=[2, 0]),
-    "no ends, as in earlier bundles": lambda m: m["io"].pop("stop"),
     "how a decoder begins": lambda m: m["io"].update(start=[0]),
-    "no beginning, as in earlier bundles": lambda m: m["io"].pop("start"),
     "how its tokens are chosen": lambda m: m["io"].update(rules=rules(bad_words=[[3], [4, 5]], length_penalty=2)),
     "chosen by the scores alone": lambda m: m["io"].update(rules=None),
-    "no rules, as in earlier bundles": lambda m: m["io"].pop("rules"),
+    "prompts": lambda m: m.update(prompts=prompts(query="Find\nan answer:\t\u3000", document="")),
+    "no prompts and no limit, as in earlier bundles": lambda m: (m.pop("prompts"), m.pop("text_limit")),
+    "a limit of texts": lambda m: m.update(text_limit=256),
+    **{f"no {key}, as in earlier bundles": lambda m, key=key: m["io"].pop(key) for key in LATER},
+    **FINE_WINDOWS,
     "no step, as in version 3": lambda m: [dim.pop("step") for dim in m["io"]["dims"]],
     "the largest integer": lambda m: m["io"]["inputs"][0].update(high=2**53 - 1),
 }
@@ -149,12 +157,21 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "rows below 0": (lambda m: m["io"].update(rules=rules(no_repeat_ngram=-1)), "no_repeat_ngram: got -1"),
     "length below 0": (lambda m: m["io"].update(rules=rules(min_length=-1)), "min_length: got -1"),
     "tokens below 0": (lambda m: m["io"].update(rules=rules(min_tokens=-1)), "min_tokens: got -1"),
+    **WRONG_WINDOWS,
     "a word of nothing": (lambda m: m["io"].update(rules=rules(bad_words=[[]])), "bad_words: expected"),
     "a word below 0": (lambda m: m["io"].update(rules=rules(bad_words=[[-1]])), "bad_words: expected"),
     **{
         f"{name} of no token": (lambda m, name=name: m["io"].update(rules=rules(**{name: [-1]})), f"{name}: got [-1]")
         for name in ("suppress", "suppress_first", "forced_first", "forced_last")
     },
+    "a prompt that is a number": (lambda m: m.update(prompts=prompts(query=1)), "named.query: got 1; expected str"),
+    "a prompt that is too long": (lambda m: m.update(prompts=prompts(query="x" * 1001)), "text of at most 1000"),
+    "a prompt of half a pair": (lambda m: m.update(prompts=prompts(query="\ud800")), "half of a surrogate pair"),
+    "a prompt's name with escapes": (lambda m: m.update(prompts=prompts("", **{"a\x1b": ""})), "expected printable"),
+    "no prompt of the default's name": (lambda m: m.update(prompts=prompts(document="")), "got default 'query'"),
+    "prompts without a default": (lambda m: m.update(prompts={"named": {}}), "key 'default' is missing"),
+    "prompts of nothing": (lambda m: m.update(prompts=None), "prompts: got None"),
+    "a limit of no token": (lambda m: m.update(text_limit=0), "got text_limit 0"),
     "step of a profile": (
         lambda m: (engine(m), stepped(m, 2), form(m)["profiles"][0]["dims"][1].update(min=2, opt=5, max=16)),
         "seq from 2 to 16; the model takes 2 to 16 in steps of 2",
@@ -339,7 +356,7 @@ def test_every_key_of_the_manifest_must_be_there(made_bundle: Path) -> None:
             may_miss = (
                 value is whole["files"]
                 or value is whole["provenance"]["versions"]
-                or key in ("step", "stop", "start", "rules")
+                or key in ("step", "prompts", "text_limit", *LATER)
             )
             if isinstance(value, dict) and not may_miss:
                 del value[key]
@@ -351,48 +368,3 @@ def test_every_key_of_the_manifest_must_be_there(made_bundle: Path) -> None:
 
     without(whole)
     assert tried > 80
-
-
-@pytest.mark.parametrize("name", ["CON", "nul.txt", "a/Aux", "com1.bin", "LPT9", "CONIN$", "nul .txt"])
-def test_names_of_windows_devices_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="Windows has a device"):
-        check_names([name])
-
-
-@pytest.mark.parametrize("name", ["console", "null.txt", "com", "com10", "auxiliary/x", "a.nul", "lptx"])
-def test_names_that_only_look_like_devices_are_fine(name: str) -> None:
-    check_names([name])
-
-
-@pytest.mark.parametrize("name", ["a/b.txt", "a.b-c_d", "one two/3 (4).x"])
-def test_plain_names_are_fine(name: str) -> None:
-    check_names({name: None})
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "/a",
-        "a/",
-        "a//b",
-        "./a",
-        "a/..",
-        "a\\b",
-        "a:b",
-        "a ",
-        "a.",
-        "a\n",
-        "x" * 256,
-        "Bundle.JSON",
-        "\ud800",
-        "ünï/çode",
-        "straße",
-        "a\x7f",
-    ],
-)
-def test_names_that_are_not_plain_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"plain path|may be one file"):
-        check_names({name: None})
-    with pytest.raises(ValueError, match="may be one file"):
-        check_names({"strasse": None, "STRASSE": None})

@@ -1,7 +1,8 @@
-"""The programs for text in a bundle's README: its own tokenizer where the reader knows it, the package's elsewhere."""
+"""The programs for text in a bundle's README, which run as they stand."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -18,8 +19,8 @@ from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 IDS = "input_ids"
 INPUTS = tuple(TensorSpec(name, "int64", ("b", "t"), None) for name in (IDS, "attention_mask", "token_type_ids"))
 MASK = MaskSpec(("padding",), "attention_mask", "keep", "upper_left", 0, "mask", None)
-DTYPES = ("int32", "int64", "int32")
 CONTRACT = IO(INPUTS, (TensorSpec("y", "float32", ("b",), None),), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 6)), (MASK,))
+EMBEDDER = dataclasses.replace(CONTRACT, outputs=(TensorSpec("y", "float32", ("b", 8), None),))
 VOCABULARY = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4, "sen": 5, "##tence": 6, ".": 7}
 
 
@@ -86,32 +87,29 @@ def test_the_readers_own_tokenizer_is_shown_and_runs_as_it_stands(app: Path) -> 
     assert done.stdout == "{'input_ids': (2, 6), 'token_type_ids': (2, 6), 'attention_mask': (2, 6)}\n", done.stderr
 
 
-def test_of_another_kind_the_package_is_shown(app: Path) -> None:
+def test_of_another_kind_the_package_is_named(app: Path) -> None:
     (app / "tokenizer.json").write_text(json.dumps({**bert(), "normalizer": {"type": "NFC"}}))
     page = readme("m", CONTRACT, "tokenizer.json", app)
     assert "From text (`pip install tokenizers`)" in page
-    assert "from tokenizers import Tokenizer" in program(page, "From text")
+    assert "from attnport_bundle import Tokenizer" in program(page, "From text")
 
 
 @pytest.mark.parametrize("direction", ["Left", "Right"])
-def test_the_packages_program_makes_the_models_dtypes_and_cuts_where_the_file_says(app: Path, direction: str) -> None:
+def test_the_program_cuts_where_the_file_says(app: Path, direction: str) -> None:
     pytest.importorskip("tokenizers")
     truncation = {"direction": direction, "max_length": 3, "strategy": "LongestFirst", "stride": 0}
     other = {"version": "1.0", **bert(), "normalizer": {"type": "Lowercase"}, "truncation": truncation}
     (app / "tokenizer.json").write_text(json.dumps(other))
-    narrow = tuple(TensorSpec(spec.name, dtype, spec.dims, None) for spec, dtype in zip(INPUTS, DTYPES, strict=True))
-    page = readme("m", IO(narrow, CONTRACT.outputs, CONTRACT.dims, CONTRACT.masks), "tokenizer.json", app)
+    page = readme("m", CONTRACT, "tokenizer.json", app)
     assert "longer than 6 tokens" in page
     code = program(page, "From text").replace('"A sentence.", "Another one, longer."', '"a . . . . . .", "a"')
-    code += "\nfor array in outputs.values():\n    print(array.dtype, array.tolist())\n"
+    code += "\nprint(outputs['input_ids'].tolist())\n"
     done = run(code, app)
-    ids, *others = done.stdout.splitlines()[1:]
     cut = {"Left": [2, 7, 7, 7, 7, 7], "Right": [2, 4, 7, 7, 7, 7]}[direction]
-    assert ids == f"int32 {[cut, [2, 4, 0, 0, 0, 0]]}", done.stderr
-    assert [line.split()[0] for line in others] == ["int64", "int32"]
+    assert done.stdout.splitlines()[1:] == [f"{[cut, [2, 4, 0, 0, 0, 0]]}"], done.stderr
 
 
-def test_the_packages_program_pads_on_the_side_and_with_the_token_of_the_file(app: Path) -> None:
+def test_the_program_pads_on_the_side_and_with_the_token_of_the_file(app: Path) -> None:
     pytest.importorskip("tokenizers")
     padding = {"strategy": {"Fixed": 20}, "direction": "Left", "pad_id": 5, "pad_type_id": 0, "pad_token": "[PAD]",
                "pad_to_multiple_of": None}  # fmt: skip
@@ -126,10 +124,15 @@ def test_the_packages_program_pads_on_the_side_and_with_the_token_of_the_file(ap
 def test_prompts_are_shown_by_their_use(app: Path) -> None:
     (app / "tokenizer.json").write_text(json.dumps(bert()))
     prompts = Prompts({"query": "Find\nan answer: ", "document": "passage: "}, "query")
-    page = readme("m", CONTRACT, "tokenizer.json", app, prompts=prompts)
-    assert '- `query`: `"Find\\nan answer: "`\n- `document`: `"passage: "`' in page
+    page = readme("m", EMBEDDER, "tokenizer.json", app, prompts=prompts)
+    assert '- `prompt="query"`: `"Find\\nan answer: "`\n- `prompt="document"`: `"passage: "`' in page
     assert "it is that of `query`" in page
-    assert "prompt" not in readme("m", CONTRACT, "tokenizer.json", app)
+    empty = readme("m", EMBEDDER, "tokenizer.json", app, prompts=Prompts({"query": "", "document": ""}))
+    assert "prompt" not in empty
+    assert "model.embed" in program(empty, "From text")
+    assert "longer than 6 tokens, the model's limit," in empty
+    limited = readme("m", EMBEDDER, "tokenizer.json", app, text_limit=4)
+    assert "longer than 4 tokens, as in sentence-transformers," in limited
 
 
 def test_a_model_of_other_inputs_has_no_program_for_text(app: Path) -> None:

@@ -33,6 +33,12 @@ class Plugin(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("library", ctypes.c_char_p)]
 
 
+TOKENIZE = ctypes.CFUNCTYPE(
+    ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64
+)
+"""`attnport_tokenize`."""
+
+
 class Options(ctypes.Structure):
     """`attnport_options`."""
 
@@ -46,6 +52,8 @@ class Options(ctypes.Structure):
         ("onnxruntime", ctypes.c_char_p),
         ("providers", ctypes.POINTER(ctypes.c_char_p)),
         ("plugins", ctypes.POINTER(Plugin)),
+        ("tokenize", TOKENIZE),
+        ("tokenize_user", ctypes.c_void_p),
     ]
 
 
@@ -87,6 +95,7 @@ class Library:
             ("run_device", ctypes.c_int, [handle, tensors, size, out]),
             ("map", ctypes.c_int, [handle, tensors, size, ctypes.c_int64, ctypes.c_int64, out]),
             ("embed", ctypes.c_int, [handle, texts, size, ctypes.c_int64, ctypes.c_int64, out]),
+            ("embed_prompted", ctypes.c_int, [handle, ctypes.c_char_p, texts, size, *[ctypes.c_int64] * 2, out]),
             ("masks", ctypes.c_int, [handle, lengths, size, ctypes.c_int64, out]),
             ("outputs_count", size, [handle]),
             ("outputs_get", ctypes.c_int, [handle, size, tensors]),
@@ -141,10 +150,16 @@ class Model:
         self.library.check(call(self.handle, tensors(feeds), len(feeds), tokens, max_memory, ctypes.byref(found)))
         return self._taken(found)
 
-    def embed(self, texts: Sequence[str | None], tokens: int = 0, max_memory: int = 0) -> dict[str, Array]:
+    def embed(
+        self, texts: Sequence[str | None], tokens: int = 0, max_memory: int = 0, prompt: str | None = None
+    ) -> dict[str, Array]:
         given = (ctypes.c_char_p * len(texts))(*(text if text is None else text.encode() for text in texts))
-        found, call = ctypes.c_void_p(), self.library.call.attnport_embed
-        self.library.check(call(self.handle, given, len(texts), tokens, max_memory, ctypes.byref(found)))
+        found, call = ctypes.c_void_p(), self.library.call
+        rest = (given, len(texts), tokens, max_memory, ctypes.byref(found))
+        if prompt is None:
+            self.library.check(call.attnport_embed(self.handle, *rest))
+        else:
+            self.library.check(call.attnport_embed_prompted(self.handle, prompt.encode(), *rest))
         return self._taken(found)
 
     def masks(self, lengths: Sequence[int], size: int = 0) -> dict[str, Array]:

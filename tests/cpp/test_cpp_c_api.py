@@ -191,10 +191,10 @@ def test_a_count_of_garbage_reads_no_more_tensors_than_the_model_takes(library: 
     assert (status, said) == (c.BAD_USE, "input 'more': the model has no such input; expected ids, attention_mask.")
 
 
-SIZE, FIRST_SIZE = ctypes.sizeof(c.Options), c.Options.providers.offset
+SIZE, FIRST_SIZE, SECOND_SIZE = ctypes.sizeof(c.Options), c.Options.providers.offset, c.Options.tokenize.offset
 
 
-@pytest.mark.parametrize("size", [0, 8, FIRST_SIZE - 8, FIRST_SIZE + 8, SIZE - 1, SIZE + 8, 2**63])
+@pytest.mark.parametrize("size", [0, 8, FIRST_SIZE - 8, FIRST_SIZE + 8, SECOND_SIZE + 8, SIZE - 1, SIZE + 8, 2**63])
 def test_options_of_another_version_are_refused(library: c.Library, made_bundle: Path, size: int) -> None:
     out = ctypes.c_void_p(1)
     given = c.Options(struct_bytes=size)
@@ -204,12 +204,15 @@ def test_options_of_another_version_are_refused(library: c.Library, made_bundle:
     assert said.startswith(f"attnport_options: got struct_bytes {size}; expected {SIZE}")
 
 
-def test_the_options_of_the_first_version_end_before_the_providers(library: c.Library, made_bundle: Path) -> None:
+def test_the_options_of_earlier_versions_end_before_what_came_later(library: c.Library, made_bundle: Path) -> None:
     garbage = c.providers(b"NoSuchExecutionProvider")
     out = ctypes.c_void_p()
-    given = c.Options(struct_bytes=FIRST_SIZE, providers=garbage)
-    library.check(library.call.attnport_open(str(made_bundle).encode(), ctypes.byref(given), ctypes.byref(out)))
-    library.call.attnport_close(out)
+    for given in (
+        c.Options(struct_bytes=FIRST_SIZE, providers=garbage),
+        c.Options(struct_bytes=SECOND_SIZE, tokenize=ctypes.cast(1, c.TOKENIZE)),
+    ):
+        library.check(library.call.attnport_open(str(made_bundle).encode(), ctypes.byref(given), ctypes.byref(out)))
+        library.call.attnport_close(out)
 
 
 def test_the_first_provider_that_starts_is_taken(library: c.Library, made_bundle: Path) -> None:

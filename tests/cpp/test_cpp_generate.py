@@ -107,6 +107,8 @@ def written(value: Any) -> Any:
         ("llama", {"max_tokens": 80, "stop": [], "beams": 2}),
         ("llama", {"max_tokens": 6, "temperature": 2.0, "top_k": 1, "seed": 4}),
         *((kind, {"max_tokens": 12, "beams": beams}) for kind in ("lfm2", "mamba") for beams in (1, 3)),
+        ("mistral", {"max_tokens": 160, "stop": []}),
+        ("gemma3", {"max_tokens": 160, "stop": [], "beams": 2}),
     ],
 )
 def test_tokens_are_pythons(cpp_build: Build, apps: Apps, kind: str, options: dict[str, Any]) -> None:
@@ -127,6 +129,14 @@ def test_the_cache_is_written_in_place_and_moves_only_to_grow(cpp_build: Build, 
     assert done.stdout.splitlines() == ["copied", *moved, *filled, "moved 131", *["in place 131"] * 9]
 
 
+def test_a_cache_of_the_last_places_stays_as_long_as_it_is(cpp_build: Build, apps: Apps) -> None:
+    done = cpp_build.run("steps_in_place", apps("mistral"), "ort_cpu", "150", *map(str, range(5, 25)))
+    assert done.returncode == 0, done.stderr
+    # A window of 6 tokens: 5 places of the prompt's 20 and 64 behind them, from which the last 5 move when it is full.
+    moved, filled = ["moved 69"], ["in place 69"] * 63
+    assert done.stdout.splitlines() == ["copied", *(moved + filled) * 2, *moved, *filled[:20]]
+
+
 def test_openvino_has_the_cache_from_the_second_token_on(cpp_build: Build, apps: Apps) -> None:
     done = cpp_build.run("steps_in_place", apps("llama"), "openvino", "9", "5", "17", "60")
     assert done.returncode == 0, done.stderr
@@ -140,6 +150,8 @@ def test_openvino_has_the_cache_from_the_second_token_on(cpp_build: Build, apps:
         ("llama", {"max_tokens": 40, "stop": [], "beams": 3}),
         ("gpt2", {"max_tokens": 30, "beams": 2, "stop": [7, 9, END]}),
         *((kind, {"max_tokens": 12, "beams": beams}) for kind in ("lfm2", "mamba") for beams in (1, 3)),
+        ("mistral", {"max_tokens": 160, "stop": []}),
+        ("gemma3", {"max_tokens": 160, "stop": [], "beams": 2}),
     ],
 )
 def test_openvino_gives_pythons_tokens(cpp_build: Build, apps: Apps, kind: str, options: dict[str, Any]) -> None:

@@ -82,6 +82,9 @@ def of_manifest(found: Manifest, data: bytes) -> Iterator[Row]:
         said = (mask.polarity, mask.alignment, mask.window, mask.carries, mask.keys)
         yield "mask", mask.kinds, mask.input, *said
     yield "decoder", found.io.stop, found.io.start, *dataclasses.astuple(found.io.rules or Rules())
+    yield "text", dict(found.prompts.named), found.prompts.default, found.text_limit
+    if found.io.window:
+        yield "window", *dataclasses.astuple(found.io.window)
     for name, form in sorted(found.forms.items()):
         yield from of_form(name, form)
     yield "goldens", found.goldens.file

@@ -41,6 +41,7 @@ def made_up(count: int) -> dict[str, Case]:
             creep=chance.choice([0, 0, MB // 2]),
             gives_back=chance.choice([False, True]),
             times=chance.choice([1, 3]),
+            left=chance.choice([False, True]),
         )
         for number in range(count)
     }
@@ -50,7 +51,8 @@ def line(case: Case) -> str:
     numbers = dataclasses.asdict(case) | {"lengths": ",".join(map(str, case.lengths))}
     order = ("lengths", "limit", "tokens", "base", "first", "rate", "passing", "creep", "gives_back", "times")
     numbers["gives_back"] = int(case.gives_back)
-    return " ".join("-" if numbers[name] is None else str(numbers[name]) for name in order)
+    said = " ".join("-" if numbers[name] is None else str(numbers[name]) for name in order)
+    return f"{said} left" if case.left else said
 
 
 def of_python(case: Case) -> str:

@@ -117,7 +117,7 @@ def assert_refused(build: Build, path: Path) -> None:
     done = build.run("tokenize", path, f"{TEXT} 1 9")
     assert done.returncode == caught.value.exit_code == 2
     assert done.stderr.startswith(f"error: {path} is not read here: ")
-    assert done.stderr.endswith(" give the model token ids of your own tokenizer.\n")
+    assert done.stderr.endswith(" give it the ids of your own by Options::tokenize, in C attnport_options.tokenize.\n")
     assert is_printable(done.stderr.removesuffix("\n"))
 
 

@@ -25,7 +25,7 @@ from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 from attnport_bundle.decoding import stepped
 
-FUSED = {"gpt2": 2, "llama": 2, "mistral": 2, "gemma3": 2, "gemma2": 2, "bloom": 2, "opt": 2}
+FUSED = {"gpt2": 2, "llama": 2, "mistral": 2, "gemma3": 2, "gemma2": 2, "qwen2": 2, "phi3": 2, "bloom": 2, "opt": 2}
 
 
 @pytest.mark.parametrize("kind", representatives(KINDS, QUICK))

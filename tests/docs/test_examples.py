@@ -46,11 +46,13 @@ READERS_OWN = {
     "attnport gpu-check": "attnport gpu-check --budget 1",
     "hf:sentence-transformers/all-MiniLM-L6-v2": "hf:path/to/minilm",
 }
-# What runs here, and nothing else: a new page with code must say below how it is run.
+# What runs here, and nothing else: a new page with code must say below how it is run. That of docs/corpus.md runs in
+# tests/serving.
 WITH_COMMANDS = {
     "README.md",
     "docs/bisect.md",
     "docs/ci.md",
+    "docs/corpus.md",
     "docs/decode.md",
     "docs/embedding-cpp.md",
     "docs/embedding-python.md",
@@ -63,6 +65,7 @@ WITH_COMMANDS = {
     "docs/precision.md",
     "docs/report.md",
     "docs/runtimes.md",
+    "docs/serve.md",  # in tests/serving, where there are servers
     "docs/start.md",
     "docs/tune.md",
     "examples/custom_attention.py",
@@ -71,11 +74,13 @@ WITH_COMMANDS = {
 WITH_PYTHON = {
     "README.md",
     "docs/ci.md",
+    "docs/corpus.md",
     "docs/decode.md",
     "docs/embedding-python.md",
     "docs/import.md",
     "docs/masks.md",
     "docs/own-module.md",
+    "docs/serve.md",
     "docs/start.md",
     "docs/tune.md",
 }
@@ -97,9 +102,10 @@ def page(name: str) -> str:
 def run(line: str, folder: Path) -> str:
     """Runs a line as in a terminal, with the commands of this environment first on the path.
 
-    What needs a GPU ends with 3 where there is none.
+    What needs a GPU or a server's package ends with 3 where there is none.
     """
-    expected = 3 if line.startswith("attnport gpu-check") and not find_gpus()[0] else 0
+    needs_gpu, needs_kserve = (line.startswith(f"attnport {verb}") for verb in ("gpu-check", "serve"))
+    expected = 3 if needs_kserve or (needs_gpu and not find_gpus()[0]) else 0
     for said, meant in READERS_OWN.items():
         line = line.replace(said, meant)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -80,7 +80,9 @@ def test_steps_are_those_of_a_copied_cache(artifacts: Once, kind: str, batch: in
     io = open_folder(folder).io
     for spec, _, _ in roles_of(io).caches:
         real = np.concatenate([keep, np.ones((batch, 43), dtype=bool)], axis=1)
-        found, wanted = (decoding.cache(spec.name).swapaxes(1, 2)[real] for decoding in (one, other))
+        caches = [decoding.cache(spec.name).swapaxes(1, 2) for decoding in (one, other)]
+        last = min(cache.shape[1] for cache in caches)  # what no token sees is let go at different times
+        found, wanted = (cache[:, -last:][real[:, -last:]] for cache in caches)
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
 
 
@@ -115,6 +117,7 @@ def test_a_prompt_of_one_token(artifacts: Once) -> None:
     session = session_of(folder)
     manifest = open_folder(folder)
     feeds: dict[str, Array] = {"input_ids": tokens(2, 1), "attention_mask": np.ones((2, 1), np.int64)}
+    feeds["position_ids"] = np.zeros((2, 1), np.int64)
     for spec, _, _ in roles_of(manifest.io).caches:
         feeds[spec.name] = np.zeros(spec.shape({"batch": 2, "past": 0}), np.float32)
     found = session.run(feeds)

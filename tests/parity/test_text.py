@@ -116,7 +116,7 @@ def test_a_rule_that_takes_too_many_steps_is_named(place: str, tokenizer: Path) 
     tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {place: rules[place]}))
     assert text_cases(IO, SENTENCES, tokenizer)
     with pytest.raises(
-        ArtifactError, match=r"tokenizer\.json cannot tokenise these sentences: .*retry-limit"
+        ArtifactError, match=r"tokenizer\.json cannot be applied to these texts: .*retry-limit"
     ) as caught:
         text_cases(IO, ["a" * 40 + "!"], tokenizer)
     assert caught.value.hint

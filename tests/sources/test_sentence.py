@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from attnport.artifacts import Prompts
 from attnport.errors import SpecError
 from attnport.sources.pooling import Pooling, Scores
-from attnport.sources.sentence import Head, read_head, read_lower, read_prompts
+from attnport.sources.sentence import Head, read_head, read_limit, read_lower, read_prompts
 
 PLAIN = SimpleNamespace()
 HIDDEN = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0))
@@ -196,17 +196,40 @@ def test_prompts_are_read(tmp_path: Path) -> None:
     assert read_prompts(tmp_path) == Prompts()
     prompts = {"query": "query: ", "document": ""}
     write(tmp_path, "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": None})
-    assert read_prompts(tmp_path) == Prompts({"query": "query: "})
+    assert read_prompts(tmp_path) == Prompts({"query": "query: ", "document": ""})
     assert read_prompts(tmp_path).usual == ""
     write(tmp_path, "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": "query"})
     assert read_prompts(tmp_path).usual == "query: "
 
 
-@pytest.mark.parametrize("values", [{"prompts": [1]}, {"prompts": {"a": 1}}, {"default_prompt_name": "x"}, []])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"prompts": [1]},
+        {"prompts": {"a": 1}},
+        {"default_prompt_name": "x"},
+        {"prompts": {"a": "\ud800"}},
+        {"prompts": {"a": "x" * 1001}},
+        [],
+    ],
+)
 def test_damaged_prompts_are_told(values: Any, tmp_path: Path) -> None:
     write(tmp_path, "config_sentence_transformers.json", values)
     with pytest.raises(SpecError, match=r"config_sentence_transformers\.json"):
         read_prompts(tmp_path)
+
+
+def test_the_limit_of_a_text_is_the_folders_or_else_the_tokenizers(tmp_path: Path) -> None:
+    assert read_limit(tmp_path, 512) == 512
+    assert read_limit(tmp_path, None) is None
+    write(tmp_path, "sentence_bert_config.json", {"max_seq_length": None})
+    assert read_limit(tmp_path, 512) == 512
+    write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 12})
+    assert read_limit(tmp_path, 512) == 12
+    for wrong in (0, "12", True, 1.5):
+        write(tmp_path, "sentence_bert_config.json", {"max_seq_length": wrong})
+        with pytest.raises(SpecError, match="got max_seq_length"):
+            read_limit(tmp_path, 512)
 
 
 def test_lower_case_is_read(tmp_path: Path) -> None:

@@ -22,14 +22,16 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Reads the contract, in the manifest of the bundle that the model was in, and the tokenizer."""
-        self.tokenizer = Tokenizer(HERE / "tokenizer.json", manifest.read(HERE).io)
+        bundle = manifest.read(HERE)
+        self.tokenizer = Tokenizer(HERE / "tokenizer.json", bundle.io, limit=bundle.text_limit)
+        self.prompt = bundle.prompts.usual
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Pads the texts of all requests to the longest of them: Triton then joins them for the model, too."""
         found = [_texts(request) for request in requests]
         texts = [text for each in found if isinstance(each, list) for text in each]
         try:
-            inputs = self.tokenizer.encode(texts) if texts else {}
+            inputs = self.tokenizer.encode(texts, prompt=self.prompt) if texts else {}
         except BundleError as err:
             return [_refused(str(err)) for _ in requests]
         responses: list[Any] = []

@@ -5,8 +5,8 @@ new key and value into it, and reads the places that are filled, so that nothing
 the longer cache as `Concat` does. It refuses several new tokens of several texts: they are left to `Concat` and
 `Attention`, in the other branch of an `If`. A model that takes one token at a time needs no `If`.
 
-A buffer has more places than tokens. So no size may come from the cache: they come from the mask, which is of all
-tokens, and from the new tokens. See docs/adr/0023-a-prompt-and-a-step-are-one-graph.md.
+A buffer has more places than tokens. So no size may come from the cache: they come from the mask of its places and of
+the new tokens, and from these. See docs/adr/0023-a-prompt-and-a-step-are-one-graph.md.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Cached:
 
 @dataclass(frozen=True)
 class _Lengths:
-    """Where the sizes come from: a mask `[B,P+S]` at its second axis, and new tokens `[B,S]` at theirs."""
+    """Where the sizes of a cache come from: a mask `[B,P+S]` at its second axis, and new tokens `[B,S]` at theirs."""
 
     mask: ir.Value
     ids: ir.Value
@@ -66,16 +66,17 @@ def update_in_place(model: ir.Model) -> None:
     found = [cached for node in model.graph if (cached := _cached(node)) is not None]
     caches = [past for cached in found for past in cached.pasts]
     lengths = _lengths(model, caches)
-    if lengths is None or len(set(caches)) != len(caches) or not _reads_sizes_alone(found):
+    if not lengths or len(set(caches)) != len(caches) or not _reads_sizes_alone(found):
         return
     build = Builder(model)
     build.before, build.scope = model.graph[0], "in_place"
-    places = _Places(build, lengths)
+    places = {past: _Places(build, of_past) for past, of_past in lengths.items()}
     for cached in found:
-        _sizes_from_elsewhere(cached, places)
+        own = places[_past(cached.pasts[0])]
+        _sizes_from_elsewhere(cached, own)
         build.before, build.scope = cached.node, str(cached.node.name)
-        _write(build, cached, places)
-    model.metadata_props[IN_PLACE] = str(lengths.ids.name)
+        _write(build, cached, own)
+    model.metadata_props[IN_PLACE] = str(next(iter(lengths.values())).ids.name)
     model.graph.opset_imports.setdefault(DOMAIN, 1)
     passes.RemoveUnusedNodesPass()(model)
     passes.TopologicalSortPass()(model)
@@ -122,22 +123,28 @@ def _put_behind(value: ir.Value | None) -> tuple[ir.Value, ir.Value] | None:
     return (past, new) if axis in (_LENGTH, _LENGTH - 4) else None
 
 
-def _lengths(model: ir.Model, caches: Sequence[ir.Value]) -> _Lengths | None:
-    """The inputs that tell the lengths of caches, by the names of the dims; None if there is a cache besides them."""
-    names = {str((dims_of(cache) or [None] * 4)[_LENGTH]) for cache in caches}
-    if len(names) != 1:
-        return None
-    past = names.pop()
-    if any(past in (dims_of(value) or []) and value not in caches for value in model.graph.inputs):
-        return None
-    by_dim = {str(dims[1]): value for value in model.graph.inputs if (dims := dims_of(value)) and len(dims) == 2}
-    for dim, mask in by_dim.items():
-        parts = dim.split("+")
-        if len(parts) == 2 and past in parts:  # in either order
-            seq = parts[parts[0] == past]
-            if seq in by_dim:
-                return _Lengths(mask, by_dim[seq])
-    return None
+def _past(cache: ir.Value) -> str:
+    """The name of a cache's length."""
+    return str((dims_of(cache) or [None] * 4)[_LENGTH])
+
+
+def _lengths(model: ir.Model, caches: Sequence[ir.Value]) -> dict[str, _Lengths]:
+    """By the name of a length, the inputs that tell it; none if one is not told, or there is a cache besides these."""
+    by_dim: dict[str, ir.Value] = {}
+    for value in model.graph.inputs:
+        if (dims := dims_of(value)) and len(dims) == 2:
+            by_dim.setdefault(str(dims[1]), value)
+    found: dict[str, _Lengths] = {}
+    for past in dict.fromkeys(map(_past, caches)):
+        if any(past in (dims_of(value) or []) and value not in caches for value in model.graph.inputs):
+            return {}
+        for dim, mask in by_dim.items():
+            parts = dim.split("+")
+            if len(parts) == 2 and past in parts and parts[parts[0] == past] in by_dim:  # in either order
+                found.setdefault(past, _Lengths(mask, by_dim[parts[parts[0] == past]]))
+        if past not in found:
+            return {}
+    return found
 
 
 def _reads_sizes_alone(found: Sequence[_Cached]) -> bool:

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* The version of this interface; attnport_abi_version() is that of the library that was loaded. */
-#define ATTNPORT_ABI_VERSION 3
+#define ATTNPORT_ABI_VERSION 4
 
 typedef enum attnport_status {
     ATTNPORT_OK = 0,
@@ -59,6 +59,11 @@ typedef struct attnport_plugin {
     const char* library;
 } attnport_plugin;
 
+/* Since version 4 of the interface, an application's own tokenizer: writes the ids of a text (UTF-8), with the special
+ * tokens around it, to `ids`, at most `longest` of them, and returns how many; below 0: it failed. It cuts a text that is
+ * too long, as only it knows the special tokens that stay behind it. May be called from every thread that embeds. */
+typedef int64_t (*attnport_tokenize)(void* user, const char* text, int64_t* ids, int64_t longest);
+
 /* How a bundle is opened; all zero is a good choice but for `struct_bytes`, which is sizeof(attnport_options): a
  * library of a later version knows an older caller by it, and an older library refuses a later caller. */
 typedef struct attnport_options {
@@ -73,6 +78,9 @@ typedef struct attnport_options {
     const char* const* providers;   /* ONNX Runtime's, to try in this order, with NULL behind the last; NULL: the one
                                        that the form was judged on */
     const attnport_plugin* plugins; /* with one whose name is NULL behind the last; NULL: none */
+    /* Since version 4: */
+    attnport_tokenize tokenize; /* NULL: the bundle's tokenizer, which has to be BERT's */
+    void* tokenize_user;        /* what it is given */
 } attnport_options;
 
 typedef struct attnport_model attnport_model;
@@ -105,6 +113,12 @@ ATTNPORT_C_API attnport_status attnport_map(attnport_model* model, const attnpor
 /* Since version 3: the vectors of any number of texts (UTF-8), one output [texts, width]; see attnport_map. */
 ATTNPORT_C_API attnport_status attnport_embed(attnport_model* model, const char* const* texts, size_t count,
                                               int64_t tokens, int64_t max_memory, attnport_outputs** outputs);
+
+/* Since version 4: as attnport_embed, with the prompt of that name before each text. NULL: the model's default one, if it
+ * has one, as attnport_embed does; "": none. */
+ATTNPORT_C_API attnport_status attnport_embed_prompted(attnport_model* model, const char* prompt,
+                                                       const char* const* texts, size_t count, int64_t tokens,
+                                                       int64_t max_memory, attnport_outputs** outputs);
 
 /* Every input that says what is padding, for items of `lengths` padded on the right to `size` (0: the longest). */
 ATTNPORT_C_API attnport_status attnport_masks(attnport_model* model, const int64_t* lengths, size_t count, int64_t size,

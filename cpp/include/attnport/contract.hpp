@@ -71,6 +71,13 @@ struct Rules {
     bool renormalize = false;       ///< of beams: probabilities are those of what the other rules leave
 };
 
+/// What the layers of a decoder that have a sliding window keep of the past.
+struct Window {
+    std::string dim;                       ///< the length of their caches
+    std::int64_t places = 1;               ///< so many places before a new token may be seen; they hold these at least
+    std::optional<std::string> positions;  ///< the input of the new tokens' positions; none = the model counts them
+};
+
 /// The whole contract.
 struct IO {
     std::vector<TensorSpec> inputs;
@@ -80,6 +87,7 @@ struct IO {
     std::vector<std::int64_t> stop;   ///< of a decoder, the token ids behind which a text ends
     std::vector<std::int64_t> start;  ///< of a decoder behind an encoder, the token ids that a text begins with
     Rules rules = {};                 ///< of a decoder, how its tokens are chosen
+    std::optional<Window> window = {};  ///< of a decoder with caches that need not hold all tokens, what they hold
 };
 
 }  // namespace attnport

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include <attnport/contract.hpp>
 #include <attnport/error.hpp>
 #include <attnport/tensor.hpp>
+#include <attnport/tokenizer.hpp>
 
 namespace attnport {
 
@@ -42,6 +44,9 @@ struct Options {
     std::filesystem::path onnxruntime = {};
     /// Takes what one should know and is no error, such as a form that was passed over; empty = to stderr.
     std::function<void(const std::string&)> warn = {};
+    /// Makes the ids of a text for `embed`, by a tokenizer of the application's own; empty = the bundle's, which has to
+    /// be BERT's. May be called from several threads at once if `embed` is.
+    Tokenize tokenize = {};
 };
 
 /// How many items are run.
@@ -51,6 +56,9 @@ struct MapOptions {
     /// What the process may hold, resident, with all that it held before; none = no limit. Batches begin small, and
     /// grow as far as the limit allows by what they were measured to take. Linux only.
     std::optional<std::int64_t> max_memory_bytes = {};
+    /// Of `embed`: the name of the prompt (`prompts`) to put before each text; none = the model's default one, if it has
+    /// one; "" = no prompt.
+    std::optional<std::string> prompt = {};
 };
 
 /// How a decoder with its cache continues prompts.
@@ -108,10 +116,10 @@ public:
     [[nodiscard]] Outputs run_device(const Inputs& inputs) const;
 
     /// Runs any number of items, in batches of like length; results are in the order of the items. Inputs are as those
-    /// of `run`, padded at the end to the longest item. In outputs with a row for each token, what stands behind the
-    /// last real token is zero.
+    /// of `run`, padded to the longest item, all at the end or all at the beginning. In outputs with a row for each token,
+    /// columns that are padding for all of a batch are zero.
     ///
-    /// Throws as `run`, and FeedError: the model has no single padding mask [batch, seq], or an output without items;
+    /// Throws as `run`, and FeedError: the model's padding masks are not [batch, seq], or it has an output without items;
     /// or the limit is too low, with what is held and needed.
     [[nodiscard]] Outputs map(const Inputs& inputs, const MapOptions& options = {}) const;
 
@@ -121,11 +129,13 @@ public:
         return map(Inputs(inputs.begin(), inputs.end()), options);
     }
 
-    /// The vectors of any number of texts (UTF-8), [texts, width] in their order, by the bundle's tokenizer; what the
-    /// model cannot hold is cut at a text's end. See `map`.
+    /// The vectors of any number of texts (UTF-8), [texts, width] in their order, by the bundle's tokenizer or
+    /// `Options::tokenize`; what the model cannot hold is cut. See `map`. Of a model of sentence-transformers, they are
+    /// those of its `encode`.
     ///
-    /// Throws as `map`, and FeedError: there is no text, one is no UTF-8, or no output is a vector for each text.
-    /// Error: the bundle has no tokenizer, or one of another kind than BERT's.
+    /// Throws as `map`, and FeedError: there is no text, one is no UTF-8, there is no such prompt, or no output is a
+    /// vector for each text. Error: the bundle has no tokenizer, or one of another kind than BERT's and there is no
+    /// `Options::tokenize`.
     [[nodiscard]] Tensor embed(const std::vector<std::string>& texts, const MapOptions& options = {}) const;
 
     /// Continues prompts of token ids, token by token, and returns the new ones. All run as one batch, with the keys and
@@ -143,6 +153,10 @@ public:
     // These, as all else, throw Error for a model that was moved from.
     [[nodiscard]] const std::string& name() const;     ///< the model's
     [[nodiscard]] const IO& io() const;                ///< the contract
+    /// What the model expects before a text, by the text's use, as `query`; see `MapOptions::prompt`.
+    [[nodiscard]] const std::map<std::string, std::string>& prompts() const;
+    /// The prompt that `embed` puts before texts unless a call says otherwise; "" = none.
+    [[nodiscard]] const std::string& default_prompt_name() const;
     [[nodiscard]] const std::string& form() const;     ///< the form that is open
     [[nodiscard]] const std::string& version() const;  ///< the runtime's release
     [[nodiscard]] const std::string& device() const;   ///< the device that it runs on

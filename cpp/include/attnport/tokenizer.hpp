@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,30 +17,41 @@ namespace attnport {
 
 class Model;
 
-/// Fills every input of a text model: token ids, type ids, and what says where padding is. BERT's tokenizers only.
+/// An application's own tokenizer: the ids of a text (UTF-8), with the special tokens around it, and at most `longest` of
+/// them. It cuts a text that is too long, as only it knows the special tokens that stay behind it.
+using Tokenize = std::function<std::vector<std::int64_t>(const std::string& text, std::int64_t longest)>;
+
+/// Fills every input of a text model: token ids, type ids, and what says where padding is. BERT's tokenizers, or ids that
+/// an application makes.
 class ATTNPORT_API Tokenizer {
 public:
-    /// Reads the bundle's `tokenizer.json`, for the contract of the model that is to be fed.
+    /// Reads the bundle's `tokenizer.json`, for the contract of the model that is to be fed. With `tokenize`, the ids are
+    /// those that it makes, type ids are 0, and of the file only the side and the id of padding and the special tokens
+    /// are read. `limit` is the most tokens of a text, if that is fewer than the model takes.
     ///
-    /// Throws Error: the file is of another kind, or the model reads no text. What was moved from is only to be
-    /// destroyed or assigned to; its `encode` throws Error.
-    Tokenizer(const std::filesystem::path& path, const IO& io);
+    /// Throws Error: the file is of another kind than BERT's and there is no `tokenize`, or the model reads no text. What
+    /// was moved from is only to be destroyed or assigned to; its `encode` throws Error.
+    Tokenizer(const std::filesystem::path& path, const IO& io, Tokenize tokenize = {},
+              std::optional<std::int64_t> limit = {});
     Tokenizer(Tokenizer&&) noexcept;
     Tokenizer& operator=(Tokenizer&&) noexcept;
     Tokenizer(const Tokenizer&) = delete;
     Tokenizer& operator=(const Tokenizer&) = delete;
     ~Tokenizer();
 
-    /// One row a text (UTF-8), padded on the right to the longest; what the model cannot hold is cut at its end.
+    /// One row a text (UTF-8), padded to the longest on the side that the file says; what the model cannot hold is cut.
+    /// `prompt` is put before each text; the model does not pool its tokens if it takes a `pooled_mask`.
     ///
-    /// Throws FeedError: no text, one that is no UTF-8, or several lengths for a model that takes no padding mask.
-    [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts) const;
+    /// Throws FeedError: no text, one that is no UTF-8, or several lengths for a model that takes no padding mask; or the
+    /// application's tokenizer gave too many ids.
+    [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts,
+                                             const std::string& prompt = {}) const;
 
 private:
     friend class Model;  // which reads many texts in parts
     struct Rules;
-    [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts, std::size_t begin,
-                                             std::size_t end) const;
+    [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts, std::size_t begin, std::size_t end,
+                                             const std::string& prompt) const;
 
     std::unique_ptr<Rules> rules_;
 };

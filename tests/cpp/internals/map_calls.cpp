@@ -2,7 +2,7 @@
 //
 // A line is a case: LENGTHS LIMIT TOKENS BASE FIRST RATE PASSING CREEP GIVES TIMES, a limit of `-` for none. Answers with the shapes
 // of the calls, then the elements of rows and vectors, or the message of what was thrown. A word behind the numbers says
-// what is wrong with the inputs: `fewer`, `narrow`, `cuda` or `nowhere`.
+// that the inputs are padded at the `left`, or what is wrong with them: `fewer`, `narrow`, `cuda` or `nowhere`.
 #include <algorithm>
 #include <cstdint>
 #include <iostream>
@@ -34,7 +34,7 @@ struct Case {
     std::int64_t creep = 0;
     std::int64_t gives_back = 0;
     std::int64_t times = 0;
-    std::string wrong;
+    std::string word;
 };
 
 Case read(const std::string& line) {
@@ -43,7 +43,7 @@ Case read(const std::string& line) {
     std::string limit;
     Case found;
     words >> lengths >> limit >> found.tokens >> found.base >> found.first >> found.rate >> found.passing >>
-        found.creep >> found.gives_back >> found.times >> found.wrong;
+        found.creep >> found.gives_back >> found.times >> found.word;
     std::istringstream numbers(lengths);
     for (std::string number; std::getline(numbers, number, ',');) found.lengths.push_back(std::stoll(number));
     if (limit != "-") found.limit = std::stoll(limit);
@@ -124,10 +124,10 @@ std::string digits(const Tensor& tensor) {
 
 /// The ids, with what a case has wrong.
 attnport::Input ids_of(const Case& asked, const std::vector<std::int64_t>& ids, attnport::Shape shape) {
-    if (asked.wrong == "fewer") --shape[0];
-    if (asked.wrong == "narrow") --shape[1];
-    const auto place = asked.wrong == "cuda" ? attnport::Place::Cuda : attnport::Place::Cpu;
-    return {"ids", asked.wrong == "nowhere" ? nullptr : ids.data(), std::move(shape), place};
+    if (asked.word == "fewer") --shape[0];
+    if (asked.word == "narrow") --shape[1];
+    const auto place = asked.word == "cuda" ? attnport::Place::Cuda : attnport::Place::Cpu;
+    return {"ids", asked.word == "nowhere" ? nullptr : ids.data(), std::move(shape), place};
 }
 
 std::string answer(const Case& asked) {
@@ -139,7 +139,7 @@ std::string answer(const Case& asked) {
     std::vector<std::int64_t> mask;
     for (const std::int64_t length : asked.lengths) {
         for (std::int64_t place = 0; place < size; ++place) {
-            mask.push_back(place < length ? 1 : 0);
+            mask.push_back((asked.word == "left" ? size - 1 - place : place) < length ? 1 : 0);
             ids.push_back(static_cast<std::int64_t>(mask.size()) % 1000 * mask.back());
         }
     }

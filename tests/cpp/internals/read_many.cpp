@@ -73,6 +73,8 @@ Rows rows(const reader::Manifest& manifest) {
     found.add("decoder", manifest.io.stop, manifest.io.start, rules.suppress, rules.suppress_first, rules.bad_words,
               rules.forced_first, rules.forced_last, rules.min_length, rules.min_tokens, rules.repetition_penalty,
               rules.no_repeat_ngram, rules.beams, rules.length_penalty, rules.early_stopping, rules.renormalize);
+    found.add("text", manifest.prompts.named, manifest.prompts.default_name, manifest.text_limit);
+    if (const auto& window = manifest.io.window) found.add("window", window->dim, window->places, window->positions);
     for (const auto& [name, form] : manifest.forms) found.add(name, form);
     found.add("goldens", manifest.goldens.file);
     for (const auto& bound : manifest.goldens.bounds) {

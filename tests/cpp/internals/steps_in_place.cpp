@@ -34,6 +34,7 @@ public:
         return steps_->run(std::move(inputs));
     }
     void take(const std::vector<std::size_t>& texts) override { steps_->take(texts); }
+    void drop(std::int64_t count) override { steps_->drop(count); }
 
 private:
     std::unique_ptr<Steps> steps_;

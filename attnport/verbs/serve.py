@@ -1,0 +1,36 @@
+"""`attnport serve`: answers requests for bundles over the open inference protocol, on an engine that exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnport_bundle import serving
+from attnport_bundle.serve_options import Options
+
+
+def serve(
+    folder: Path | None = None,
+    engine: str = "kserve",
+    *,
+    models: Sequence[str] = (),
+    key: Path | None = None,
+    tell: Callable[[str], None] = lambda message: None,
+    **options: Any,
+) -> None:
+    """Serves bundles until the process is told to stop, and answers what was accepted before it returns.
+
+    Args:
+        folder: A bundle, which is served under its own name.
+        engine: `kserve`, one process, or `ray`, replicas on a cluster.
+        models: Further bundles, `NAME=FOLDER` each.
+        key: The public key (PEM) that every bundle must be signed with.
+        tell: Called with one line when requests are about to be answered.
+        options: As of `attnport_bundle.serve_options.Options`.
+
+    Raises:
+        UnavailableError: the engine's package is not installed.
+        AttnportError: there is no such engine or bundle, or one does not pass its self-test.
+    """
+    serving.serve(serving.named(models, folder), engine, Options(**options), key, tell)

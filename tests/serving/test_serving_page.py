@@ -1,0 +1,73 @@
+"""What docs/serve.md shows: its command, its client's program, its curl, and the configurations of both engines."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from loads.server import environment, free_port, serving
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "serve.md").read_text("utf-8")
+pytestmark = pytest.mark.timeout(300)
+
+
+def block(language: str, words: str) -> str:
+    """The fenced block of a language that has these words."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    (found,) = (text for text in blocks if words in text)
+    return str(found)
+
+
+def test_the_program_and_curl_of_the_page_are_answered(minilm: Path) -> None:
+    assert "attnport serve app/" in PAGE
+    with serving("kserve", {}, command=["attnport", "serve", str(minilm)]) as server:
+        program = block("python", "tritonclient").replace("8080", str(server.port))
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert done.stdout == "(2, 384)\n", done.stderr
+        curl = re.search(r"^curl .*?(?=^```)", PAGE, re.DOTALL | re.MULTILINE)
+        assert curl
+        line = curl[0].replace("8080", str(server.port))
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+        assert json.loads(done.stdout)["outputs"][0]["shape"] == [1, 384], done.stdout + done.stderr
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray, where it is imported
+def test_the_application_of_the_configuration_is_one_that_ray_builds(minilm: Path) -> None:
+    from attnport_bundle import serving_ray
+
+    (told,) = yaml.safe_load(block("yaml", "import_path"))["applications"]
+    module, _, name = told["import_path"].partition(":")
+    assert getattr(sys.modules[module], name) is serving_ray.app
+    built = serving_ray.app({**told["args"], "models": {"minilm": str(minilm)}})
+    assert type(built).__name__ == "Application"
+
+
+def test_the_container_of_the_service_runs_the_readers_command(minilm: Path) -> None:
+    (container,) = yaml.safe_load(block("yaml", "InferenceService"))["spec"]["predictor"]["containers"]
+    python, *words = container["command"]
+    assert python == "python"
+    assert words[:3] == ["-m", "attnport_bundle", "serve"]
+    words = [sys.executable, *(word.replace("/mnt/models", str(minilm)) for word in words)]
+    with serving("kserve", {}, command=words) as server:
+        assert container["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"
+        assert server.process.poll() is None
+
+
+def test_a_port_that_is_taken_ends_the_server_with_an_error(minilm: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        command = [sys.executable, "-m", "attnport_bundle", "serve", str(minilm), "--grpc-port", str(free_port())]
+        done = subprocess.run(
+            [*command, "--port", str(taken.getsockname()[1])], capture_output=True, text=True, env=environment()
+        )
+    assert done.returncode != 0
+    assert "address already in use" in done.stderr
