@@ -12,15 +12,19 @@ from decoders import END, STATES, VOCABULARY, Once, continued
 from representatives import representatives
 
 import attnport
+from attnport.artifacts import IOContract
 from attnport.cases.choosing import cases_of, few_batches
 from attnport.cases.decoding import GROUP, decoding_cases, in_steps
+from attnport.dims import Dim, TensorSpec
 from attnport.errors import FeedError, SpecError
 from attnport.folder.opened import opened
 from attnport.folder.workspace import open_folder
+from attnport.masks.spec import MaskSpec
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
-from attnport_bundle.decoding import Decoding
+from attnport_bundle.contract import Window
+from attnport_bundle.decoding import Buffers, Decoding
 from attnport_bundle.roles import roles_of
 
 PROMPTS = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
@@ -175,3 +179,63 @@ def test_a_step_is_one_token_and_no_prompt_is_passed_at_once(artifacts: Once) ->
 
     assert len(list(generated(Decoding(run, io, roles_of(io)), [[5, 17, 60]], Options(max_tokens=2)))) == 2
     assert calls == [(1, 1)] * 4
+
+
+def test_a_state_a_window_and_a_cache_of_all_tokens_go_together() -> None:
+    sizes = (Dim("batch", 1, 1, 4), Dim("past", 0, 1, 400), Dim("kept", 0, 1, 400))
+    inputs = (
+        TensorSpec("ids", "int64", ("batch", 1), high=VOCABULARY),
+        TensorSpec("mask", "int64", ("batch", "past+1"), high=2),
+        TensorSpec("near", "int64", ("batch", "kept+1"), high=2),
+        TensorSpec("all", "float32", ("batch", "past")),
+        TensorSpec("last", "float32", ("batch", "kept")),
+        TensorSpec("state", "float32", ("batch",)),
+    )
+    outputs = tuple(
+        TensorSpec(name, "float32", ("batch", *dims))
+        for name, dims in (("logits", (VOCABULARY,)), ("all_", ("past+1",)), ("last_", ("kept+1",)), ("state_", ()))
+    )
+    masks = (MaskSpec(("padding",), "mask"), MaskSpec(("padding",), "near"))
+    io = IOContract(inputs, outputs, sizes, masks, window=Window("kept", 3))
+    most = 0
+
+    def step(ids: Any, mask: Any, near: Any, **kept: Any) -> dict[str, Any]:
+        nonlocal most
+        most = max(most, near.shape[1])
+        full, last = np.append(kept["all"], ids, 1), np.append(kept["last"], ids, 1)
+        state = kept["state"] / 2 + ids[:, 0] * mask[:, -1]
+        seen = (full * mask).sum(1) + 3 * (last * near)[:, -4:].sum(1) + 7 * state
+        made = {"all_": full, "last_": last, "state_": state, "logits": -abs(np.arange(VOCABULARY) - seen[:, None])}
+        return {name: array.astype(np.float32) for name, array in made.items()}
+
+    def in_place(feeds: Any, buffers: Any) -> dict[str, Any]:
+        lengths = {"all": feeds["mask"].shape[1], "last": feeds["near"].shape[1]}
+        filled = {name: buffer[:, : lengths[name] - 1] for name, (_, buffer) in buffers.items()}
+        made = step(**feeds, **filled)
+        for name, (output, buffer) in buffers.items():
+            buffer[:, : lengths[name]] = made.pop(output)
+        return made
+
+    roles, rng = roles_of(io), np.random.default_rng(0)
+    assert [axis for _, _, axis in roles.caches] == [1, 1, None]
+    ids, keep = rng.integers(1, VOCABULARY, (2, 200)), np.ones((2, 200), bool)
+    keep[1, :4] = False
+    copied, kept = Decoding(step, io, roles), Decoding(step, io, roles, lambda of: Buffers(in_place, of))
+    whole_text = {"all": np.zeros((2, 0)), "last": np.zeros((2, 0)), "state": np.zeros(2)}
+    for at in range(200):
+        whole = keep[:, : at + 1].astype(int)
+        expected = step(ids[:, at : at + 1], whole, whole, **whole_text)
+        whole_text = {name: expected[f"{name}_"] for name in whole_text}
+        most = 0
+        for decoding, longest in ((copied, 4), (kept, 4 + 64)):
+            scores = decoding.push(ids[:, at : at + 1], keep[:, at : at + 1])
+            np.testing.assert_array_equal(scores, expected["logits"])
+            assert most <= longest
+        if at == 120:
+            whole_text = {name: array[[1, 0]] for name, array in whole_text.items()}
+            ids, keep = ids[[1, 0]], keep[[1, 0]]
+            copied.take(np.array([1, 0]))
+            kept.take(np.array([1, 0]))
+    assert most > 4
+    for name, array in whole_text.items():
+        np.testing.assert_array_equal(kept.cache(name), array[:, -most:] if name == "last" else array)
