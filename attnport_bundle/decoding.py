@@ -54,7 +54,7 @@ def steps_of(session: object) -> MakeSteps:
 
 class Buffers:
     """`Steps` of a model that writes to its caches: each is a buffer with more places than tokens, which have a meaning
-    up to the last token."""
+    up to the last token. States are given and taken at every step."""
 
     def __init__(
         self, step: Callable[[Mapping[str, Array], Mapping[str, tuple[str, Array]]], dict[str, Array]], roles: Roles
@@ -72,16 +72,23 @@ class Buffers:
     def begin(self, caches: Mapping[str, Array]) -> None:
         """Takes caches, by input."""
         self._held = dict(caches)
-        self._lengths = {spec.name: caches[spec.name].shape[axis] for spec, _, axis in self._roles.caches}
+        self._lengths = {
+            spec.name: caches[spec.name].shape[axis] for spec, _, axis in self._roles.caches if axis is not None
+        }
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Runs one new token of every text; gives the outputs that follow no cache."""
-        for spec, _, axis in self._roles.caches:
+        given = dict(feeds)
+        buffers: dict[str, tuple[str, Array]] = {}
+        for spec, output, axis in self._roles.caches:
+            if axis is None:
+                given[spec.name] = self._held[spec.name]
+                continue
             if self._held[spec.name].shape[axis] == self._lengths[spec.name]:
                 self._held[spec.name] = _larger(self._held[spec.name], axis)
-        outputs = self._step(
-            feeds, {spec.name: (output, self._held[spec.name]) for spec, output, _ in self._roles.caches}
-        )
+            buffers[spec.name] = output, self._held[spec.name]
+        outputs = self._step(given, buffers)
+        self._held |= {spec.name: outputs.pop(output) for spec, output, axis in self._roles.caches if axis is None}
         self._lengths = {name: length + 1 for name, length in self._lengths.items()}
         return outputs
 
@@ -101,7 +108,8 @@ class Buffers:
         import numpy as np
 
         axis = next(axis for spec, _, axis in self._roles.caches if spec.name == name)
-        return np.ascontiguousarray(self._held[name][_places(axis, 0, self._lengths[name])])
+        held = self._held[name]
+        return held if axis is None else np.ascontiguousarray(held[_places(axis, 0, self._lengths[name])])
 
 
 def _larger(held: Array, axis: int) -> Array:
@@ -126,7 +134,8 @@ def _places(axis: int, begin: int, end: int) -> tuple[slice, ...]:
 
 def kept_axes(roles: Roles) -> list[tuple[TensorSpec, int]]:
     """The caches that hold the last places alone, each with the axis of its length."""
-    return [(spec, axis) for spec, _, axis in roles.caches if roles.kept and spec.name in roles.kept.names]
+    names = roles.kept.names if roles.kept else ()
+    return [(spec, axis) for spec, _, axis in roles.caches if axis is not None and spec.name in names]
 
 
 def dropped(array: Array, axis: int, count: int) -> Array:
@@ -201,7 +210,8 @@ class Decoding:
         self._drop(self.surplus)
         feeds = {**self._context, roles.ids.name: ids_BS.astype(roles.ids.dtype)}
         if roles.mask:
-            feeds[roles.mask.name] = (whole_BT if roles.whole else self._keep_BT).astype(roles.mask.dtype)
+            mask = (whole_BT if roles.past else keep_BS) if roles.whole else self._keep_BT
+            feeds[roles.mask.name] = mask.astype(roles.mask.dtype)
         new = ids_BS.shape[1]
         if roles.kept:
             feeds[roles.kept.mask.name] = whole_BT[:, -(self._kept + new) :].astype(roles.kept.mask.dtype)
@@ -222,7 +232,8 @@ class Decoding:
             for spec, output, axis in roles.caches:
                 # A session may return half precision, where its file has it.
                 made = self.outputs.pop(output).astype(spec.dtype, copy=False)
-                self._caches[spec.name] = made if roles.grown else np.concatenate([self._caches[spec.name], made], axis)
+                whole = axis is None or roles.grown
+                self._caches[spec.name] = made if whole else np.concatenate([self._caches[spec.name], made], axis)
         self._keep_BT = whole_BT
         self._kept += new
         logits = self.outputs[roles.logits.name]
@@ -289,7 +300,7 @@ def stepped(
     """The outputs of one pass over all tokens, computed by a prompt and then one token at a time.
 
     Args:
-        prompt: How many of the tokens the prompt has.
+        prompt: How many of the tokens the prompt has, where the model takes several at a time.
         feeds: The inputs of a pass with an empty cache.
         make_steps: As of `Decoding`.
     """
@@ -302,21 +313,22 @@ def stepped(
         keep_BS = feeds[roles.mask.name][:, roles.start :].astype(bool)
     context = {spec.name: feeds[spec.name] for spec in roles.context}
     decoding = Decoding(run, io, roles, make_steps, context)
-    ends = [prompt, *range(prompt + 1, ids_BS.shape[1] + 1)]
+    ends = range(min(prompt, roles.longest_seq), ids_BS.shape[1] + 1)
     logits = []
     gone: dict[str, list[Array]] = {spec.name: [] for spec, _, _ in roles.caches}
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
         if count := decoding.surplus:
-            for spec, axis in kept_axes(roles):
-                gone[spec.name].append(decoding.cache(spec.name).take(range(count), axis))
+            for spec, length_axis in kept_axes(roles):
+                gone[spec.name].append(decoding.cache(spec.name).take(range(count), length_axis))
         decoding.push(ids_BS[:, start:end], keep_BS[:, start:end])
         logits.append(decoding.outputs[roles.logits.name])
     first = 0 if roles.grown else roles.start
-    whole = {
-        output: np.concatenate([*gone[spec.name], decoding.cache(spec.name)], axis)
-                  .take(range(first, roles.start + ends[-1]), axis)
-        for spec, output, axis in roles.caches
-    }  # fmt: skip
+    whole = {}
+    for spec, output, axis in roles.caches:
+        held = decoding.cache(spec.name)
+        if axis is not None:
+            held = np.concatenate([*gone[spec.name], held], axis).take(range(first, roles.start + ends[-1]), axis)
+        whole[output] = held
     scores = np.concatenate(logits, axis=1) if roles.each else logits[-1]
     made = {**whole, roles.logits.name: scores}
     return {spec.name: made[spec.name] for spec in io.outputs}

@@ -40,6 +40,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
                     "max_position_embeddings": 128, "word_embed_proj_dim": 32}),
 }  # fmt: skip
 """By name, the beginning of the class in transformers, and its config."""
+STATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": ("Lfm2", {**_SMALL, **_WIDTHS, "num_key_value_heads": 2, "max_position_embeddings": 320,
+                      "layer_types": ["conv", "full_attention"]}),
+    "mamba": ("Mamba", {**_SMALL, "hidden_size": 32, "state_size": 4}),
+    "falcon_h1": ("FalconH1", {**_SMALL, **_WIDTHS, "num_key_value_heads": 2, "max_position_embeddings": 320,
+                               "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8,
+                               "mamba_chunk_size": 8}),
+}  # fmt: skip
+"""As `KINDS`, of decoders with states: those of convolutions, of a state space alone, and both beside attention."""
 QUICK = ("gpt2", "mistral")
 """A table of positions, and a window with grouped heads."""
 
@@ -50,7 +59,8 @@ def saved(kind: str, folder: Path, **changed: Any) -> Path:
     Args:
         changed: Of its config.
     """
-    name, config = KINDS[kind][0], {**KINDS[kind][1], **changed}
+    name, config = {**KINDS, **STATES}[kind]
+    config = {**config, **changed}
     torch.manual_seed(0)
     causal = "Gemma3ForCausalLM" if name == "Gemma3Text" else f"{name}{'LMHead' if name == 'GPT2' else 'ForCausalLM'}"
     causal += "Model" if name == "GPT2" else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -12,10 +13,10 @@ import numpy as np
 
 from attnport.artifacts import Manifest
 from attnport.cases.decoding import GROUP as DECODING
-from attnport.cases.decoding import decoding_cases
+from attnport.cases.decoding import decoding_cases, of_all_tokens
 from attnport.cases.inputs import Case, cases
 from attnport.cases.inputs import case as given_case
-from attnport.cases.text import text_cases
+from attnport.cases.text import SENTENCES, text_cases
 from attnport.errors import UsageError
 
 
@@ -33,7 +34,10 @@ def cases_of(
                 hint="Leave --text out, or give tensors with --inputs.",
             )
         texts = [manifest.prompts.usual + sentence for sentence in sentences]
-        chosen += text_cases(manifest.io, texts, folder / manifest.tokenizer, batch)
+        whole = of_all_tokens(manifest.io)
+        group = "text" if whole is manifest.io else DECODING
+        read = text_cases(whole, texts, folder / manifest.tokenizer, batch)
+        chosen += [dataclasses.replace(one, group=group) for one in read]
     return chosen
 
 
@@ -42,13 +46,18 @@ def few_batches(tried: Sequence[Case], count: int) -> list[Case]:
 
     Of the cases that are run token by token, the shorter one is kept.
     """
-    decoding = [case for case in tried if case.group == DECODING]
+    decoding = [case for case in tried if case.group == DECODING and not _is_text(case)]
     tried = [case for case in tried if case not in decoding[1:]]
-    text = sorted((case for case in tried if case.group == "text"), key=_size)
+    text = sorted((case for case in tried if _is_text(case)), key=_size)
     if len(text) <= count:
         return list(tried)
     kept = {text[index * (len(text) - 1) // max(count - 1, 1)].name for index in range(count)}
-    return [case for case in tried if case.group != "text" or case.name in kept]
+    return [case for case in tried if not _is_text(case) or case.name in kept]
+
+
+def _is_text(case: Case) -> bool:
+    """Whether it is a batch of sentences, also of a model that runs them token by token."""
+    return case.name.startswith(SENTENCES)
 
 
 def _size(case: Case) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 
 from attnport.artifacts import IOContract
 from attnport.cases.inputs import Array, Case, case, random_feeds
-from attnport.cases.sizes import largest
+from attnport.cases.sizes import LONGEST, largest
+from attnport.dims import Dim, TensorSpec
 from attnport.masks.encoding import numpy_dtype
 from attnport_bundle.decoding import positions, stepped, steps_of
 from attnport_bundle.errors import FeedError
@@ -33,6 +35,32 @@ def decoder_roles(io: IOContract) -> Roles | None:
         return None
 
 
+def of_all_tokens(io: IOContract) -> IOContract:
+    """The contract of the module itself, which takes all tokens in one pass also where its graph takes them one by one.
+
+    Any other contract stays as it is.
+    """
+    roles = decoder_roles(io)
+    if roles is None or isinstance(roles.ids.dims[1], str):
+        return io
+    seq = next(name for name in ("seq", "new_tokens", "seq_") if name not in {dim.name for dim in io.dims})
+    pasts = [dim for dim in (roles.past, io.window and io.window.dim) if dim]
+    lengths: dict[str | int, str] = {sum_: f"{past}+{seq}" for past in pasts for sum_ in (f"{past}+1", f"1+{past}")}
+    by_token = (roles.ids, roles.mask, roles.positions, roles.kept and roles.kept.mask)
+    followed = {output for _, output, axis in roles.caches if axis is not None}
+
+    def longer(spec: TensorSpec) -> TensorSpec:
+        if spec not in by_token and spec.name not in followed:
+            return spec
+        alone = spec in by_token and spec.dims == roles.ids.dims
+        dims = (spec.dims[0], seq) if alone else tuple(lengths.get(dim, dim) for dim in spec.dims)
+        return dataclasses.replace(spec, dims=dims)
+
+    inputs, outputs = (tuple(map(longer, specs)) for specs in (io.inputs, io.outputs))
+    dims = (*io.dims, Dim(seq, 1, 1, min(LONGEST, roles.longest_past + 1)))
+    return dataclasses.replace(io, inputs=inputs, outputs=outputs, dims=dims)
+
+
 def in_steps(session: Any, io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """What a session gives for all tokens of a decoding case, run as `generate` does: a prompt, then token by token.
 
@@ -48,12 +76,15 @@ def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
 
     A model that does not generate has none.
     """
+    io = of_all_tokens(io)
     roles = decoder_roles(io)
     if roles is None:
         return
     dims = {dim.name: dim for dim in io.dims}
     batch, seq = str(roles.ids.dims[0]), str(roles.ids.dims[1])
-    most = min(largest(io, dims[seq]), largest(io, dims[roles.past]) - roles.start + 1)
+    most = largest(io, dims[seq])
+    if roles.past:
+        most = min(most, largest(io, dims[roles.past]) - roles.start + 1)
     for length in dict.fromkeys(min(PROMPT + steps, most) for steps in STEPS):
         name = f"decode, {length} tokens"
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])

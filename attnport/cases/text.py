@@ -19,14 +19,18 @@ from attnport_bundle.decoding import positions
 from attnport_bundle.errors import BundleError
 from attnport_bundle.package_tokenizer import PackageTokenizer, told
 
+SENTENCES = "sentences "
+"""How the name of a batch of them begins."""
 _TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def reads_text(io: IOContract) -> bool:
-    """Whether the inputs are those that a tokenizer fills, and caches that may be empty."""
+    """Whether the inputs are those that a tokenizer fills with a whole text, and caches that may be empty."""
     names = {spec.name for spec in io.inputs}
     masks = {str(mask.input) for mask in io.padding_masks()}
-    return "input_ids" in names and names <= {*_TEXT_INPUTS, *masks, *_empty_caches(io), _positions(io)}
+    single = any(spec.name == "input_ids" and spec.dims[1:] == (1,) for spec in io.inputs)
+    filled = {*_TEXT_INPUTS, *masks, *_empty_caches(io), _positions(io)}
+    return "input_ids" in names and not single and names <= filled
 
 
 def _empty_caches(io: IOContract) -> dict[str, TensorSpec]:
@@ -75,7 +79,7 @@ def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, b
     if not reads_text(io):
         names = ", ".join(spec.name for spec in io.inputs)
         raise UsageError(
-            f"the model does not read text: it takes {names}; a tokenizer fills {', '.join(_TEXT_INPUTS)}.",
+            f"the model does not read text in one pass: it takes {names}; a tokenizer fills {', '.join(_TEXT_INPUTS)}.",
             hint="Leave --text out, or give tensors with --inputs.",
         )
     ids = next(spec for spec in io.inputs if spec.name == "input_ids")
@@ -86,7 +90,7 @@ def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, b
     batches = []
     for start in range(0, len(rows), batch):
         part = rows[start : start + batch]
-        name = f"sentences {start + 1}-{start + len(part)}"
+        name = f"{SENTENCES}{start + 1}-{start + len(part)}"
         while len(part) < (B.at_least(len(part)) if B else batch):
             part = [*part, part[-1]]
         width = max(len(row[0]) for row in part)

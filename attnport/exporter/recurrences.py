@@ -211,7 +211,12 @@ def lightning_attention(
         return following, (q_BHD[..., None] * following).sum(-2)
 
     start = torch.zeros_like(k[0][..., None] * v[0][..., None, :])
+    if past_key_values is not None:
+        kept = past_key_values.get_linear_cache(self.layer_idx)
+        start = start if kept is None else kept
     last, found = _scan(step, start, (q, k, v, decay))
+    if past_key_values is not None:
+        past_key_values.set_linear_cache(self.layer_idx, last)
     joined = self.norm(found.movedim(0, 1).reshape(batch, length, -1))
     return self.out_proj(torch.sigmoid(self.output_gate(hidden_states)) * joined), last
 
@@ -219,6 +224,10 @@ def lightning_attention(
 def _scan(step: Callable[..., Any], start: Any, over: tuple[torch.Tensor, ...]) -> Any:
     import torch
     from torch._higher_order_ops.scan import scan
+
+    if isinstance(over[0].shape[0], int) and over[0].shape[0] == 1:  # one token is no loop
+        last, only = step(start, tuple(one[0] for one in over))
+        return last, only[None]
 
     def apart(state: Any, at: tuple[torch.Tensor, ...]) -> tuple[Any, torch.Tensor]:
         following, found = step(state, at)  # a scan refuses outputs that share memory

@@ -23,6 +23,7 @@ from attnport.artifacts import (
     Session,
     Verdict,
 )
+from attnport.cases.decoding import of_all_tokens
 from attnport.cases.inputs import Case
 from attnport.cases.sizes import untried
 from attnport.errors import ArtifactError, BundleError, IntegrityError, UnavailableError, whole_cause
@@ -272,7 +273,8 @@ class Comparison:
 
     def _sizes(self) -> dict[str, str]:
         """By case, the sizes of its dims in words."""
-        found = {case.name: check_shapes(self.io, case.feeds) for case in self.cases}
+        io = of_all_tokens(self.io)
+        found = {case.name: check_shapes(io, case.feeds) for case in self.cases}
         return {case: ", ".join(f"{dim}={size}" for dim, size in sizes.items()) for case, sizes in found.items()}
 
     def _results(self, tried: _Tried) -> list[CaseResult]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attnport.artifacts import AUTO, CaseResult, IOContract, ModelSpec, Session
+from attnport.cases.decoding import of_all_tokens
 from attnport.cases.inputs import Case
 from attnport.parity import bound as parity
 from attnport.parity.evaluate import Progress, References, SessionErrors, measure_session
@@ -57,7 +58,7 @@ class Eager:
         nudged: int | None = None,
     ) -> Iterator[Session]:
         """The module, opened at a plan; the arguments are those of `Opening`."""
-        given = Opening(self.io, plan=plan, spec=self.spec, threads=self.threads, contract=contract)
+        given = Opening(of_all_tokens(self.io), plan=plan, spec=self.spec, threads=self.threads, contract=contract)
         opening = replace(given, float64=float64, step_by_step=step_by_step, nudged=nudged)
         with contextlib.closing(base.get(self.runtime).open(opening)) as session:
             yield session

@@ -49,6 +49,11 @@ def has_pooler(model: nn.Module) -> bool:
     return isinstance(pooler, nn.Module) and any(True for _ in pooler.parameters())
 
 
+def accepted(model: Any) -> set[str]:
+    """What a model's forward takes."""
+    return set(inspect.signature(model.forward).parameters)
+
+
 class TextModel(nn.Module):
     """A transformers text model, with what comes behind it in a sentence-transformers folder, if anything does.
 

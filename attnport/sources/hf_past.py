@@ -1,12 +1,12 @@
 """Decoders of transformers with their cache: new tokens and a cache in, the last token's logits and a longer cache out.
 
-One graph serves a prompt (no cache, many tokens) and a step (a cache, one token), so the two share their weights.
+One graph serves a prompt (no cache, many tokens) and a step (a cache, one token), so the two share their weights. What
+keeps something else than keys and values is in `hf_steps`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,12 +15,14 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
 from attnport.masks.spec import MaskSpec
 from attnport.sources.declare import narrow_dims, observe_outputs
-from attnport.sources.hf_modules import Kind, TextModel
+from attnport.sources.hf_memory import ARGUMENTS, NoMemory, memory_of
+from attnport.sources.hf_modules import Kind, TextModel, accepted
 from attnport.sources.hf_rules import known_tokens, rules_of
+from attnport.sources.hf_steps import MEMORY, POSITIONS, inputs_of, positions, remembering, takes_padding
 from attnport.sources.hf_text import text_contract
 from attnport.sources.hf_tokenizer import TokenizerOf
 from attnport.sources.hf_windows import DIM as WINDOW
-from attnport.sources.hf_windows import MASK, POSITIONS, Windows, two_masks, windows_of
+from attnport.sources.hf_windows import MASK, Windows, two_masks, windows_of
 from attnport_bundle.contract import Window
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ KEY, VALUE = "past_key_{}", "past_value_{}"
 def has_past(model: Any) -> bool:
     """Whether a model generates text from text alone, with a cache."""
     generates = bool(getattr(model, "can_generate", lambda: False)())
-    return generates and not model.config.is_encoder_decoder and {"past_key_values", "input_ids"} <= accepted(model)
+    takes = accepted(model)
+    return generates and not model.config.is_encoder_decoder and "input_ids" in takes and bool(takes & {*ARGUMENTS})
 
 
 def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -44,20 +47,20 @@ def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str,
         tensors: `input_ids [batch,seq]`, `attention_mask [batch,past+seq]` unless padding moves the positions, and
             `past_key_0 [batch,heads,past,D]`, ... Where some layers have a window, their caches have `kept` in place of
             `past`, and there is `window_mask [batch,kept+seq]`. Where all have one: `position_ids [batch,seq]`.
-        constants: `positions`, where a table has so many; `windows`, by layer, where there is a `window_mask`.
+        constants: `positions`, where a table has so many; `windows`, by layer, where there is a `window_mask`;
+            `MEMORY`, where it is something else that is kept.
     """
+    if MEMORY in constants:
+        return remembering(model, tensors, constants)
     ids_BS, mask_BT = tensors["input_ids"], tensors.get("attention_mask")
     pairs = pairs_of(tensors, KEY, VALUE)
-    takes, masks = accepted(model), cast(Any, mask_BT)
+    masks = cast(Any, mask_BT)
     layers: Sequence[bool] = constants.get("windows", (False,))
-    given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+    given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted(model) else {}
     if POSITIONS in tensors:
         given[POSITIONS] = tensors[POSITIONS]
-    elif POSITIONS in takes and mask_BT is not None:
-        positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
-        if "positions" in constants:
-            positions_BT = positions_BT.clamp(max=constants["positions"] - 1)
-        given[POSITIONS] = positions_BT[:, pairs[layers.index(False)][0].shape[2] :]
+    else:
+        given |= positions(model, mask_BT, pairs[layers.index(False)][0].shape[2], constants)
     cache = keys_and_values(pairs)
     if MASK in tensors and mask_BT is not None:
         masks = two_masks(model, layers, cache, ids_BS, mask_BT, tensors[MASK])
@@ -108,7 +111,14 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
         raise other(place, model, "its tokens attend to what comes behind them, so that none can be kept in a cache")
     ids = next(spec for spec in text if spec.name == "input_ids")
     most = ranges[1].max
-    sizes = _sizes(place, model, ids.high or 2)
+    stop, rules = ends(model, ids.high or 2), rules_of(model, ids.high or 2)
+    try:
+        sizes = _sizes(place, model, ids.high or 2)
+    except SpecError:
+        inputs, dims, behind = _remembered(place, kind, ids, masks, most)
+        dims = narrow_dims(dims, declared)
+        outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
+        return IOContract(tuple(inputs), outputs, dims, tuple(behind), stop, rules=rules, positions="absolute")
     masked = not _padding_matters(model, sizes)
     limited = POSITIONS not in accepted(model) or not masked
     windows = None
@@ -138,7 +148,6 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
         inputs.append(TensorSpec(KEY.format(at), "float32", ("batch", key[0], length, key[1])))
         inputs.append(TensorSpec(VALUE.format(at), "float32", ("batch", value[0], length, value[1])))
     outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
-    stop, rules = ends(model, ids.high or 2), rules_of(model, ids.high or 2)
     return IOContract(
         tuple(inputs), outputs, dims, tuple(behind), stop, rules=rules, window=window, positions="absolute"
     )
@@ -177,6 +186,22 @@ def _windows(model: Any, sizes: Sequence[tuple[tuple[int, int], tuple[int, int]]
         except Exception:  # transformers raises whatever it likes where masks are of another kind
             return None
     return windows if bool((found - whole).abs().max() <= 1e-3 * whole.std()) else None
+
+
+def _remembered(
+    place: str, kind: Kind, ids: TensorSpec, masks: Sequence[MaskSpec], longest: int
+) -> tuple[list[TensorSpec], tuple[Dim, ...], list[MaskSpec]]:
+    """The inputs, dims and masks of a model that keeps something else than keys and values; sets its constants."""
+    model: Any = kind.model
+    try:
+        memory = memory_of(model, ids.high or 2)
+        masked = takes_padding(model, memory, ids.high or 2)
+    except NoMemory as err:
+        raise other(place, model, str(err)) from err
+    kind.constants[MEMORY] = memory
+    if POSITIONS in accepted(model) and masked:
+        kind.constants["positions"] = longest
+    return inputs_of(ids, memory, masks, longest, masked=masked)
 
 
 def _padding_matters(model: Any, sizes: Sequence[tuple[tuple[int, int], tuple[int, int]]]) -> bool:
@@ -245,8 +270,3 @@ def other(place: str, model: Any, why: str) -> SpecError:
         f"hf:{place}: {type(model).__name__} does not go with --with-past: {why}",
         hint="Leave --with-past out: the whole sequence is computed in one pass.",
     )
-
-
-def accepted(model: Any) -> set[str]:
-    """What a model's forward takes."""
-    return set(inspect.signature(model.forward).parameters)

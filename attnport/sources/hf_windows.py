@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-MASK, POSITIONS, DIM = "window_mask", "position_ids", "kept"
-"""The inputs that such layers need: which of the places that they keep are real, and where no layer keeps all, the
-positions of the new tokens; and the dim of what they keep beside layers that keep all."""
+MASK, DIM = "window_mask", "kept"
+"""The input that says which of the places that such layers keep are real, and the dim of what they keep, beside layers
+that keep all."""
 
 
 @dataclass(frozen=True)

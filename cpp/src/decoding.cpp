@@ -97,7 +97,8 @@ Logits Decoding::push(const std::vector<std::vector<std::int64_t>>& ids, const s
     }
     std::vector<Tensor> given{tensor_of(*roles_.ids, shape_of(keep), tokens)};
     if (roles_.mask != nullptr && !(roles_.kept && roles_.kept->mask == roles_.mask)) {
-        const auto& real = roles_.whole ? whole : keep_;
+        const auto& all = roles_.grows ? whole : keep;
+        const auto& real = roles_.whole ? all : keep_;
         given.push_back(tensor_of(*roles_.mask, shape_of(real), numbers(real)));
     }
     const std::size_t added = ids[0].size();
@@ -147,7 +148,7 @@ void Decoding::drop() {
     }
     for (std::size_t at = 0; at < caches_.size(); ++at) {
         const Cached& cache = roles_.caches[at];
-        if (roles_.holds_last(cache)) caches_[at] = cut_along(caches_[at], cache.axis, count, places, places);
+        if (roles_.holds_last(cache)) caches_[at] = cut_along(caches_[at], *cache.axis, count, places, places);
     }
 }
 
@@ -173,7 +174,7 @@ void Decoding::follow(const Outputs& outputs) {
     for (std::size_t at = 0; at < caches_.size(); ++at) {
         const Cached& cache = roles_.caches[at];
         const Tensor& found = cast(outputs.at(cache.output), cache.spec->dtype);
-        caches_[at] = roles_.grown ? found : joined_along(caches_[at], found, cache.axis);
+        caches_[at] = roles_.grown || !cache.axis ? found : joined_along(caches_[at], found, *cache.axis);
     }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -83,8 +84,8 @@ std::optional<std::vector<Cached>> paired(const IO& io, const std::vector<const 
     return found;
 }
 
-/// Finds the caches, and gives the dim of their length.
-const Dim& find_caches(const IO& io, const std::vector<const TensorSpec*>& floats, const std::string& seq,
+/// Finds the caches, and gives the dim of their length; null where there are none.
+const Dim* find_caches(const IO& io, const std::vector<const TensorSpec*>& floats, const std::string& seq,
                        Roles& roles) {
     std::vector<const Dim*> lengths;
     for (const Dim& dim : io.dims) {
@@ -95,7 +96,7 @@ const Dim& find_caches(const IO& io, const std::vector<const TensorSpec*>& float
         });
         if (own && had) lengths.push_back(&dim);
     }
-    if (lengths.empty()) refuse("it has no cache: no input of floats with a length of its own");
+    if (lengths.empty()) return nullptr;
     for (const bool grown : {true, false}) {
         std::vector<const Dim*> found;
         for (const Dim* const past : lengths) {
@@ -110,23 +111,57 @@ const Dim& find_caches(const IO& io, const std::vector<const TensorSpec*>& float
             std::transform(found.begin(), found.end(), names.begin(), [](const Dim* past) { return past->name; });
             refuse("each of " + joined(names) + " may be the length of its cache");
         }
-        if (!found.empty()) return *found[0];
+        if (!found.empty()) return found[0];
     }
     const std::string& past = lengths[0]->name;
     refuse("not every cache has an output with " + past + "+" + seq + " or " + seq + " in place of " + past);
 }
 
+/// How many new tokens a pass has, as it stands in the sizes of masks and outputs.
+std::string new_tokens(const Roles& roles) {
+    const auto* const seq = std::get_if<std::string>(&roles.ids->dims[1]);
+    return seq == nullptr ? "1" : *seq;
+}
+
+/// The inputs whose roles are found.
+std::set<std::string> known(const Roles& roles) {
+    std::set<std::string> names{roles.ids->name};
+    for (const Cached& cache : roles.caches) names.insert(cache.spec->name);
+    for (const TensorSpec* const spec : {roles.mask, roles.positions, roles.kept ? roles.kept->mask : nullptr}) {
+        if (spec != nullptr) names.insert(spec->name);
+    }
+    return names;
+}
+
+/// Finds the states: each has an output of the same dims, in the same order.
+void find_states(const IO& io, Roles& roles) {
+    const std::set<std::string> taken = known(roles);
+    std::set<std::string> made;
+    if (roles.logits != nullptr) made.insert(roles.logits->name);
+    for (const Cached& cache : roles.caches) made.insert(cache.output);
+    for (const TensorSpec& spec : io.inputs) {
+        if (taken.count(spec.name) != 0 || roles.batch_axis(spec) == spec.dims.size()) continue;
+        const auto output = std::find_if(io.outputs.begin(), io.outputs.end(), [&](const TensorSpec& one) {
+            return made.count(one.name) == 0 && one.dims == spec.dims;
+        });
+        if (output == io.outputs.end()) continue;
+        roles.caches.push_back({&spec, output->name, std::nullopt});
+        made.insert(output->name);
+    }
+}
+
 /// The mask of a cache's length, if there is one, and whether it is of the new tokens too.
 std::pair<const TensorSpec*, bool> mask_of(const IO& io, const std::set<std::string>& names, const std::string& past,
                                            const Roles& roles) {
-    const auto& seq = std::get<std::string>(roles.ids->dims[1]);
+    const std::string seq = new_tokens(roles);
     std::vector<const TensorSpec*> found;
     for (const TensorSpec& spec : io.inputs) {
-        if (names.count(spec.name) != 0 && grows(io, spec, past, seq)) found.push_back(&spec);
+        const bool fits = spec.dims == roles.ids->dims || grows(io, spec, past, seq);
+        if (names.count(spec.name) != 0 && fits) found.push_back(&spec);
     }
     if (found.empty()) return {nullptr, true};
     const Axis& batch = roles.ids->dims[0];
-    const auto wholes = sums(past, seq);
+    const auto wholes = past.empty() ? std::vector<Axis>{roles.ids->dims[1]} : sums(past, seq);
     const Dims& dims = found[0]->dims;
     const bool whole =
         std::any_of(wholes.begin(), wholes.end(), [&](const Axis& sum) { return dims == Dims{batch, sum}; });
@@ -143,7 +178,7 @@ std::pair<const TensorSpec*, bool> mask_of(const IO& io, const std::set<std::str
 void find_kept(const IO& io, const std::vector<const TensorSpec*>& floats, const std::set<std::string>& masks,
                Roles& roles) {
     const Window& window = *io.window;
-    const auto& seq = std::get<std::string>(roles.ids->dims[1]);
+    const std::string seq = new_tokens(roles);
     const auto [mask, whole] = mask_of(io, masks, window.dim, roles);
     auto pairs = paired(io, floats, window.dim, seq, true);
     if (mask == nullptr || !whole || !pairs || pairs->empty()) {
@@ -151,7 +186,7 @@ void find_kept(const IO& io, const std::vector<const TensorSpec*>& floats, const
                seq);
     }
     const Dim* const dim = dim_of(io, Axis(window.dim));
-    if (!roles.grown || dim->min != roles.start) refuse("there is no rule for its window of " + window.dim);
+    if (!roles.grows || !roles.grown || dim->min != roles.start) refuse("there is no rule for its window of " + window.dim);
     roles.kept = Kept{mask, window.dim, window.places, dim->max};
     if (roles.positions == nullptr) roles.caches.insert(roles.caches.end(), pairs->begin(), pairs->end());
     if (dim->max < window.places) {  // so few that none may go
@@ -166,7 +201,9 @@ void find_ids(const IO& io, const std::set<std::string>& masks, Roles& roles) {
     for (const TensorSpec& spec : io.inputs) {
         if (spec.high && masks.count(spec.name) == 0 && spec.dims.size() == 2) found.push_back(&spec);
     }
-    if (found.size() != 1 || dim_of(io, found[0]->dims[0]) == nullptr || dim_of(io, found[0]->dims[1]) == nullptr) {
+    const bool one = found.size() == 1;
+    const bool single = one && found[0]->dims[1] == Axis(std::int64_t{1});
+    if (!one || dim_of(io, found[0]->dims[0]) == nullptr || !(single || dim_of(io, found[0]->dims[1]) != nullptr)) {
         refuse("it has " + std::to_string(found.size()) + " inputs of token ids [batch, seq]; expected one");
     }
     roles.ids = found[0];
@@ -183,15 +220,10 @@ void find_logits(const IO& io, Roles& roles) {
         roles.each = rank == 3;
         return;
     }
-    refuse("no output scores the " + std::to_string(*roles.ids->high) + " ids");
 }
 
 void find_context(const IO& io, const std::string& past, const std::string& seq, Roles& roles) {
-    std::set<std::string> taken{roles.ids->name};
-    for (const Cached& cache : roles.caches) taken.insert(cache.spec->name);
-    for (const TensorSpec* const spec : {roles.mask, roles.positions, roles.kept ? roles.kept->mask : nullptr}) {
-        if (spec != nullptr) taken.insert(spec->name);
-    }
+    const std::set<std::string> taken = known(roles);
     std::vector<std::string> others;
     for (const TensorSpec& spec : io.inputs) {
         if (taken.count(spec.name) != 0) continue;
@@ -208,7 +240,7 @@ std::size_t Roles::batch_axis(const TensorSpec& spec) const {
 }
 
 bool Roles::holds_last(const Cached& cache) const {
-    return kept && cache.spec->dims[cache.axis] == Axis(kept->dim);
+    return kept && cache.axis && cache.spec->dims[*cache.axis] == Axis(kept->dim);
 }
 
 Roles roles_of(const IO& io) {
@@ -231,7 +263,7 @@ Roles roles_of(const IO& io) {
     std::set<std::string> others = masks;
     if (roles.positions != nullptr) others.insert(roles.positions->name);
     find_ids(io, others, roles);
-    const auto& seq = std::get<std::string>(roles.ids->dims[1]);
+    const std::string seq = new_tokens(roles);
     // A mask of all tokens, which counts their positions, has the length of other caches.
     const bool apart = io.window && roles.positions == nullptr;
     const std::vector<const TensorSpec*> all = floats;
@@ -244,18 +276,26 @@ Roles roles_of(const IO& io) {
         floats.erase(std::remove_if(floats.begin(), floats.end(), [&](const auto* spec) { return spec->name == name; }),
                      floats.end());
     }
-    const Dim& past = find_caches(io, floats, seq, roles);
+    const Dim* const past = find_caches(io, floats, seq, roles);
+    const std::string name = past == nullptr ? "" : past->name;
+    roles.grows = past != nullptr;
     find_logits(io, roles);
-    std::tie(roles.mask, roles.whole) = mask_of(io, far_masks, past.name, roles);
-    roles.start = past.min;
-    roles.longest_past = past.max;
+    std::tie(roles.mask, roles.whole) = mask_of(io, far_masks, name, roles);
+    roles.start = past == nullptr ? 0 : past->min;
+    roles.longest_past = past == nullptr ? std::numeric_limits<std::int32_t>::max() : past->max;
     if (roles.start != 0 && roles.mask == nullptr) {
-        refuse("its cache cannot be empty: " + past.name + " is from " + std::to_string(past.min) +
+        refuse("its cache cannot be empty: " + name + " is from " + std::to_string(past->min) +
                ", and no mask hides a place");
     }
     if (io.window) find_kept(io, all, near_masks, roles);
-    find_context(io, past.name, seq, roles);
-    roles.longest_seq = dim_of(io, roles.ids->dims[1])->max;
+    find_states(io, roles);
+    if (roles.caches.empty()) {
+        refuse("it has no cache: no input of floats with a length of its own, or with an output of its size");
+    }
+    if (roles.logits == nullptr) refuse("no output scores the " + std::to_string(*roles.ids->high) + " ids");
+    find_context(io, name, seq, roles);
+    const Dim* const tokens = dim_of(io, roles.ids->dims[1]);
+    roles.longest_seq = tokens == nullptr ? 1 : tokens->max;
     return roles;
 }
 

@@ -11,11 +11,12 @@
 
 namespace attnport::reader {
 
-/// A cache: an input with a length of its own, the output that follows it, and the axis of its length.
+/// A cache: an input with a length of its own, the output that follows it, and the axis of its length. A state, of which
+/// one size follows another, has no such axis.
 struct Cached {
     const TensorSpec* spec;
     std::string output;
-    std::size_t axis;
+    std::optional<std::size_t> axis;
 };
 
 /// The caches that hold the last places alone, those of layers with a sliding window.
@@ -28,10 +29,11 @@ struct Kept {
 
 /// The inputs and outputs of a decoder. The pointers are into the contract.
 struct Roles {
-    const TensorSpec* ids = nullptr;     ///< the new tokens, [batch, seq]
+    const TensorSpec* ids = nullptr;     ///< the new tokens, [batch, seq]; [batch, 1] = one at a time
     const TensorSpec* mask = nullptr;    ///< which tokens are real; none = all
-    bool whole = true;                   ///< the mask is of all tokens, and not of the cache alone
-    std::vector<Cached> caches;
+    bool whole = true;                   ///< the mask is not of the cache alone
+    std::vector<Cached> caches;          ///< caches, then states
+    bool grows = true;                   ///< there is a cache; otherwise a whole mask is of the new tokens
     bool grown = true;                   ///< the outputs are whole caches, and not what is to be put behind them
     std::vector<const TensorSpec*> context;  ///< the other inputs, which are the same at every step
     const TensorSpec* logits = nullptr;  ///< the scores of what follows

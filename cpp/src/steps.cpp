@@ -14,7 +14,8 @@ void Buffers::begin(std::vector<Tensor> caches) {
     held_ = std::move(caches);
     lengths_.clear();
     for (std::size_t at = 0; at < held_.size(); ++at) {
-        lengths_.push_back(held_[at].shape().at(roles_.caches.at(at).axis));
+        const auto axis = roles_.caches.at(at).axis;
+        lengths_.push_back(axis ? held_[at].shape().at(*axis) : 0);
     }
 }
 
@@ -23,17 +24,28 @@ Outputs Buffers::run(Inputs inputs) {
     for (std::size_t at = 0; at < held_.size(); ++at) {
         Tensor& cache = held_[at];
         const Cached& role = roles_.caches[at];
+        if (!role.axis) {
+            inputs.emplace_back(role.spec->name, cache.data(), cache.dtype(), cache.shape());
+            continue;
+        }
         const std::int64_t length = lengths_[at];
-        if (cache.shape()[role.axis] == length) {
-            cache = resized_along(cache, role.axis, length + more_places(length));
+        if (cache.shape()[*role.axis] == length) {
+            cache = resized_along(cache, *role.axis, length + more_places(length));
         }
         Shape filled = cache.shape();
-        filled[role.axis] = length;
+        filled[*role.axis] = length;
         inputs.emplace_back(role.spec->name, cache.data(), cache.dtype(), std::move(filled));
         buffers.push_back({role.spec->name, role.output, cache});
     }
     Outputs outputs = step_(inputs, buffers);
-    for (std::int64_t& length : lengths_) ++length;
+    for (std::size_t at = 0; at < held_.size(); ++at) {
+        const Cached& role = roles_.caches[at];
+        if (role.axis) {
+            ++lengths_[at];
+        } else {
+            held_[at] = outputs.at(role.output);
+        }
+    }
     return outputs;
 }
 
@@ -43,7 +55,7 @@ void Buffers::drop(std::int64_t count) {
         if (!roles_.holds_last(role)) continue;
         // In a buffer of the size that it would have anyway, so that none is made at the next token.
         const std::int64_t left = lengths_[at] - count;
-        held_[at] = cut_along(held_[at], role.axis, count, left, left + more_places(left));
+        held_[at] = cut_along(held_[at], *role.axis, count, left, left + more_places(left));
         lengths_[at] = left;
     }
 }

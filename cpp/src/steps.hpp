@@ -53,7 +53,7 @@ struct Buffer {
 using StepInPlace = std::function<Outputs(const Inputs&, const std::vector<Buffer>&)>;
 
 /// `Steps` of a model that writes to its caches: each is a buffer with more places than tokens; what is behind them has
-/// no meaning.
+/// no meaning. States are given and taken at every step.
 class Buffers final : public Steps {
 public:
     Buffers(StepInPlace step, const Roles& roles) : step_(std::move(step)), roles_(roles) {}
@@ -67,7 +67,7 @@ private:
     StepInPlace step_;
     const Roles& roles_;
     std::vector<Tensor> held_;
-    std::vector<std::int64_t> lengths_;  ///< how many places of each are filled
+    std::vector<std::int64_t> lengths_;  ///< how many places of each are filled; 0 of a state
 };
 
 /// How many places are added at once behind so many, so that they are copied once in as many steps.

@@ -160,10 +160,6 @@ def test_models_that_keep_no_cache_of_every_token_are_refused_with_a_reason(tmp_
     transformers.BertLMHeadModel(small).save_pretrained(tmp_path / "both_ways")
     with pytest.raises(SpecError, match="attend to what comes behind them"):
         export(f"hf:{tmp_path / 'both_ways'}", tmp_path / "out", part="with-past")
-    config = transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=50, state_size=4)
-    transformers.MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
-    with pytest.raises((SpecError, UsageError)):
-        export(f"hf:{tmp_path / 'mamba'}", tmp_path / "out", part="with-past")
 
 
 def test_the_command_line_exports_and_continues(tmp_path: Path) -> None:

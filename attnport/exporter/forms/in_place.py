@@ -3,7 +3,7 @@
 `GroupQueryAttention` computes one new token behind a cache. Where cache and longer cache are one buffer, it writes the
 new key and value into it, and reads the places that are filled, so that nothing is copied; where they are not, it gives
 the longer cache as `Concat` does. It refuses several new tokens of several texts: they are left to `Concat` and
-`Attention`, in the other branch of an `If`.
+`Attention`, in the other branch of an `If`. A model that takes one token at a time needs no `If`.
 
 A buffer has more places than tokens. So no size may come from the cache: they come from the mask of its places and of
 the new tokens, and from these. See docs/adr/0023-a-prompt-and-a-step-are-one-graph.md.
@@ -177,7 +177,9 @@ class _Places:
         self.new = build.size(lengths.ids, 1)
         self.past = build.op("Sub", self.total, self.new, name="past")
         one = build.const([1], np.int64)
-        self.is_step = build.op("Equal", self.new, one, name="is_step", dtype=ir.DataType.BOOL)
+        self.is_step = None
+        if (dims_of(lengths.ids) or [None] * 2)[1] != 1:
+            self.is_step = build.op("Equal", self.new, one, name="is_step", dtype=ir.DataType.BOOL)
         last = build.cast(build.op("Sub", self.total, one, name="last"), ir.DataType.INT32, "last")
         self.last = build.op("Expand", last, build.size(lengths.mask, 0), name="last_of_each")
         self.count = build.cast(self.total, ir.DataType.INT32, "total")
@@ -207,18 +209,24 @@ def _sizes_from_elsewhere(cached: _Cached, places: _Places) -> None:
 
 
 def _write(build: Builder, cached: _Cached, places: _Places) -> None:
-    """Replaces an attention and what puts its cache together by an `If` of both ways."""
+    """Replaces an attention and what puts its cache together, by an `If` of both ways unless one token is all."""
     import onnx_ir as ir
 
-    node = cached.node
-    branches = {"then_branch": _step(cached, places), "else_branch": _many(cached)}
-    attributes = [ir.AttrGraph(name, graph) for name, graph in branches.items()]
-    made = ir.Node("", "If", [places.is_step], attributes=attributes, num_outputs=3, name=f"{node.name}/either")
+    node, step = cached.node, _step(cached, places)
+    outputs = list(step.outputs)
+    if places.is_step is None:
+        step.outputs.clear()
+        nodes = list(step)
+        step.remove(nodes)
+    else:
+        attributes = [ir.AttrGraph("then_branch", step), ir.AttrGraph("else_branch", _many(cached))]
+        nodes = [ir.Node("", "If", [places.is_step], attributes=attributes, num_outputs=3, name=f"{node.name}/either")]
+        outputs = list(nodes[0].outputs)
     olds = (node.outputs[0], *cached.wholes)
-    for out, old in zip(made.outputs, olds, strict=True):
+    for out, old in zip(outputs, olds, strict=True):
         out.name, out.type = f"{old.name}/either", old.type
-    build.model.graph.insert_before(node, made)
-    for out, old in zip(made.outputs, olds, strict=True):
+    build.model.graph.insert_before(node, nodes)
+    for out, old in zip(outputs, olds, strict=True):
         build.replace(old, out)
     build.model.graph.remove(node, safe=True)
 

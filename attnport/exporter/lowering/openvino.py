@@ -35,16 +35,18 @@ class OpenVino(Lowering):
         return "fp32"
 
     def typed(self, model: ir.Model, plan: str, islands: Collection[str] = ()) -> None:
-        """As every target, with the head count a number in every `Reshape`.
+        """As every target, with the head count a number in every `Reshape`, and every digit of `Softplus`.
 
         With fewer heads of keys than of queries, the plugin repeats keys only where it knows both counts as it loads
         the graph; it fails on the graph where it does not.
         """
         from attnport.exporter.passes.reshapes import number_reshapes
         from attnport.exporter.passes.sizes import infer_sizes
+        from attnport.exporter.passes.softplus import write_out_softplus
 
         infer_sizes(model)
         number_reshapes(model)
+        write_out_softplus(model)
         super().typed(model, plan, islands)
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
