@@ -90,8 +90,8 @@ def expected(embedder: Embedder, folder: Path, texts: Sequence[str], prompt: str
     import torch
     import transformers
 
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    model = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False).eval()
     before = len(tokenizer(prompt)["input_ids"]) - (embedder.tokenizer != "bare_byte_pairs") if prompt else 0
     rows = []
     for text in texts:

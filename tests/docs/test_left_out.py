@@ -16,6 +16,9 @@ BUILT = {"README.md": ("cpp", "cmake"), "docs/embedding-cpp.md": ("cpp",)}
 NOT_RUN = {
     "make ": "sets up environments, and takes minutes; it runs these tests",
     'pip install "attnport[': "the release is tried by `make release`",
+    'pip install "attnport-bundle[': "tests/bundling/test_installed_reader.py installs it, and `make serve-test` its servers",
+    "curl 127.0.0.1:8080/": "needs a server; tests/serving/test_serving_page.py asks one",
+    '{"inputs": [{': "as above",
     "pip install --upgrade onnxruntime": "another release is not what the tests are for",
     "pip download -d wheels ": "gigabytes; tests/tools/test_gpu_offline.py runs it with small packages",
     "python3 -m venv .venv-gpu": "as above",
@@ -29,11 +32,12 @@ NOT_RUN = {
 
 
 def left_out(name: str, text: str) -> list[str]:
-    """The lines of a page's code that nothing runs; `text` is what a command prints, and no code.
+    """The lines of a page's code that nothing runs; `text` is what a command prints, and no code; `yaml` is a
+    configuration of a server.
 
     Python and commands of attnport are all run: tests/docs/test_examples.py lists the pages that have some.
     """
-    run_whole = {"text", "python", *BUILT.get(name, ())}
+    run_whole = {"text", "python", "yaml", *BUILT.get(name, ())}
     code = "".join(code for language, code in blocks(text) if language not in run_whole)
     lines = [line.strip() for line in re.sub(r"\\\n\s*", "", code).splitlines()]
     ran = shell_lines(text)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))  # for `loads`, which benchmarks/serve.py measures with
+sys.path.append(str(ROOT / "benchmarks"))  # for `loads`, which benchmarks/serve.py measures with
 
 collect_ignore_glob = [] if importlib.util.find_spec("kserve") and importlib.util.find_spec("ray") else ["test_*.py"]
 ROOT = Path(__file__).resolve().parents[2]
