@@ -16,7 +16,7 @@ BUILT = {"README.md": ("cpp", "cmake"), "docs/embedding-cpp.md": ("cpp",)}
 NOT_RUN = {
     "make ": "sets up environments, and takes minutes; it runs these tests",
     'pip install "attnport[': "the release is tried by `make release`",
-    'pip install "attnport-bundle[': "tests/bundling/test_installed_reader.py installs it, and `make serve-test` its servers",
+    'pip install "attnport-bundle[': "test_installed_reader.py and `make serve-test` install it",
     "curl 127.0.0.1:8080/": "needs a server; tests/serving/test_serving_page.py asks one",
     '{"inputs": [{': "as above",
     "pip install --upgrade onnxruntime": "another release is not what the tests are for",
@@ -32,8 +32,7 @@ NOT_RUN = {
 
 
 def left_out(name: str, text: str) -> list[str]:
-    """The lines of a page's code that nothing runs; `text` is what a command prints, and no code; `yaml` is a
-    configuration of a server.
+    """The lines of a page's code that nothing runs; `text` is what a command prints, `yaml` what a server reads.
 
     Python and commands of attnport are all run: tests/docs/test_examples.py lists the pages that have some.
     """
