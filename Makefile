@@ -41,6 +41,8 @@ SERVE_VENV := .venv-serve
 SERVE_PIP := $(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
 	--constraint constraints-serve.txt
 SERVE_TESTS ?= tests/serving
+# It uses kserve's messages of the protocol, the others the client's: one process cannot have both.
+SERVE_ALONE := tests/serving/test_serving_errors.py
 
 .PHONY: demo test test-all bench bench-engines bench-env bench-quick bench-serve cpp-test docs embedders gpu-check gpu-driver \
 	gpu-test layouts-test lint fuzz release serve-test help clean
@@ -120,7 +122,8 @@ release: $(RELEASE_VENV)/.made
 
 # Servers of several processes and their load, so that two test files at once would measure each other's.
 serve-test: $(SERVE_VENV)/.made
-	$(SERVE_VENV)/bin/python -m pytest --durations=8 $(SERVE_TESTS)
+	$(SERVE_VENV)/bin/python -m pytest --durations=8 $(SERVE_TESTS) --ignore $(SERVE_ALONE)
+	$(SERVE_VENV)/bin/python -m pytest $(SERVE_ALONE)
 
 # Beside nothing else.
 bench-serve: $(SERVE_VENV)/.made

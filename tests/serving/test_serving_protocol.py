@@ -132,9 +132,17 @@ def test_a_text_that_is_not_utf_8_is_refused(client: Any) -> None:
 
 
 def test_a_request_of_too_many_tokens_is_refused(client: Any) -> None:
-    assert "got a request of 1024 tokens; expected at most 600." in refusal(
-        client, "minilm", texts(["word " * 600, "word " * 600])
-    )
+    # A text is cut at 256 tokens, as sentence-transformers cuts it.
+    assert "got a request of 768 tokens; expected at most 600." in refusal(client, "minilm", texts(["word " * 600] * 3))
+
+
+def test_a_prompt_is_named_by_a_parameter(client: Any) -> None:
+    asked = tensors(client, texts(["A word."]))
+    plain = client.infer("minilm", asked).as_numpy("sentence_embedding")
+    named = client.infer("minilm", asked, parameters={"prompt": "query"}).as_numpy("sentence_embedding")
+    np.testing.assert_array_equal(named, plain)  # MiniLM has no prompts, and every model takes this name
+    with pytest.raises(tritonclient.utils.InferenceServerException, match="expected the name of one"):
+        client.infer("minilm", asked, parameters={"prompt": "nothing"})
 
 
 def test_a_request_of_too_many_bytes_is_refused(client: Any) -> None:
