@@ -58,7 +58,7 @@ def mapped(
 ) -> Arrays:
     """Runs a model on more items than one batch should have.
 
-    Columns that are padding for every item of a batch are cut off. In outputs they are zero.
+    Places that are padding for every item of a batch are not run; in outputs they are zero.
 
     Args:
         run: As `Model.run`.

@@ -117,7 +117,7 @@ class _OnRows(ABC):
         """Whether the model still computes what it should, so that a failure is the fault of the rows."""
         try:
             return self._known_to_run()
-        except Exception:
+        except Exception:  # whatever fails here, it is not the rows
             return False
 
     @abstractmethod

@@ -56,7 +56,7 @@ _FROM = {"b": "b", "i": "iu", "f": "iuf"}
 """The kinds of numbers in JSON that a kind of tensor takes: 1.5 is no integer."""
 
 
-class Busy(ResourceExhausted):  # type: ignore[misc]
+class Busy(ResourceExhausted):  # type: ignore[misc]  # the package has no types
     """More requests than the server takes at a time: 503, or RESOURCE_EXHAUSTED."""
 
 
@@ -74,7 +74,7 @@ class Checked:
         return self._tokens
 
 
-class Served(Model):  # type: ignore[misc]
+class Served(Model):  # type: ignore[misc]  # as above
     """One bundle, open."""
 
     def __init__(self, name: str, folder: Path, options: Options, key: Path | None, join: Join, counts: bool) -> None:

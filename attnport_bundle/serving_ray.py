@@ -60,22 +60,22 @@ class Bundles:
         answer_errors(app, self._max_bytes)
         return app
 
-    async def ServerLive(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802
+    async def ServerLive(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802 - the protocol's name
         return await _answered(self._service.ServerLive, request, grpc_context)
 
-    async def ServerReady(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802
+    async def ServerReady(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802 - the protocol's name
         return await _answered(self._service.ServerReady, request, grpc_context)
 
-    async def ServerMetadata(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802
+    async def ServerMetadata(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802 - the protocol's name
         return await _answered(self._service.ServerMetadata, request, grpc_context)
 
-    async def ModelReady(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802
+    async def ModelReady(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802 - the protocol's name
         return await _answered(self._service.ModelReady, request, grpc_context)
 
-    async def ModelMetadata(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802
+    async def ModelMetadata(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802 - the protocol's name
         return await _answered(self._service.ModelMetadata, request, grpc_context)
 
-    async def ModelInfer(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802
+    async def ModelInfer(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802 - the protocol's name
         if request.ByteSize() > self._max_bytes:
             problem = f"got a request of {request.ByteSize()} bytes; expected at most {self._max_bytes}."
             grpc_context.set_code(StatusCode.RESOURCE_EXHAUSTED)

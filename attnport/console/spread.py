@@ -44,7 +44,7 @@ def several(work: F) -> F:
             return finish
         return _on_machines(out, work.__name__, folder, address, page, options)
 
-    return run  # type: ignore[return-value]
+    return run  # type: ignore[return-value]  # it takes what `work` takes, and more
 
 
 def _on_machines(

@@ -54,11 +54,11 @@ class Kept:
 
 @dataclass(frozen=True)
 class Memory:
-    """All that a model keeps.
+    """What a model keeps from one step to the next.
 
     Attributes:
-        argument: What its forward calls it.
-        made: It, as a run left it; other tensors are put in place of those that are `kept`.
+        argument: The name of the forward's argument for it.
+        made: The object that a run returned; the tensors in it that are `kept` are replaced by the graph's inputs.
     """
 
     argument: str

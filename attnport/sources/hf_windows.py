@@ -43,7 +43,7 @@ def windows_of(model: Any, layers: int) -> Windows | None:
     config = model.config.get_text_config(decoder=True)
     made: Any = DynamicCache(config=model.config)
     sliding = [type(layer) is DynamicSlidingWindowLayer for layer in made.layers]
-    # Layers that see a chunk are cut alike, though a chunk begins where it begins among all tokens.
+    # transformers uses the same class for layers that see a chunk, whose places cannot be dropped by their age.
     if len(sliding) != layers or getattr(config, "attention_chunk_size", None) is not None:
         return None
     sizes = {layer.sliding_window for layer, slides in zip(made.layers, sliding, strict=True) if slides}

@@ -10,11 +10,11 @@ import numpy as np
 import triton_python_backend_utils as triton  # type: ignore[import-not-found]  # Triton's own
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE))
+sys.path.append(str(HERE))  # the reader stands beside this file, and is imported from there
 
-from attnport_bundle import manifest  # noqa: E402
-from attnport_bundle.errors import BundleError  # noqa: E402
-from attnport_bundle.text import Tokenizer  # noqa: E402
+from attnport_bundle import manifest  # noqa: E402 - found by the line above
+from attnport_bundle.errors import BundleError  # noqa: E402 - found by the line above
+from attnport_bundle.text import Tokenizer  # noqa: E402 - found by the line above
 
 
 class TritonPythonModel:
