@@ -30,6 +30,10 @@ HALF = TensorProto.FLOAT16
 CONTRIB = "com.microsoft"
 LLAMA, BERT = {"heads": 32, "groups": 4, "depth": 64}, {"heads": 12, "groups": 12, "depth": 64}
 FORMS = ("repeated", "repeated, keys as cached", "folded", "Attention")
+STEP_FORMS = ("products", "folded, column", "grouped, column", "grouped, no padding")
+"""Of one new token: a mask of keys alone can be a column of q and k, and the causal one hides nothing."""
+COLUMN = 8
+"""Columns of q, k and v in those forms: flash attention takes depths that are multiples of 8."""
 TURNS, CALLS = 7, 10
 
 
@@ -92,6 +96,8 @@ def model(form: str, sizes: Sizes) -> onnx.ModelProto:
     k, v = (graph.add("Concat", f"past_{name}", name, axis=2) if P else name for name in "kv")
     if form == "Attention":
         y = graph.add("Attention", "q", k, v, "mask")
+    elif form in STEP_FORMS:
+        y = _step(graph, form, sizes, k, v)
     else:
         zero, low = graph.const(np.float16(0)), graph.const(np.float16(-np.inf))
         bias = graph.add("Where", "mask", zero, low)
@@ -133,6 +139,56 @@ def _repeated(graph: Graph, value: str, sizes: Sizes, *, as_cached: bool) -> str
     return graph.add("Reshape", value, graph.const([B, H, T, D] if as_cached else [B, T, H * D]))
 
 
+def _step(graph: Graph, form: str, sizes: Sizes, k: str, v: str) -> str:
+    """One of STEP_FORMS, `[B,1,H*D]`: keys and values with the new ones go in as k and v, `[B,G,T,D]`."""
+    B, P, T, H, G, D = sizes.batch, sizes.past, sizes.keys, sizes.heads, sizes.groups, sizes.depth
+    zero, low = graph.const(np.float16(0)), graph.const(np.float16(-65504))
+    if form == "products":
+        q = graph.add("Reshape", "q", graph.const([B, G, H // G, D]))
+        q = graph.add("Mul", q, graph.const(np.float16(D**-0.5)))
+        scores = graph.add("MatMul", q, graph.add("Transpose", k, perm=[0, 1, 3, 2]))
+        scores = graph.add("Add", scores, graph.add("Where", "mask", zero, low))
+        y = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), v)
+        return graph.add("Reshape", y, graph.const([B, 1, H * D]))
+    wide = D if form == "grouped, no padding" else D + COLUMN
+    q, past_k, past_v, new_k, new_v = graph.add("Reshape", "q", graph.const([B, 1, H, D])), "past_k", "past_v", "k", "v"
+    if wide != D:
+        ones = np.zeros((B, 1, H, COLUMN), np.float16)
+        ones[..., 0] = 1
+        q = graph.add("Concat", q, graph.const(ones), axis=3)
+        column = graph.add("Transpose", graph.add("Where", "mask", zero, low), perm=[0, 1, 3, 2])
+        column = graph.add("Pad", column, graph.const([0] * 7 + [COLUMN - 1]))
+        column = graph.add("Expand", column, graph.const([B, G, T, COLUMN]))
+        pads = graph.const([0] * 7 + [COLUMN])
+        if form == "folded, column":
+            k, v = graph.add("Concat", k, column, axis=3), graph.add("Pad", v, pads)
+        else:
+            starts, middle, ends, axis = (graph.const([number]) for number in (0, P, T, 2))
+            past_k = graph.add("Concat", "past_k", graph.add("Slice", column, starts, middle, axis), axis=3)
+            new_k = graph.add("Concat", "k", graph.add("Slice", column, middle, ends, axis), axis=3)
+            past_v, new_v = graph.add("Pad", "past_v", pads), graph.add("Pad", "v", pads)
+    options: dict[str, Any] = {"scale": D**-0.5}
+    if form == "folded, column":
+        q = graph.add("Reshape", q, graph.const([B, G, H // G, wide]))
+        q = graph.add("Reshape", graph.add("Transpose", q, perm=[0, 2, 1, 3]), graph.const([B, H // G, G * wide]))
+        y = graph.add("MultiHeadAttention", q, k, v, domain=CONTRIB, num_heads=G, **options)
+        y = graph.add("Transpose", graph.add("Reshape", y, graph.const([B, H // G, G, wide])), perm=[0, 2, 1, 3])
+        y = graph.add("Reshape", y, graph.const([B, 1, H, wide]))
+    else:
+        new_k, new_v = (graph.add("Reshape", one, graph.const([B, 1, G * wide])) for one in (new_k, new_v))
+        last, total = graph.const(np.full(B, T - 1, np.int32)), graph.const(np.array([T], np.int32))
+        rows = graph.add("Reshape", q, graph.const([B, 1, H * wide]))
+        y = graph.add(
+            "GroupQueryAttention", rows, new_k, new_v, past_k, past_v, last, total, domain=CONTRIB,
+            num_heads=H, kv_num_heads=G, **options,
+        )  # fmt: skip
+        graph.nodes[-1].output.extend(["present_k", "present_v"])
+        y = graph.add("Reshape", y, graph.const([B, 1, H, wide]))
+    if wide != D:
+        y = graph.add("Slice", y, graph.const([0]), graph.const([D]), graph.const([3]))
+    return graph.add("Reshape", y, graph.const([B, 1, H * D]))
+
+
 def feeds(sizes: Sizes) -> dict[str, np.ndarray]:
     """Random tensors; a third of the last item's keys is hidden, and every key from the first item's first query."""
     rng = np.random.default_rng(0)
@@ -158,8 +214,8 @@ def reference(sizes: Sizes, given: dict[str, np.ndarray]) -> np.ndarray:
     return (weights / np.where(total, total, 1) @ v).swapaxes(1, 2)
 
 
-def measured(form: str, sizes: Sizes, device: str) -> dict[str, Any]:
-    """What one form does; `problem` where it does not run."""
+def measured(form: str, sizes: Sizes, device: str, kernels_allowed: str = "") -> dict[str, Any]:
+    """What one form does; `problem` where it does not run. `kernels_allowed` is the option `sdpa_kernel`."""
     import onnxruntime as ort
 
     settings = ort.SessionOptions()
@@ -167,6 +223,7 @@ def measured(form: str, sizes: Sizes, device: str) -> dict[str, Any]:
     data, given = model(form, sizes).SerializeToString(), feeds(sizes)
 
     def opened(**options: str) -> Any:
+        options |= {"sdpa_kernel": kernels_allowed} if kernels_allowed else {}
         provider = "CPUExecutionProvider" if device == "cpu" else ("CUDAExecutionProvider", options)
         return ort.InferenceSession(data, settings, providers=[provider], enable_fallback=0)
 
@@ -249,13 +306,18 @@ def main() -> None:
     found: dict[str, dict[str, Any]] = {}
     for sizes in CASES:
         print(sizes)
-        for form in FORMS:
-            row = found.setdefault(str(sizes), {})[form] = measured(form, sizes, asked.device)
+        forms = [(form, "") for form in (*FORMS, *(STEP_FORMS if sizes.new == 1 else ()))]
+        if asked.device == "cuda":  # without cuDNN's: flash, memory-efficient and math
+            forms += [(form, "19") for form, _ in forms if form != "products"]
+        for form, allowed in forms:
+            row = measured(form, sizes, asked.device, allowed)
+            form += " without cuDNN" if allowed else ""
+            found.setdefault(str(sizes), {})[form] = row
             told = (
                 row.get("problem")
                 or "{us:8.1f} us  error {error:.1e}  without a key {error_without_a_key:.1e}  {kernel}"
             )
-            print(f"  {form:26s} {told.format(**row) if 'us' in row else told}", flush=True)
+            print(f"  {form:40s} {told.format(**row) if 'us' in row else told}", flush=True)
         if asked.device == "cuda":
             row = found[str(sizes)]["torch scaled_dot_product_attention"] = by_torch(sizes)
             print(f"  {'torch, attention alone':26s} {row['us']:8.1f} us", flush=True)

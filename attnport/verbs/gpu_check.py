@@ -51,6 +51,8 @@ NAMED_ALONE = ("torch_compile_tuned_cuda",)
 """Runtimes that take minutes for each call, and are measured only where they are named."""
 CALL_S = 20.0
 """Seconds of `bench` for each call, all runtimes together."""
+COMPILE_S = 40.0
+"""Seconds more for each call and each runtime that compiles: so long takes a size that it has not seen."""
 MOST_ELEMENTS = 1 << 24
 """Of an output of a timed call that is a case of `check` too: comparing takes NumPy seconds from there on."""
 _PACKAGES = (
@@ -228,7 +230,8 @@ class _Run:
             if before is not None and before.parity == parity:
                 piece = dataclasses.replace(piece, latency=before.latency, work=before.work)
             self._keep_piece(key, piece, plan)
-            options |= {"baseline": EAGER, "budget_s": CALL_S * len(names), "cold": self.cold}
+            call_s = CALL_S + COMPILE_S * (len(self.names) - len(quick))
+            options |= {"baseline": EAGER, "budget_s": call_s * len(names), "cold": self.cold}
             with self._step(f"{key}: latency"):
                 latency = bench(folder, self.names, subject.grids, **options)
             work = {name: subject.work(sizes, ELEMENT_BYTES[plan]) for name, sizes in names.items()}
