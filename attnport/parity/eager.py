@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,6 +127,13 @@ class Eager:
             f"further {'run' if count == 1 else 'runs'}, with weights and inputs moved by one rounding"
             for (plan, count), names in cases.items()
         ]
+
+    def redrawn(self) -> dict[str, parity.ByCase]:
+        """The worst errors on the cases that were run more than once, by plan, case and output."""
+        found: dict[str, dict[str, Mapping[str, parity.Errors]]] = {}
+        for plan, case in self._draws:
+            found.setdefault(plan, {})[case] = self._worst[plan][case]
+        return dict(found)
 
     def _own_way(self, plan: str, nudged: int | None = None) -> contextlib.AbstractContextManager[Session]:
         """In half precision attention step by step: its one kernel keeps the scores in float32, which a graph that is

