@@ -76,7 +76,7 @@ demo: $(VENV)/.demo
 # Where the C++ reader cannot be set up, its tests are skipped with the reason.
 test: lint
 	-$(BIN)/python tools/cpp_setup.py
-	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not gpu" --durations=15 --numprocesses $(JOBS) --dist loadfile
 
 # Where the C++ reader's tools or Chromium cannot be installed, their tests are skipped with the reason.
 test-all: lint

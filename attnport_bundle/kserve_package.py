@@ -25,6 +25,7 @@ try:
         add_GRPCInferenceServiceServicer_to_server as add_GRPCInferenceServiceServicer_to_server,
     )
     from kserve.protocol.grpc.servicer import InferenceServicer as InferenceServicer
+    from kserve.protocol.model_repository_extension import ModelRepositoryExtension as ModelRepositoryExtension
     from kserve.protocol.rest.v2_endpoints import register_v2_endpoints as register_v2_endpoints
     from kserve.utils.numpy_codec import to_np_dtype as to_np_dtype
 finally:

@@ -29,6 +29,7 @@ from .kserve_package import (
     InvalidInput,
     Model,
     ModelNotFound,
+    ModelRepositoryExtension,
     to_np_dtype,
 )
 from .selftest import load_tested
@@ -62,6 +63,16 @@ class Busy(ResourceExhausted):  # type: ignore[misc]  # the package has no types
 
 class Failed(RuntimeError):
     """The runtime failed on inputs that fit the contract: 500, or INTERNAL."""
+
+
+class Loaded(ModelRepositoryExtension):  # type: ignore[misc]  # the package has no types
+    """Models as they are: the protocol would let any client unload one."""
+
+    async def load(self, model_name: str) -> None:
+        """Refuses."""
+        raise InvalidInput(f"model {model_name!r}: models are loaded when the server starts, and stay.")
+
+    unload = load
 
 
 class Checked:

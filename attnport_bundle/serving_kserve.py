@@ -10,7 +10,7 @@ from batched import aio
 
 from . import kserve_package as kserve
 from .serve_options import Options
-from .served import Served, answer_errors
+from .served import Loaded, Served, answer_errors
 
 _ITEMS = 64
 """The most requests in a call; tokens are what limits it."""
@@ -31,6 +31,7 @@ def run(models: Mapping[str, Path], options: Options, key: Path | None, tell: Ca
         enable_latency_logging=False,
         grace_period=options.grace_s,
     )
+    server.model_repository_extension = Loaded(server.registered_models)
     for name in ("kserve", "kserve.trace", "uvicorn", "uvicorn.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
     grpc = f", gRPC on port {options.grpc_port}" if options.grpc_port else ""

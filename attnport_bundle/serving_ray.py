@@ -20,7 +20,7 @@ from . import kserve_package as kserve
 from .errors import BundleError
 from .selftest import load_tested
 from .serve_options import Options
-from .served import MALFORMED, Failed, Served, answer_errors
+from .served import MALFORMED, Failed, Loaded, Served, answer_errors
 
 APP, NEW = "attnport", "local"
 """The application's name, and Ray's word for a cluster of this process's own."""
@@ -56,7 +56,7 @@ class Bundles:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         app = FastAPI()
-        kserve.register_v2_endpoints(app, self._plane, None)
+        kserve.register_v2_endpoints(app, self._plane, Loaded(self._plane.model_registry))
         answer_errors(app, self._max_bytes)
         return app
 

@@ -34,12 +34,10 @@ class Tokenizer:
         Raises:
             BundleError: only the `tokenizers` package reads this kind of file, or the model does not read text.
         """
-        self._io = io
-        self._tensors = {spec.name: spec for spec in io.inputs if spec.name in (IDS, TYPES)}
-        self._masked = {mask.input for mask in io.masks if mask.input and "padding" in mask.kinds}
-        others = [spec.name for spec in io.inputs if spec.name not in self._masked | {IDS, TYPES}]
-        if IDS not in self._tensors or others or any(len(spec.dims) != 2 for spec in self._tensors.values()):
+        if not reads_text(io):
             raise BundleError(f"the model does not read text: it takes {', '.join(map(str, io.inputs))}.")
+        self._io, self._masked = io, _masked(io)
+        self._tensors = {spec.name: spec for spec in io.inputs if spec.name in (IDS, TYPES)}
         last = self._tensors[IDS].dims[1]
         fixed = last if isinstance(last, int) else 0
         self._length = next((dim for dim in io.dims if dim.name == last), Dim("length", fixed, fixed, fixed))
@@ -88,6 +86,18 @@ class Tokenizer:
         """The tokens of a prompt, with what stands before every text and without a special one behind it."""
         (row,) = self._rows([prompt])
         return len(row.ids) - bool(row.ids and row.ids[-1] in self._words.special)
+
+
+def reads_text(io: IO) -> bool:
+    """Whether a tokenizer makes every input of a model: token ids, with or without type ids and padding masks."""
+    dims = {spec.name: spec.dims for spec in io.inputs}
+    tensors = {IDS, TYPES} & dims.keys()
+    return IDS in dims and dims.keys() <= _masked(io) | {IDS, TYPES} and all(len(dims[name]) == 2 for name in tensors)
+
+
+def _masked(io: IO) -> set[str | None]:
+    """The inputs that are padding masks."""
+    return {mask.input for mask in io.masks if mask.input and "padding" in mask.kinds}
 
 
 def _read(

@@ -10,9 +10,8 @@ from attnport.artifacts import NO_PROMPTS, Prompts
 from attnport_bundle import batches, manifest
 from attnport_bundle.contract import IO, MaskSpec, TensorSpec
 from attnport_bundle.errors import BundleError, FeedError
+from attnport_bundle.text import reads_text
 from attnport_bundle.wordpiece import WordPiece
-
-TEXT_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "pooled_mask"}
 
 
 def package_of(runtime: str, provider: str | None) -> str:
@@ -60,7 +59,7 @@ def readme(
         "is refused like a changed one. This program stands beside it:",
         indent(program(io)),
     ]
-    if tokenizer and {spec.name for spec in io.inputs} <= TEXT_INPUTS:
+    if tokenizer and reads_text(io):
         parts += _from_text(io, tokenizer, folder, prompts, text_limit)
     parts += [
         "## What goes in and out",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from attnport.artifacts import NO_PROMPTS, Prompts
 from attnport.bundling.readme import (
-    TEXT_INPUTS,
     contract,
     cut_at,
     expected,
@@ -21,6 +20,7 @@ from attnport.bundling.readme import (
 )
 from attnport_bundle.contract import IO, TensorSpec
 from attnport_bundle.manifest import Form
+from attnport_bundle.text import reads_text
 
 _TYPES = {
     "float32": "float",
@@ -193,7 +193,7 @@ def _build(forms: Mapping[str, Form]) -> list[str]:
 
 
 def _from_text(io: IO, tokenizer: str | None, folder: Path, prompts: Prompts) -> list[str]:
-    if not tokenizer or not {spec.name for spec in io.inputs} <= TEXT_INPUTS:
+    if not tokenizer or not reads_text(io):
         return []
     if not reads_by_itself(folder / tokenizer):
         return [

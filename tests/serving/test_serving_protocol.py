@@ -198,6 +198,12 @@ def test_a_body_that_is_too_large_is_not_read(server: Server) -> None:
     assert status == 413
 
 
+def test_a_client_unloads_no_model(client: Any) -> None:
+    with pytest.raises(tritonclient.utils.InferenceServerException):
+        client.unload_model("minilm")
+    assert client.is_model_ready("minilm")
+
+
 def test_metrics_count_requests_for_prometheus(server: Server, client: Any) -> None:
     client.infer("minilm", tensors(client, texts(TEXTS)))
     wanted = {server.port: 'request_predict_seconds_count{model_name="minilm"}', server.metrics_port: "ray_serve_"}
