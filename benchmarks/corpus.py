@@ -94,8 +94,8 @@ def through_processes(app: Path, texts: Path, vectors: Path, log: Path) -> None:
 
 def through_ray(app: Path, texts: Path, vectors: Path, log: Path, **options: Any) -> None:
     """The side of Ray, which is running."""
-    # Blocks as many as files, so that each actor has some.
-    rows = ray.data.read_parquet(str(texts), override_num_blocks=FILES).map_batches(
+    # Ray makes one block of small files, and gives a block to one actor.
+    rows = ray.data.read_parquet(str(texts)).repartition(target_num_rows_per_block=BATCH).map_batches(
         Timed, fn_constructor_args=[str(app), str(log)], fn_constructor_kwargs=options, batch_size=BATCH,
         compute=ray.data.ActorPoolStrategy(size=ACTORS), batch_format="pyarrow",
     )  # fmt: skip

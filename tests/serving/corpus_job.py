@@ -21,7 +21,7 @@ def main() -> None:
     if kill[:1] == ["actor"]:
         how = {"fn_constructor_args": [app, kill[1]], "fn": Mortal}
     actors = ray.data.ActorPoolStrategy(size=2)
-    blocks = ray.data.read_parquet(texts, override_num_blocks=8)
+    blocks = ray.data.read_parquet(texts).repartition(target_num_rows_per_block=500)
     rows = blocks.map_batches(**how, compute=actors, batch_size=100)
     files = MortalFiles(kill[1]) if kill[:1] == ["writing"] else None
     rows.write_parquet(vectors, filesystem=files, max_rows_per_file=500)
