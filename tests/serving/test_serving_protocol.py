@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,14 +205,19 @@ def test_a_client_unloads_no_model(client: Any) -> None:
     assert client.is_model_ready("minilm")
 
 
+def page(port: int) -> str:
+    """The page of metrics at a port; "" where there is none."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as found:
+            return str(found.read().decode())
+    except OSError:
+        return ""
+
+
 def test_metrics_count_requests_for_prometheus(server: Server, client: Any) -> None:
     client.infer("minilm", tensors(client, texts(TEXTS)))
     wanted = {server.port: 'request_predict_seconds_count{model_name="minilm"}', server.metrics_port: "ray_serve_"}
-    found = 0
-    for port, name in wanted.items():
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
-                found += name in page.read().decode()
-        except OSError:
-            continue
-    assert found == 1
+    end = time.monotonic() + 30  # Ray collects them every few seconds
+    while not any(name in page(port) for port, name in wanted.items()):
+        assert time.monotonic() < end
+        time.sleep(1)
