@@ -139,6 +139,7 @@ def test_a_graph_computes_on_the_inputs_of_each_call(devices: list[HostDevice]) 
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of inductor, where it is first imported
 def test_tuned_code_computes_what_the_module_does() -> None:
     module = tiny_model.make().eval()
     tensors = {name: torch.from_numpy(array) for name, array in feeds().items()}
