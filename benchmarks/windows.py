@@ -4,13 +4,14 @@ Both sides are one artifact, of Mistral's shape with 4 layers of 512 features an
 3's, where every second layer has one. That its caches may let tokens go is in the contract; for the other side it is
 taken out, so that `generate` keeps all. A round runs a few steps of each side behind each context, in random order.
 
-    python benchmarks/windows.py [--kind mistral] [--rounds 9] [--threads 1]
+    python benchmarks/windows.py [--kind mistral] [--rounds 9] [--threads 1] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import random
 import tempfile
 import time
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from attnport.folder.machine import machine
 from attnport.folder.opened import opened
 from attnport.folder.workspace import open_folder
 from attnport.verbs.export import export
@@ -34,6 +36,7 @@ PART = 512
 """The tokens of a prompt that are run at once."""
 STEPS = 16
 """In each round."""
+LINE = "{kind} {runtime} behind {context}: {seen_ms:.2f} ms of {all_ms:.2f}, caches of {seen_mb:.2f} MB of {all_mb:.2f}"
 _SHAPE = {
     "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 64, "sliding_window": 256, "max_position_embeddings": 16384,
@@ -80,8 +83,8 @@ def step_ns(decoding: Decoding) -> list[int]:
     return times
 
 
-def measured(folder: Path, runtime: str, rounds: int, threads: int) -> Iterator[str]:
-    """A line for each context: what can be seen, beside all tokens."""
+def measured(folder: Path, runtime: str, rounds: int, threads: int) -> Iterator[dict[str, float]]:
+    """For each context the milliseconds of a step and the MB of its caches: what can be seen, beside all tokens."""
     manifest = open_folder(folder)
     window = manifest.io.window
     assert window is not None
@@ -98,25 +101,30 @@ def measured(folder: Path, runtime: str, rounds: int, threads: int) -> Iterator[
             times[which].append(median(step_ns(texts[which])) / 1e6)
     for context in CONTEXTS:
         seen, every = (median(times[side, context]) for side in ("seen", "all"))
-        sizes = (sum(decoding.cache(spec.name).nbytes for spec, _, _ in decoding.roles.caches) / 1e6
-                 for decoding in (texts["seen", context], texts["all", context]))  # fmt: skip
-        yield (f"behind {context}: {seen:.2f} ms of {every:.2f} ({seen / every:.2f}), "
-               "caches of {:.2f} MB of {:.2f}".format(*sizes))  # fmt: skip
+        seen_mb, every_mb = (sum(decoding.cache(spec.name).nbytes for spec, _, _ in decoding.roles.caches) / 1e6
+                             for decoding in (texts["seen", context], texts["all", context]))  # fmt: skip
+        yield {"context": context, "seen_ms": seen, "all_ms": every, "seen_mb": seen_mb, "all_mb": every_mb}
 
 
 def main() -> None:
-    """Prints a line for each model, runtime and context."""
+    """Prints a line for each model, runtime and context, and writes them if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kind", action="append", choices=list(KINDS))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    rows = []
     for kind in options.kind or KINDS:
         with tempfile.TemporaryDirectory() as folder:
             artifact = made(kind, Path(folder))
             for runtime in RUNTIMES:
-                for line in measured(artifact, runtime, options.rounds, options.threads):
-                    print(f"{kind} {runtime} {line}", flush=True)
+                for row in measured(artifact, runtime, options.rounds, options.threads):
+                    rows.append({"kind": kind, "runtime": runtime, **row})
+                    print(LINE.format(**rows[-1]), flush=True)
+    if options.json:
+        found = {"rounds": options.rounds, "threads": options.threads, "machine": machine().cpu, "rows": rows}
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
