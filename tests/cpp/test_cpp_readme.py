@@ -13,9 +13,10 @@ from cpp_consumers import built, consumer
 WITHOUT_OPENVINO = ["-DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON"]
 
 
-def block(language: str, page: str = "README.md") -> str:
-    """The only block of that language in a page."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.M | re.S)
+def block(language: str, page: str = "README.md", words: str = "") -> str:
+    """The only block of that language in a page that has some words."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.M | re.S)
+    (found,) = (text for text in blocks if words in text)
     return str(found)
 
 
@@ -33,12 +34,20 @@ def test_the_program_answers_its_question(minilm_app: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "Where is the nearest pharmacy?\n"), done.stderr
 
 
+MINE = """struct {
+    std::vector<std::int64_t> encode(const std::string&, std::int64_t) const { return {101, 2129, 102}; }
+} mine;
+"""
+
+
 @pytest.mark.slow
-def test_the_lines_of_the_guide_give_a_vector(minilm_app: Path) -> None:
-    lines = block("cpp", "docs/embedding-cpp.md")
-    code = (
-        f"#include <attnport/bundle.hpp>\n#include <iostream>\nint main() {{\n{lines}\nstd::cout << embedding[0]; }}\n"
-    )
+@pytest.mark.parametrize(
+    ("words", "before", "first"), [("embedding = ", "", "embedding[0]"), ("mine", MINE, "vectors.data<float>()[0]")]
+)
+def test_the_lines_of_the_guide_give_a_vector(minilm_app: Path, words: str, before: str, first: str) -> None:
+    lines = block("cpp", "docs/embedding-cpp.md", words)
+    code = f"{before}int main() {{\n{lines}\nstd::cout << {first}; }}\n"
+    code = f"#include <attnport/bundle.hpp>\n#include <iostream>\n{code}"
     with cpp_builds.locked("consumer"):
         folder = consumer("guide", minilm_app, block("cmake"), code)
         done = built(folder, f"-DONNXRUNTIME_INCLUDE_DIR={cpp_builds.headers(NEW)}", *WITHOUT_OPENVINO)
