@@ -169,7 +169,7 @@ def test_the_module_in_memory_of_the_readme_is_exported_checked_run_and_bundled(
 @pytest.mark.timeout(900)
 def test_a_bundle_embeds_as_its_guide_says(readers: Path, tmp_path: Path) -> None:
     shutil.copytree(readers / "out", tmp_path / "out" / "minilm")
-    code, _ = python_blocks(page("docs/embedding-python.md"))  # the second wants an embedder: see the start
+    code, *_ = python_blocks(page("docs/embedding-python.md"))  # the others want an embedder: see the start
     bundle, *checks = shell_lines(page("docs/embedding-python.md"))
     run(bundle, tmp_path)
     assert "(2, 9, 64)" in run_python(code + "print({name: array.shape for name, array in outputs.items()})", tmp_path)
@@ -205,8 +205,8 @@ def test_a_start_takes_minilm_to_an_application(tmp_path: Path) -> None:
     (code,) = python_blocks(page("docs/start.md"))
     kettle, pharmacy, itself = (float(one) for one in run_python(code, tmp_path).strip(" []\n").split())
     assert kettle < pharmacy < itself
-    _, many = python_blocks(page("docs/embedding-python.md"))
-    assert run_python(f"{MANY}{many}print(vectors.shape, len(outputs))", tmp_path).startswith("(2, 384) ")
+    _, prompted, many = python_blocks(page("docs/embedding-python.md"))
+    assert run_python(f"{MANY}{prompted}{many}print(vectors.shape, len(outputs))", tmp_path).startswith("(2, 384) ")
 
 
 @pytest.mark.slow
