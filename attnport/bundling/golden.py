@@ -37,7 +37,9 @@ def redrawn(plan: str) -> str:
 
 
 def read(path: Path, contract: IOContract, plans: Collection[str] = ("fp32",)) -> dict[str, Array]:
-    """Reads `golden.npz`: `<case>/in|out|valid|eager/<tensor>`, complete for every case and plan, and `redrawn`.
+    """Reads `golden.npz`: `<case>/in|out|valid|eager/<tensor>`, complete for every case and plan.
+
+    What `check` added under `redrawn` is read too; a case need not have it.
 
     Raises:
         ArtifactError: it cannot be read, or a case lacks an array.

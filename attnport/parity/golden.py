@@ -141,7 +141,7 @@ def read_goldens(path: Path, io: IOContract, plans: Collection[str]) -> golden.G
 def bounds(arrays: Mapping[str, Array], io: IOContract, plan: str) -> tuple[Bound, ...]:
     """The bound of every output of every case at a plan: see `attnport.parity.bound`.
 
-    By one run of PyTorch, or as `check` has it where that ran PyTorch more than once, whichever allows more.
+    It comes from one run of PyTorch. Where `check` ran PyTorch more than once, the bound of `check` counts if it is wider.
 
     Raises:
         ArtifactError: a reference or eager's output is not finite in a valid element, or a case has none.

@@ -39,7 +39,7 @@ def cluster() -> Iterator[str]:
 def started(*arguments: Any, **environment: str) -> subprocess.Popen[str]:
     told = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "80", **environment}
     command = [ATTNPORT, *map(str, arguments)]
-    # A shell starts what runs in its background with SIGINT ignored, and so its children.
+    # A shell ignores SIGINT in what it starts in the background, and a child inherits that.
     return subprocess.Popen(
         command,
         env=told,
