@@ -141,7 +141,7 @@ def read_goldens(path: Path, io: IOContract, plans: Collection[str]) -> golden.G
 def bounds(arrays: Mapping[str, Array], io: IOContract, plan: str) -> tuple[Bound, ...]:
     """The bound of every output of every case at a plan: see `attnport.parity.bound`.
 
-    It comes from one run of PyTorch. Where `check` ran PyTorch more than once, the bound of `check` counts if it is wider.
+    It comes from one run of PyTorch, or from those of `check` where it made several and they allow more.
 
     Raises:
         ArtifactError: a reference or eager's output is not finite in a valid element, or a case has none.
