@@ -173,7 +173,7 @@ def _unbounded(made: Any, model: Any) -> Any:
     for at, layer in enumerate(cache.layers):
         if isinstance(layer, every.LinearAttentionAndSlidingWindowAttentionLayer):
             cache.layers[at] = every.LinearAttentionAndFullAttentionLayer(number_of_states=layer.number_of_states)
-        elif isinstance(layer, every.DynamicSlidingWindowLayer):
+        elif type(layer) is every.DynamicSlidingWindowLayer:  # a model's own kind holds more
             cache.layers[at] = every.DynamicLayer()
     return cache
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnport.dims import Dim, TensorSpec
+from attnport.errors import first_line
 from attnport.masks.spec import MaskSpec
 from attnport.sources.hf_memory import Memory, NoMemory
 from attnport.sources.hf_modules import accepted
@@ -108,7 +109,8 @@ def takes_padding(model: Any, memory: Memory, vocab: int) -> bool:
     """Whether texts may be padded at the left, by running two of them as they are generated.
 
     Raises:
-        NoMemory: without padding, too, a pass over all tokens gives something else.
+        NoMemory: without padding, too, a pass over all tokens gives something else; or the model needs more than was
+            found of what it keeps.
     """
     import torch
 
@@ -121,7 +123,10 @@ def takes_padding(model: Any, memory: Memory, vocab: int) -> bool:
         kept, start = memory.empty(2), 0
         for step in steps:
             whole = {_IDS: ids_BS[:, start : step + 1], _MASK: mask_BS[:, (0 if memory.past else start) : step + 1]}
-            found = remembering(model, {**whole, **kept}, {MEMORY: memory})
+            try:
+                found = remembering(model, {**whole, **kept}, {MEMORY: memory})
+            except Exception as err:  # transformers raises whatever it likes where a cache lacks something
+                raise NoMemory(f"it does not go on with what its cache was found to hold: {first_line(err)}") from err
             kept = {name: found[name.replace("past_", "present_", 1)] for name in kept}
             start = step + 1
     far = [float((got - one).abs().max() / one.std()) for got, one in zip(found["logits"], wanted, strict=True)]

@@ -114,13 +114,36 @@ def test_sentences_are_checked_token_by_token(artifacts: Once) -> None:
     np.testing.assert_allclose(both[:1], one, rtol=1e-4, atol=1e-4)
 
 
-def test_models_whose_memory_cannot_be_given_to_them_are_refused_with_the_reason(tmp_path: Path) -> None:
+COMPRESSED = {
+    "head_dim": 16, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8, "moe_intermediate_size": 32,
+    "n_routed_experts": 4, "num_attention_heads": 4, "num_experts_per_tok": 2, "num_key_value_heads": 1,
+    "hidden_size": 64, "o_groups": 2, "o_lora_rank": 16, "q_lora_rank": 16, "sliding_window": 8,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+LAYERS = ["heavily_compressed_attention", "compressed_sparse_attention"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "reason"),
+    [
+        ("Rwkv", {"hidden_size": 32, "context_length": 32}, "token by token it gives other"),
+        ("DeepseekV4", COMPRESSED, "it does not go on with what its cache was found to hold: "),
+        (
+            "DeepseekV4",
+            {**COMPRESSED, "layer_types": LAYERS},
+            r"layers.1.buffer_kv.compressor in its cache is \[5, 2, \d+\] of 6 tokens and \[5, 3",
+        ),
+    ],
+)
+def test_models_whose_memory_cannot_be_given_to_them_are_refused_with_the_reason(
+    name: str, sizes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
     import transformers
 
-    config = transformers.RwkvConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, context_length=32)
-    transformers.RwkvForCausalLM(config).save_pretrained(tmp_path / "rwkv")
-    with pytest.raises(SpecError, match="RwkvForCausalLM does not go with --with-past: token by token it gives other"):
-        export(f"hf:{tmp_path / 'rwkv'}", tmp_path / "out", part="with-past")
+    config = getattr(transformers, f"{name}Config")(vocab_size=50, num_hidden_layers=2, **sizes)
+    getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(tmp_path / "model")
+    with pytest.raises(SpecError, match=f"{name}ForCausalLM does not go with --with-past: {reason}"):
+        export(f"hf:{tmp_path / 'model'}", tmp_path / "out", part="with-past")
 
 
 class Recurrent(torch.nn.Module):
