@@ -49,8 +49,8 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
                                "mamba_chunk_size": 8}),
 }  # fmt: skip
 """As `KINDS`, of decoders with states: those of convolutions, of a state space alone, and both beside attention."""
-QUICK = ("gpt2", "mistral")
-"""A table of positions, and a window with grouped heads."""
+QUICK = ("gpt2",)
+"""A table of positions. Windows, grouped heads and rotary positions are in the quick tests of windows."""
 
 
 def saved(kind: str, folder: Path, **changed: Any) -> Path:

@@ -24,8 +24,14 @@ def cpp_build() -> Build:
 
 
 @pytest.fixture(scope="session")
-def cpp_build_asan() -> Build:
-    """As `cpp_build`, but a static library under AddressSanitizer (leaks too) and UndefinedBehaviorSanitizer."""
+def cpp_build_asan(request: pytest.FixtureRequest) -> Build:
+    """As `cpp_build`, but a static library under AddressSanitizer (leaks too) and UndefinedBehaviorSanitizer.
+
+    Where slow tests are left out, it is `cpp_build` itself: compiling it takes longer than all these tests.
+    """
+    if "not slow" in request.config.getoption("markexpr"):
+        build: Build = request.getfixturevalue("cpp_build")
+        return build
     return sanitized("address,undefined")
 
 

@@ -59,7 +59,7 @@ def test_the_program_of_the_bundles_page_runs_in_a_project_that_holds_the_bundle
     assert files.check(folder / "app", manifest.read(folder / "app")) == []
 
 
-@pytest.mark.parametrize("kind", ["shared", "static"])
+@pytest.mark.parametrize("kind", ["shared", pytest.param("static", marks=pytest.mark.slow)])
 def test_an_installed_reader_is_found_by_its_package(
     kind: str, cpp_app: Path, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

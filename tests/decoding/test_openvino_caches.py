@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from decoders import exported
+from representatives import representatives
 
 from attnport.folder.workspace import open_folder
 from attnport.verbs.fuse import fuse
@@ -16,7 +17,7 @@ from attnport_bundle.roles import roles_of
 openvino = pytest.importorskip("openvino")
 
 
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.slow), "mistral"])
+@pytest.mark.parametrize("name", representatives(["gpt2", "llama", "mistral"], ["gpt2"]))
 def test_attention_and_cache_are_one_kernel(name: str, tmp_path: Path) -> None:
     folder = exported(name, tmp_path)
     fuse(folder, targets=["openvino"])
