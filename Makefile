@@ -79,10 +79,11 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow and not gpu" --durations=15 --numprocesses $(JOBS) --dist loadfile
 
 # Where the C++ reader's tools or Chromium cannot be installed, their tests are skipped with the reason.
-test-all: lint
+test-all: lint $(SERVE_VENV)/.made
 	-$(BIN)/python tools/cpp_setup.py --all
 	-$(BIN)/python tools/browser_setup.py
 	$(BIN)/python tools/test_all.py --jobs $(JOBS)
+	$(SERVE_VENV)/bin/python tools/test_all.py $(wildcard tests/serving/test_*.py)
 
 # Beside nothing else. Interrupted, it goes on where it was.
 bench: $(VENV)/.demo
