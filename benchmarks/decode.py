@@ -1,7 +1,6 @@
 """Token by token beside other tools: milliseconds of a step behind contexts of several lengths.
 
-Each side is a process of its own on as many cores as threads, and asks Linux for huge pages (benchmarks/huge_pages.py
-says what they are worth). Every side runs a prompt of random ids, and then in each
+Each side is a process of its own on as many cores as threads. Every side runs a prompt of random ids, and then in each
 round, in random order, a few steps behind it; a step's time is the median of a round's. Sides are compared within a
 class of accuracy: float32, half precision, weights of 4 bits. The ratio of attnport's quickest form to the quickest
 peer has a bootstrap interval over the rounds. All sides in float32 must find the same tokens as PyTorch; of the others
@@ -130,7 +129,7 @@ def opened(side: Named, told: dict[str, Any], threads: int) -> Side:
             maker.make()
         finally:
             maker.close()
-    return Side(side, told, threads, huge_pages=True)
+    return Side(side, told, threads)
 
 
 def measure(decoder: Decoder, told: dict[str, Any], rounds: int, threads: int) -> dict[str, Any]:

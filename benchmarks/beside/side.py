@@ -24,9 +24,6 @@ PEERS = ROOT / "benchmarks" / "peers"
 CACHE = ROOT / ".cache" / "bench"
 sys.path.append(str(PEERS / "common"))
 LIMIT_S = 600.0
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864"}
-"""What lets a process ask Linux for huge pages, where the system gives them only to those that ask. Without the second,
-which takes 64 MB from the system at a time, half of ONNX Runtime's weights stay in small pages."""
 Array = np.ndarray[Any, Any]
 
 
@@ -92,8 +89,7 @@ class Side:
 
     outputs_ns = 0
 
-    def __init__(self, named: Named, model: Mapping[str, Any], threads: int, huge_pages: bool = False) -> None:
-        """Starts the process, whose memory Linux gives in huge pages if they are asked for."""
+    def __init__(self, named: Named, model: Mapping[str, Any], threads: int) -> None:
         self.named, self._model, self._threads = named, model, threads
         environment = adapter(named.peer).ENVIRONMENT
         python = python_of(environment)
@@ -103,9 +99,9 @@ class Side:
         log = CACHE / "logs" / f"{model['name']}-{named.peer}-{named.variant.replace(' ', '-')}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log: IO[bytes] = log.open("ab")
-        self._process = self._started(python, HUGE_PAGES if huge_pages else {})
+        self._process = self._started(python)
 
-    def _started(self, python: Path, more: Mapping[str, str]) -> subprocess.Popen[str]:
+    def _started(self, python: Path) -> subprocess.Popen[str]:
         threads = str(self._threads)
         found = {
             **os.environ,
@@ -116,7 +112,6 @@ class Side:
             "TOKENIZERS_PARALLELISM": "false",
             "TORCHINDUCTOR_CACHE_DIR": str(CACHE / "inductor"),
             "PYTHONPATH": str(ROOT) if python == Path(sys.executable) else "",
-            **more,
         }
         cores = sorted(os.sched_getaffinity(0))[-self._threads :]
         return subprocess.Popen(

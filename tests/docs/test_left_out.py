@@ -26,7 +26,6 @@ NOT_RUN = {
     "apt-get install ": "needs root; tools/cpp_setup.py installs these",
     "cmake -S app/cpp ": "tests/cpp builds it so",
     "build/attnport-": "tests/cpp runs them",
-    "export GLIBC_TUNABLES=": "benchmarks/huge_pages.py runs programs with it",
     '--input "': "declarations, no commands; they are read below",
 }
 """Lines that no test here runs, by how they begin, and why."""
