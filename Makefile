@@ -40,9 +40,6 @@ RELEASE_VENV := .venv-release
 SERVE_VENV := .venv-serve
 SERVE_PIP := $(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
 	--constraint constraints-serve.txt
-SERVE_TESTS ?= tests/serving
-# It uses kserve's messages of the protocol, the others the client's: one process cannot have both.
-SERVE_ALONE := tests/serving/test_serving_errors.py
 
 .PHONY: demo test test-all bench bench-engines bench-env bench-quick bench-serve cpp-test docs embedders gpu-check gpu-driver \
 	gpu-test layouts-test lint fuzz release serve-test help clean
@@ -50,7 +47,7 @@ SERVE_ALONE := tests/serving/test_serving_errors.py
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
 	@echo "make test      lint, types and the tests that are quick (15 minutes at most)"
-	@echo "make test-all  every test, slow ones too; run it again to go on where it stopped"
+	@echo "make test-all  every test but those of layouts, slow ones too; run it again to go on where it stopped"
 	@echo "make bench     speed and memory beside other tools, into benchmarks/ and docs/performance.md (30 minutes)"
 	@echo "make bench-engines scratch memory of TensorRT-RTX engines beside torch's exports (20 minutes)"
 	@echo "make bench-env the other tools' environments and converted models, which bench needs (30 minutes, 10 GB)"
@@ -79,11 +76,11 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow and not gpu" --durations=15 --numprocesses $(JOBS) --dist loadfile
 
 # Where the C++ reader's tools or Chromium cannot be installed, their tests are skipped with the reason.
-test-all: lint $(SERVE_VENV)/.made
+test-all: lint
 	-$(BIN)/python tools/cpp_setup.py --all
 	-$(BIN)/python tools/browser_setup.py
 	$(BIN)/python tools/test_all.py --jobs $(JOBS)
-	$(SERVE_VENV)/bin/python tools/test_all.py $(wildcard tests/serving/test_*.py)
+	$(MAKE) serve-test
 
 # Beside nothing else. Interrupted, it goes on where it was.
 bench: $(VENV)/.demo
@@ -122,9 +119,9 @@ release: $(RELEASE_VENV)/.made
 	$(RELEASE_VENV)/bin/python tools/release.py $(addprefix --full ,$(FULL))
 
 # Servers of several processes and their load, so that two test files at once would measure each other's.
+# A process for each file: kserve's messages of the protocol and those of its client cannot be in one.
 serve-test: $(SERVE_VENV)/.made
-	$(SERVE_VENV)/bin/python -m pytest --durations=8 $(SERVE_TESTS) --ignore $(SERVE_ALONE)
-	$(SERVE_VENV)/bin/python -m pytest $(SERVE_ALONE)
+	$(SERVE_VENV)/bin/python tools/test_all.py $(wildcard tests/serving/test_*.py)
 
 # Beside nothing else.
 bench-serve: $(SERVE_VENV)/.made

@@ -171,9 +171,10 @@ def _unbounded(made: Any, model: Any) -> Any:
     every: Any = kinds  # its constructors have no types
     cache = every.DynamicCache(config=model.config)
     for at, layer in enumerate(cache.layers):
-        if isinstance(layer, every.LinearAttentionAndSlidingWindowAttentionLayer):
+        # A model's own kind of layer, derived from one of these, holds more than the layer that would replace it.
+        if type(layer) is every.LinearAttentionAndSlidingWindowAttentionLayer:
             cache.layers[at] = every.LinearAttentionAndFullAttentionLayer(number_of_states=layer.number_of_states)
-        elif type(layer) is every.DynamicSlidingWindowLayer:  # a model's own kind holds more
+        elif type(layer) is every.DynamicSlidingWindowLayer:
             cache.layers[at] = every.DynamicLayer()
     return cache
 
