@@ -17,27 +17,28 @@ __all__ = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="session", params=["cpp_shared", pytest.param("cpp_asan", marks=pytest.mark.slow)])
+def cpp_build(request: pytest.FixtureRequest) -> Build:
+    """What most tests run: `cpp_shared`, and `cpp_asan` too where slow tests run, as it takes as long to compile."""
+    build: Build = request.getfixturevalue(request.param)
+    return build
+
+
 @pytest.fixture(scope="session")
-def cpp_build() -> Build:
+def cpp_shared() -> Build:
     """g++, a shared library with everything that can be compiled in, optimised; warnings are errors."""
     return cpp_builds.build("g++", NEW, *cpp_builds.optimised(), *cpp_builds.TOGETHER)
 
 
 @pytest.fixture(scope="session")
-def cpp_build_asan(request: pytest.FixtureRequest) -> Build:
-    """As `cpp_build`, but a static library under AddressSanitizer (leaks too) and UndefinedBehaviorSanitizer.
-
-    Where slow tests are left out, it is `cpp_build` itself: compiling it takes longer than all these tests.
-    """
-    if "not slow" in request.config.getoption("markexpr"):
-        build: Build = request.getfixturevalue("cpp_build")
-        return build
+def cpp_asan() -> Build:
+    """As `cpp_shared`, but a static library under AddressSanitizer (leaks too) and UndefinedBehaviorSanitizer."""
     return sanitized("address,undefined")
 
 
 @pytest.fixture(scope="session")
-def cpp_build_tsan() -> Build:
-    """As `cpp_build`, but a static library under ThreadSanitizer."""
+def cpp_tsan() -> Build:
+    """As `cpp_shared`, but a static library under ThreadSanitizer."""
     return sanitized("thread")
 
 
@@ -48,7 +49,7 @@ def sanitized(by: str) -> Build:
 
 
 @pytest.fixture(scope="session")
-def cpp_build_clang() -> Build:
+def cpp_clang() -> Build:
     """clang, ONNX Runtime's older headers, neither OpenSSL nor OpenVINO: the other side of every #if."""
     return cpp_builds.build(
         "clang++",

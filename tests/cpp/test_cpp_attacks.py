@@ -112,34 +112,34 @@ def test_every_attack_on_a_bundle_is_carried_out() -> None:
 
 
 @pytest.mark.parametrize("attack", representatives(ON_BUNDLES, ON_BUNDLES[::3]), ids=lambda attack: attack.name)
-def test_every_attack_gets_the_python_readers_answer(attack: attacks.Attack, app: Path, cpp_build_asan: Build) -> None:
+def test_every_attack_gets_the_python_readers_answer(attack: attacks.Attack, app: Path, cpp_build: Build) -> None:
     attacks.carry_out(attack, app)
     key = None if attack.key is None else keys.place(attack.key, app)
-    compare(attack, in_cpp(cpp_build_asan, app, key), in_python(app, key))
+    compare(attack, in_cpp(cpp_build, app, key), in_python(app, key))
 
 
-def test_what_nobody_attacked_is_fine_in_both_readers(app: Path, cpp_build_asan: Build) -> None:
-    got = in_cpp(cpp_build_asan, app, None)
+def test_what_nobody_attacked_is_fine_in_both_readers(app: Path, cpp_build: Build) -> None:
+    got = in_cpp(cpp_build, app, None)
     assert verdicts(got) == verdicts(in_python(app, None))
     assert [row[1] for row in got.rows] == ["NOT_RUN", *["PASS"] * 7]
     whole = attacks.Attack("none", "", "bundle", [{"step": "add_engine"}], False, 0, "")
     attacks.carry_out(whole, app)
     attacks.carry_out(dataclasses.replace(whole, do=[], signed=True), app)
-    got = in_cpp(cpp_build_asan, app, None)
+    got = in_cpp(cpp_build, app, None)
     assert verdicts(got) == verdicts(in_python(app, None))
     assert got.rows[0] == ("signature", "NOT_RUN", "not checked: no --key")
     key = keys.place("right", app)
-    got = in_cpp(cpp_build_asan, app, key)
+    got = in_cpp(cpp_build, app, key)
     assert verdicts(got) == verdicts(in_python(app, key))
     assert (got.code, got.rows[0][1], got.rows[-1][:2]) == (0, "PASS", ("tensorrt_rtx", "NOT_RUN"))
 
 
-def test_numbers_that_are_off_are_said(app: Path, cpp_build_asan: Build) -> None:
+def test_numbers_that_are_off_are_said(app: Path, cpp_build: Build) -> None:
     manifest = json.loads((app / "bundle.json").read_text())
     for bound, name in zip(manifest["goldens"]["bounds"], ["max_bound", "rms_bound"] * 3, strict=True):
         bound[name] = 1e-12
     (app / "bundle.json").write_text(json.dumps(manifest))
-    got = in_cpp(cpp_build_asan, app, None)
+    got = in_cpp(cpp_build, app, None)
     assert verdicts(got) == verdicts(in_python(app, None))
     assert got.code == 4
     assert [row[1] for row in got.rows[2:]] == ["FAIL"] * 6
@@ -177,22 +177,22 @@ def test_without_its_runtime_a_bundle_is_not_taken_for_checked(app: Path, tmp_pa
         (["a", "--threads=99999999999999999999"], "argument --threads: got '99999999999999999999'"),
     ],
 )
-def test_wrong_use_is_exit_2_with_the_usage(cpp_build_asan: Build, arguments: list[str], words: str) -> None:
-    done = cpp_build_asan.run("attnport-selftest", *arguments)
+def test_wrong_use_is_exit_2_with_the_usage(cpp_build: Build, arguments: list[str], words: str) -> None:
+    done = cpp_build.run("attnport-selftest", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: attnport-selftest FOLDER")
     assert words in done.stderr
 
 
-def test_help_is_no_error(cpp_build_asan: Build) -> None:
-    done = cpp_build_asan.run("attnport-selftest", "--help")
+def test_help_is_no_error(cpp_build: Build) -> None:
+    done = cpp_build.run("attnport-selftest", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert all(word in done.stdout for word in ("FOLDER", "--key", "--threads", "--onnxruntime", "Exit codes"))
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "", "x" * 5000, "a\nb"])
-def test_a_folder_that_is_none_is_exit_2(cpp_build_asan: Build, folder: str) -> None:
-    done = cpp_build_asan.run("attnport-selftest", folder)
+def test_a_folder_that_is_none_is_exit_2(cpp_build: Build, folder: str) -> None:
+    done = cpp_build.run("attnport-selftest", folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert "error: " in done.stderr
     if folder.isalpha():  # the others are shown by each reader in its own way
@@ -214,13 +214,13 @@ def test_the_comparison_notices_another_answer() -> None:
 
 
 @pytest.mark.slow
-def test_without_openssl_no_signature_is_taken_for_checked(app: Path, cpp_build_clang: Build) -> None:
+def test_without_openssl_no_signature_is_taken_for_checked(app: Path, cpp_clang: Build) -> None:
     whole = attacks.Attack("none", "", "bundle", [], False, 0, "", signed=True)
     attacks.carry_out(whole, app)
     key = keys.place("right", app)
     assert in_python(app, key).rows[0][:2] == ("signature", "PASS")
-    got = in_cpp(cpp_build_clang, app, key)
+    got = in_cpp(cpp_clang, app, key)
     said = "this library was built without OpenSSL, which checks signatures; build it with OpenSSL."
     assert (got.code, got.rows, got.error) == (3, (), said)
-    got = in_cpp(cpp_build_clang, app, None)
+    got = in_cpp(cpp_clang, app, None)
     assert (got.code, got.rows[0]) == (0, ("signature", "NOT_RUN", "not checked: no --key"))

@@ -46,13 +46,13 @@ def rows_app(app: Path, request: pytest.FixtureRequest) -> Path:
     return app
 
 
-def test_inputs_may_be_gone_behind_every_call(cpp_build_asan: Build, rows_app: Path) -> None:
-    done = cpp_build_asan.run("borrowed", rows_app, "shapes")
+def test_inputs_may_be_gone_behind_every_call(cpp_build: Build, rows_app: Path) -> None:
+    done = cpp_build.run("borrowed", rows_app, "shapes")
     assert (done.returncode, done.stdout) == (0, "300 calls, 0 wrong\n"), done.stderr
 
 
-def test_a_large_input_is_not_copied(cpp_build_asan: Build, rows_app: Path) -> None:
-    done = cpp_build_asan.run("borrowed", rows_app, str(LARGE_BYTES))
+def test_a_large_input_is_not_copied(cpp_build: Build, rows_app: Path) -> None:
+    done = cpp_build.run("borrowed", rows_app, str(LARGE_BYTES))
     assert done.returncode == 0, done.stderr
     # OpenVINO's reduction takes an eighth of its input for itself, at 256 MiB as at 1 GiB.
     assert int(done.stdout) < LARGE_BYTES // 2

@@ -25,10 +25,10 @@ CPU, CUDA = b"CPUExecutionProvider", b"CUDAExecutionProvider"
 
 
 @pytest.fixture
-def library(cpp_build: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> c.Library:
+def library(cpp_shared: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> c.Library:
     monkeypatch.setenv("ATTNPORT_ONNXRUNTIME", str(onnxruntime_library()))
     monkeypatch.setenv("ATTNPORT_CACHE", str(tmp_path / "cache"))
-    return c.Library(cpp_build.library)
+    return c.Library(cpp_shared.library)
 
 
 @pytest.fixture
@@ -118,9 +118,9 @@ def test_every_exit_code_is_a_status(library: c.Library, app: Path, tmp_path: Pa
     library.open(app, trust_files=1).close()
 
 
-def test_what_the_library_did_not_expect_is_a_bug(library: c.Library, app: Path, cpp_build: Build) -> None:
+def test_what_the_library_did_not_expect_is_a_bug(library: c.Library, app: Path, cpp_shared: Build) -> None:
     with pytest.raises(c.Failed) as caught:
-        library.open(app, onnxruntime=cpp_build.module("nameless_onnxruntime"))
+        library.open(app, onnxruntime=cpp_shared.module("nameless_onnxruntime"))
     assert caught.value.status == c.BUG
     assert str(caught.value).startswith("not expected, please report it: ")
 
@@ -303,8 +303,8 @@ def test_threads_may_share_a_model(model: c.Model) -> None:
     assert not wrong
 
 
-def test_a_program_in_c_uses_it_well_and_badly_under_sanitizers(cpp_build_asan: Build, made_bundle: Path) -> None:
-    done = cpp_build_asan.run("c_calls", made_bundle)
+def test_a_program_in_c_uses_it_well_and_badly_under_sanitizers(cpp_build: Build, made_bundle: Path) -> None:
+    done = cpp_build.run("c_calls", made_bundle)
     assert (done.returncode, done.stdout) == (0, "every answer is as it should be\n"), done.stderr
 
 
@@ -327,9 +327,9 @@ def test_the_version_is_that_of_the_header_and_the_binding_has_its_layout(librar
     assert list(map(int, said)) == [library.call.attnport_abi_version(), *layout]
 
 
-def test_only_the_interface_is_shown(cpp_build: Build) -> None:
+def test_only_the_interface_is_shown(cpp_shared: Build) -> None:
     shown = subprocess.run(
-        [tool("nm"), "-D", "--defined-only", "-C", str(cpp_build.library)], capture_output=True, text=True, check=True
+        [tool("nm"), "-D", "--defined-only", "-C", str(cpp_shared.library)], capture_output=True, text=True, check=True
     ).stdout
     names = [line.split(" ", 2)[2] for line in shown.splitlines()]
     assert sum(name.startswith("attnport_") for name in names) == 15

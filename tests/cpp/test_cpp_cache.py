@@ -13,11 +13,11 @@ Call = Callable[..., list[str]]
 
 
 @pytest.fixture
-def calls(cpp_build_asan: Build) -> Call:
+def calls(cpp_build: Build) -> Call:
     """The lines that a call of the cache answers with."""
 
     def run(*arguments: str | Path, code: int = 0, **env: str) -> list[str]:
-        done = cpp_build_asan.run("cache_calls", *arguments, env={"ATTNPORT_CACHE": "", **env})
+        done = cpp_build.run("cache_calls", *arguments, env={"ATTNPORT_CACHE": "", **env})
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout.splitlines()
 

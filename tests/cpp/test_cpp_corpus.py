@@ -19,15 +19,15 @@ def replay(build: Build, target: str, files: list[Path]) -> subprocess.Completed
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_file_is_answered_without_a_finding_and_in_time(cpp_build_asan: Build, target: str) -> None:
+def test_every_file_is_answered_without_a_finding_and_in_time(cpp_build: Build, target: str) -> None:
     files = sorted((CORPUS / target).iterdir())
     assert len(files) > 5
-    cpp_build_asan.program(f"replay_{target}")
+    cpp_build.program(f"replay_{target}")
     start = time.monotonic()
-    done = replay(cpp_build_asan, target, files)
+    done = replay(cpp_build, target, files)
     assert (done.returncode, done.stderr.splitlines()) == (0, [str(path) for path in files])
     assert time.monotonic() - start < 60
 
 
-def test_a_find_ends_the_replay(cpp_build_asan: Build, tmp_path: Path) -> None:
-    assert replay(cpp_build_asan, "manifest", [tmp_path / "nowhere"]).returncode == 2
+def test_a_find_ends_the_replay(cpp_build: Build, tmp_path: Path) -> None:
+    assert replay(cpp_build, "manifest", [tmp_path / "nowhere"]).returncode == 2

@@ -33,15 +33,15 @@ HEADERS = {
 
 
 @pytest.fixture
-def libraries(cpp_build_asan: Build, tmp_path: Path) -> Path:
-    return pretended(cpp_build_asan, tmp_path / "lib")
+def libraries(cpp_build: Build, tmp_path: Path) -> Path:
+    return pretended(cpp_build, tmp_path / "lib")
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_a_header_is_read_as_in_python(cpp_build_asan: Build, tmp_path: Path, name: str) -> None:
+def test_a_header_is_read_as_in_python(cpp_build: Build, tmp_path: Path, name: str) -> None:
     path = tmp_path / "one.engine"
     path.write_bytes(HEADERS[name])
-    done = cpp_build_asan.run("engine_calls", "header", path)
+    done = cpp_build.run("engine_calls", "header", path)
     try:
         header = engine_header.read_header(path)
     except ValueError:
@@ -54,16 +54,16 @@ def test_a_header_is_read_as_in_python(cpp_build_asan: Build, tmp_path: Path, na
 
 @pytest.mark.parametrize(("version", "sm"), [(ENGINE_VERSION, (86,)), ("1.7.1.115", (86, 89)), ("x'y", ())])
 def test_one_that_is_not_the_manifests_is_refused(
-    cpp_build_asan: Build, tmp_path: Path, version: str, sm: tuple[int, ...]
+    cpp_build: Build, tmp_path: Path, version: str, sm: tuple[int, ...]
 ) -> None:
     path = tmp_path / "one.engine"
     path.write_bytes(WHOLE)
-    done = cpp_build_asan.run("engine_calls", "check", path, "tensorrt_rtx", version, *map(str, sm))
+    done = cpp_build.run("engine_calls", "check", path, "tensorrt_rtx", version, *map(str, sm))
     assert done.returncode == 6
     got = f"got version {ENGINE_VERSION} and compute capabilities [86, 89]"
     assert done.stdout == f"{path}: {got}; the manifest says {version} and {list(sm)}.\n"
-    assert cpp_build_asan.run("engine_calls", "check", path, "tensorrt", version).returncode == 0
-    right = cpp_build_asan.run("engine_calls", "check", path, "tensorrt_rtx", ENGINE_VERSION, "86", "89")
+    assert cpp_build.run("engine_calls", "check", path, "tensorrt", version).returncode == 0
+    right = cpp_build.run("engine_calls", "check", path, "tensorrt_rtx", ENGINE_VERSION, "86", "89")
     assert right.returncode == 0
 
 
@@ -71,12 +71,12 @@ def test_one_that_is_not_the_manifests_is_refused(
 @pytest.mark.parametrize(
     "ranges", [[], ["1,4:8,4", "16,4:64,4"], ["1,4:64,4", "1,4:8,4"], ["1,4:8,4", "1,4:8,4"], ["2,4:2,4"]]
 )
-def test_a_profile_is_chosen_as_in_python(cpp_build_asan: Build, shape: str, ranges: list[str]) -> None:
+def test_a_profile_is_chosen_as_in_python(cpp_build: Build, shape: str, ranges: list[str]) -> None:
     def sizes(text: str) -> tuple[int, ...]:
         return tuple(map(int, text.split(",")))
 
     profiles = [{"x": (sizes(least), sizes(most))} for least, _, most in (one.partition(":") for one in ranges)]
-    done = cpp_build_asan.run("engine_calls", "profile", shape, *ranges)
+    done = cpp_build.run("engine_calls", "profile", shape, *ranges)
     try:
         chosen = engine_session.choose_profile(profiles, {"x": sizes(shape)})
     except FeedError:
@@ -86,8 +86,8 @@ def test_a_profile_is_chosen_as_in_python(cpp_build_asan: Build, shape: str, ran
         assert (done.returncode, done.stdout) == (0, f"{chosen}\n")
 
 
-def test_the_gpu_is_asked_what_it_is_and_takes_memory(cpp_build_asan: Build, libraries: Path) -> None:
-    done = cpp_build_asan.run("engine_calls", "device", env={"LD_LIBRARY_PATH": str(libraries)})
+def test_the_gpu_is_asked_what_it_is_and_takes_memory(cpp_build: Build, libraries: Path) -> None:
+    done = cpp_build.run("engine_calls", "device", env={"LD_LIBRARY_PATH": str(libraries)})
     assert done.stdout.splitlines() == [f"Pretended GPU, 89, {'ab' * 16}, 580.1", "same, 1, 0"]
     assert done.returncode == 0
 
@@ -101,11 +101,11 @@ def test_the_gpu_is_asked_what_it_is_and_takes_memory(cpp_build_asan: Build, lib
     ],
 )  # fmt: skip
 def test_what_the_driver_refuses_is_told_by_its_own_name_and_nothing_is_left(
-    cpp_build_asan: Build, libraries: Path, tmp_path: Path, function: str
+    cpp_build: Build, libraries: Path, tmp_path: Path, function: str
 ) -> None:
     log = tmp_path / "log"
     env = {"LD_LIBRARY_PATH": str(libraries), "PRETENDED_FAIL": function, "PRETENDED_LOG": str(log)}
-    done = cpp_build_asan.run("engine_calls", "device", env=env)
+    done = cpp_build.run("engine_calls", "device", env=env)
     called = function.partition(":")[0]
     assert done.stdout.splitlines()[-1] == f"the NVIDIA driver answers {called} with CUDA_ERROR_OUT_OF_MEMORY."
     assert done.returncode == 3
@@ -114,20 +114,18 @@ def test_what_the_driver_refuses_is_told_by_its_own_name_and_nothing_is_left(
     assert calls.count("cuDevicePrimaryCtxRetain") - refused == calls.count("cuDevicePrimaryCtxRelease_v2")
 
 
-def test_no_driver_and_no_gpu_are_told(cpp_build_asan: Build, libraries: Path, tmp_path: Path) -> None:
+def test_no_driver_and_no_gpu_are_told(cpp_build: Build, libraries: Path, tmp_path: Path) -> None:
     if _loads("libcuda.so.1"):
         pytest.skip("there is an NVIDIA driver here")
-    done = cpp_build_asan.run("engine_calls", "device")
+    done = cpp_build.run("engine_calls", "device")
     assert (done.returncode, done.stdout) == (3, "no NVIDIA driver: libcuda.so.1 cannot be loaded.\n")
-    done = cpp_build_asan.run(
-        "engine_calls", "device", env={"LD_LIBRARY_PATH": str(libraries), "PRETENDED_DEVICES": "0"}
-    )
+    done = cpp_build.run("engine_calls", "device", env={"LD_LIBRARY_PATH": str(libraries), "PRETENDED_DEVICES": "0"})
     told = "the NVIDIA driver finds no GPU; CUDA_VISIBLE_DEVICES may hide it.\n"
     assert (done.returncode, done.stdout) == (3, told)
     other = tmp_path / "other"
     other.mkdir()
     shutil.copy(libraries / "libtensorrt_rtx.so.1", other / "libcuda.so.1")
-    done = cpp_build_asan.run("engine_calls", "device", env={"LD_LIBRARY_PATH": str(other)})
+    done = cpp_build.run("engine_calls", "device", env={"LD_LIBRARY_PATH": str(other)})
     assert (done.returncode, done.stdout) == (3, "no NVIDIA driver: libcuda.so.1 has no cuInit.\n")
 
 
@@ -141,9 +139,9 @@ def _loads(name: str) -> bool:
     return True
 
 
-def test_a_library_is_taken_in_the_forms_release_alone(cpp_build_asan: Build, libraries: Path) -> None:
+def test_a_library_is_taken_in_the_forms_release_alone(cpp_build: Build, libraries: Path) -> None:
     def answer(*arguments: str, **env: str) -> tuple[int, str]:
-        done = cpp_build_asan.run("engine_calls", "library", *arguments, env=env)
+        done = cpp_build.run("engine_calls", "library", *arguments, env=env)
         return done.returncode, done.stdout.rstrip("\n")
 
     path = str(libraries / "libtensorrt_rtx.so.1")
@@ -164,8 +162,8 @@ def test_a_library_is_taken_in_the_forms_release_alone(cpp_build_asan: Build, li
 
 
 @pytest.mark.slow
-def test_a_build_without_the_headers_says_so(cpp_build_clang: Build, engine_app: Path) -> None:
-    done = cpp_build_clang.run("engine_runs", engine_app, "cpu", "1")
+def test_a_build_without_the_headers_says_so(cpp_clang: Build, engine_app: Path) -> None:
+    done = cpp_clang.run("engine_runs", engine_app, "cpu", "1")
     assert done.returncode == 3
     assert "tensorrt_rtx: this library was built without TensorRT's headers" in done.stderr
     assert "TENSORRT_INCLUDE_DIR and CUDA_INCLUDE_DIR" in done.stderr

@@ -38,11 +38,11 @@ LINE = IO(
 
 
 @pytest.fixture(scope="module")
-def say(cpp_build_asan: Build) -> Say:
+def say(cpp_build: Build) -> Say:
     """Gives lines to the program and returns its own."""
 
     def run(lines: Sequence[str]) -> list[str]:
-        done = cpp_build_asan.run("feed_calls", given="\n".join(lines) + "\n")
+        done = cpp_build.run("feed_calls", given="\n".join(lines) + "\n")
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 

@@ -128,16 +128,16 @@ def compare_manifests(build: Build, inputs: Sequence[bytes]) -> list[int]:
     return counts
 
 
-def test_what_the_fuzzer_found_and_what_parsers_differ_about(cpp_build_asan: Build) -> None:
-    accepted, refused, as_no_json = compare_manifests(cpp_build_asan, [*contents(CORPUS / "manifest"), *made_up.TRICKY])
+def test_what_the_fuzzer_found_and_what_parsers_differ_about(cpp_build: Build) -> None:
+    accepted, refused, as_no_json = compare_manifests(cpp_build, [*contents(CORPUS / "manifest"), *made_up.TRICKY])
     assert accepted
     assert refused > 40
     assert as_no_json > 40
 
 
-def test_what_makes_sense_and_what_contradicts_itself(cpp_build_asan: Build, made_bundle: Path) -> None:
+def test_what_makes_sense_and_what_contradicts_itself(cpp_build: Build, made_bundle: Path) -> None:
     edits = [*FINE.values(), *(edit for edit, _ in WRONG.values())]
-    counts = compare_manifests(cpp_build_asan, [told(made_bundle, edit) for edit in edits])
+    counts = compare_manifests(cpp_build, [told(made_bundle, edit) for edit in edits])
     assert (counts[0], sum(counts[1:])) == (len(FINE), len(WRONG))
 
 
@@ -146,21 +146,21 @@ def seeds(folder: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
-def test_made_up_manifests(cpp_build_asan: Build, made_bundle: Path, seed: int) -> None:
+def test_made_up_manifests(cpp_build: Build, made_bundle: Path, seed: int) -> None:
     inputs = list(made_up.manifests(seeds(made_bundle), seed, 600))
-    accepted, refused, as_no_json = compare_manifests(cpp_build_asan, inputs)
+    accepted, refused, as_no_json = compare_manifests(cpp_build, inputs)
     assert accepted > 30
     assert refused > 300
     assert as_no_json > 20
 
 
-def test_a_manifest_of_many_plans_and_cases_is_refused_alike(cpp_build_asan: Build, made_bundle: Path) -> None:
+def test_a_manifest_of_many_plans_and_cases_is_refused_alike(cpp_build: Build, made_bundle: Path) -> None:
     found = json.loads((made_bundle / "bundle.json").read_text())
     form, bound = found["forms"]["ort_cpu"], found["goldens"]["bounds"][0]
     found["forms"] = {str(number): {**form, "plan": str(number)} for number in range(400)}
     found["order"] = list(found["forms"])
     found["goldens"]["bounds"] = [{**bound, "case": str(number), "plan": "0"} for number in range(4000)]
-    assert compare_manifests(cpp_build_asan, [json.dumps(found).encode()]) == [0, 1, 0]
+    assert compare_manifests(cpp_build, [json.dumps(found).encode()]) == [0, 1, 0]
 
 
 def onnx_in_python(path: Path) -> list[Answer]:
@@ -190,27 +190,27 @@ def compare_models(build: Build, inputs: Sequence[bytes], folder: Path) -> list[
     return counts
 
 
-def test_the_onnx_files_of_the_fuzzer(cpp_build_asan: Build, tmp_path: Path) -> None:
-    accepted, refused = compare_models(cpp_build_asan, [*contents(CORPUS / "external"), *made_up.TRICKY_ONNX], tmp_path)
+def test_the_onnx_files_of_the_fuzzer(cpp_build: Build, tmp_path: Path) -> None:
+    accepted, refused = compare_models(cpp_build, [*contents(CORPUS / "external"), *made_up.TRICKY_ONNX], tmp_path)
     assert accepted > 5
     assert refused > 5
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
-def test_made_up_onnx_files(cpp_build_asan: Build, tmp_path: Path, seed: int) -> None:
+def test_made_up_onnx_files(cpp_build: Build, tmp_path: Path, seed: int) -> None:
     inputs = list(made_up.models(contents(CORPUS / "external"), seed, 500))
-    accepted, refused = compare_models(cpp_build_asan, inputs, tmp_path)
+    accepted, refused = compare_models(cpp_build, inputs, tmp_path)
     assert accepted > 100
     assert refused > 100
 
 
-def test_what_others_said_cannot_change_a_terminal(cpp_build_asan: Build) -> None:
+def test_what_others_said_cannot_change_a_terminal(cpp_build: Build) -> None:
     letters = [chr(code) for code in (*range(0x3000), *range(0xFD00, 0x10000), 0xE000, 0x1F600, 0xE0001, 0x10FFFF)]
     said = ["", " \n ", "\x1b[2J", " a\nb\t\n", *("|" + "".join(letters[at : at + 64]) + "|"
         for at in range(0, len(letters), 64) if not 0xD800 <= ord(letters[at]) <= 0xDFFF)]  # fmt: skip
-    got = [answers(words)[0] for words in in_cpp(cpp_build_asan, "said", [one.encode() for one in said])]
+    got = [answers(words)[0] for words in in_cpp(cpp_build, "said", [one.encode() for one in said])]
     assert got == [(0, as_a_terminal_may_see_it(one)) for one in said]
-    (invalid,) = in_cpp(cpp_build_asan, "said", [b"\xff\x1b[2J\xed\xa0\x80"])
+    (invalid,) = in_cpp(cpp_build, "said", [b"\xff\x1b[2J\xed\xa0\x80"])
     assert answers(invalid) == [(0, r"\xff\x1b[2J\xed\xa0\x80")]
 
 

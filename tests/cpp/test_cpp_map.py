@@ -64,11 +64,10 @@ def of_python(case: Case) -> str:
     return said + " ".join("".join(f"{value}," for value in values[name]) for name in ("rows", "vector"))
 
 
-@pytest.mark.parametrize("build", ["cpp_build", "cpp_build_asan"])
-def test_calls_results_and_words_are_pythons(build: str, request: pytest.FixtureRequest) -> None:
+def test_calls_results_and_words_are_pythons(cpp_build: Build) -> None:
     cases = CASES | made_up(60)
     expected = {name: of_python(case) for name, case in cases.items()}
-    done = request.getfixturevalue(build).run("map_calls", given="".join(f"{line(case)}\n" for case in cases.values()))
+    done = cpp_build.run("map_calls", given="".join(f"{line(case)}\n" for case in cases.values()))
     assert done.returncode == 0, done.stderr
     assert dict(zip(cases, done.stdout.splitlines(), strict=True)) == expected
     assert 10 < sum("max_memory" in said for said in expected.values()) < len(expected) - 20
@@ -83,8 +82,8 @@ def test_calls_results_and_words_are_pythons(build: str, request: pytest.Fixture
         ("nowhere", "input 'ids': got no memory for 10 elements."),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(cpp_build_asan: Build, wrong: str, says: str) -> None:
-    done = cpp_build_asan.run("map_calls", given=f"{line(Case((5, 3)))} {wrong}\n")
+def test_inputs_that_do_not_fit_are_refused(cpp_build: Build, wrong: str, says: str) -> None:
+    done = cpp_build.run("map_calls", given=f"{line(Case((5, 3)))} {wrong}\n")
     assert done.stdout == f"| {says}\n", done.stderr
     python = {"fewer": ((1, 5), (2, 5)), "narrow": ((2, 4), (2, 5))}.get(wrong)
     if python is not None:
@@ -101,24 +100,21 @@ def embed(build: Build, app: Path, form: str, texts: list[str], *numbers: str) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["ort_cpu", "openvino"])
-@pytest.mark.parametrize("build", ["cpp_build", "cpp_build_asan"])
-def test_vectors_of_texts_are_pythons_bit_for_bit(
-    build: str, form: str, minilm_app: Path, request: pytest.FixtureRequest
-) -> None:
+def test_vectors_of_texts_are_pythons_bit_for_bit(cpp_build: Build, form: str, minilm_app: Path) -> None:
     with reader.load(minilm_app, form=form, threads=1) as model:
         expected = model.embed(TEXTS, tokens=100)
         assert np.allclose(model.embed(TEXTS[:6], max_memory="4GB"), expected[:6], atol=1e-5)
-    done = embed(request.getfixturevalue(build), minilm_app, form, TEXTS, "100", "0")
+    done = embed(cpp_build, minilm_app, form, TEXTS, "100", "0")
     assert done.returncode == 0, done.stderr
     found = np.array([[float.fromhex(value) for value in row.split()] for row in done.stdout.splitlines()])
     assert np.array_equal(found.astype(np.float32), expected)
 
 
 @pytest.fixture
-def library(cpp_build: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> c.Library:
+def library(cpp_shared: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> c.Library:
     monkeypatch.setenv("ATTNPORT_ONNXRUNTIME", str(onnxruntime_library()))
     monkeypatch.setenv("ATTNPORT_CACHE", str(tmp_path / "cache"))
-    return c.Library(cpp_build.library)
+    return c.Library(cpp_shared.library)
 
 
 def test_the_c_interface_maps_as_python_does(library: c.Library, made_bundle: Path) -> None:

@@ -59,16 +59,13 @@ def vectors(printed: str) -> np.ndarray[Any, Any]:
     return np.array(rows).astype(np.float32)
 
 
-@pytest.mark.parametrize("build", ["cpp_build", "cpp_build_asan"])
-def test_vectors_of_an_applications_ids_are_pythons_bit_for_bit(
-    build: str, app: Path, request: pytest.FixtureRequest
-) -> None:
+def test_vectors_of_an_applications_ids_are_pythons_bit_for_bit(app: Path, cpp_build: Build) -> None:
     with load(app, form="ort_cpu", threads=1) as model:
         for prompt in (None, "", "query", "document"):
             name = prompt if prompt is not None else model.default_prompt_name or ""
             text = given(app, PROMPTS.get(name, ""))
             more = () if prompt is None else (prompt,)
-            done = request.getfixturevalue(build).run("own_ids", app, "ort_cpu", "0", *more, given=text)
+            done = cpp_build.run("own_ids", app, "ort_cpu", "0", *more, given=text)
             assert done.returncode == 0, done.stderr
             assert np.array_equal(vectors(done.stdout), model.embed(TEXTS, prompt=prompt)), prompt
 
@@ -87,11 +84,11 @@ def test_errors_say_what_to_do(app: Path, cpp_build: Build) -> None:
 
 
 def test_the_c_interface_takes_a_function_too(
-    app: Path, cpp_build: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    app: Path, cpp_shared: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ATTNPORT_ONNXRUNTIME", str(onnxruntime_library()))
     monkeypatch.setenv("ATTNPORT_CACHE", str(tmp_path / "cache"))
-    library, made = c.Library(cpp_build.library), tokenizer_of(app)
+    library, made = c.Library(cpp_shared.library), tokenizer_of(app)
     counts: list[int] = []
 
     def tokenize(user: int, text: bytes, ids: Any, longest: int) -> int:
@@ -117,11 +114,11 @@ def test_the_c_interface_takes_a_function_too(
 
 
 def test_prompts_of_berts_tokenizers_are_put_there_and_left_out(
-    cpp_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cpp_shared: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATTNPORT_ONNXRUNTIME", str(onnxruntime_library()))
     monkeypatch.setenv("ATTNPORT_CACHE", str(tmp_path / "cache"))
-    app, library = bundled(save(BERT, tmp_path / "model"), tmp_path, ["ort_cpu"]), c.Library(cpp_build.library)
+    app, library = bundled(save(BERT, tmp_path / "model"), tmp_path, ["ort_cpu"]), c.Library(cpp_shared.library)
     with load(app, threads=1) as model, library.open(app, threads=1) as opened:
         for prompt in (None, "query", "document"):
             (found,) = opened.embed(TEXTS, prompt=prompt).values()

@@ -63,7 +63,7 @@ def test_the_program_of_the_bundles_page_runs_in_a_project_that_holds_the_bundle
 def test_an_installed_reader_is_found_by_its_package(
     kind: str, cpp_app: Path, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    build = request.getfixturevalue({"shared": "cpp_build", "static": "cpp_build_asan"}[kind])
+    build = request.getfixturevalue({"shared": "cpp_shared", "static": "cpp_asan"}[kind])
     prefix = installed(build, tmp_path / "prefix")
     library = {"shared": "libattnport_bundle.so.2", "static": "libattnport_bundle.a"}[kind]
     assert [path.name for path in prefix.glob(f"lib*/**/{library}")] == [library]
@@ -80,8 +80,8 @@ def test_an_installed_reader_is_found_by_its_package(
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_another_major_version_is_not_taken(cpp_build: Build, cpp_app: Path, tmp_path: Path) -> None:
-    prefix = installed(cpp_build, tmp_path / "prefix")
+def test_another_major_version_is_not_taken(cpp_shared: Build, cpp_app: Path, tmp_path: Path) -> None:
+    prefix = installed(cpp_shared, tmp_path / "prefix")
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "CMakeLists.txt").write_text(PROJECT.format("find_package(attnport_bundle 1.0 REQUIRED)\n"))
@@ -129,8 +129,8 @@ def strangers(names: list[str]) -> list[str]:
     return [name for name in names if not public.match(name)]
 
 
-def test_the_shared_library_exports_its_own_names_alone(cpp_build: Build) -> None:
-    command = ["nm", "--dynamic", "--defined-only", "--format=posix", str(cpp_build.library)]
+def test_the_shared_library_exports_its_own_names_alone(cpp_shared: Build) -> None:
+    command = ["nm", "--dynamic", "--defined-only", "--format=posix", str(cpp_shared.library)]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = [line.split()[0] for line in listed.splitlines()]
     assert strangers(names) == []

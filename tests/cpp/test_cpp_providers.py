@@ -80,7 +80,7 @@ def test_no_thread_registers_a_plug_in_while_another_looks_for_a_provider(
 
 
 @pytest.mark.slow
-def test_older_headers_know_no_plug_ins(opened: Opened, cpp_build_clang: Build) -> None:
-    code, (said,) = opened("SomeExecutionProvider", "mine=none.so", build=cpp_build_clang)
+def test_older_headers_know_no_plug_ins(opened: Opened, cpp_clang: Build) -> None:
+    code, (said,) = opened("SomeExecutionProvider", "mine=none.so", build=cpp_clang)
     assert code == 3
     assert "headers of API 23 or later; this one was compiled with API 2" in said

@@ -24,7 +24,6 @@ import wide_integers  # noqa: E402 - see above
 from giving_on import give_on, turn  # noqa: E402 - see above
 from test_giving_on import TURNED  # noqa: E402 - see above
 
-BUILDS = ["cpp_build", "cpp_build_asan"]
 FORMS = ["ort_cpu", "openvino"]
 
 
@@ -70,79 +69,68 @@ def pythons_selftest(app: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=app / "python", capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("build", BUILDS)
-def test_the_selftest_passes_and_prints_what_pythons_does(
-    build: str, app: Path, request: pytest.FixtureRequest
-) -> None:
-    done = request.getfixturevalue(build).run("attnport-selftest", app)
+def test_the_selftest_passes_and_prints_what_pythons_does(cpp_build: Build, app: Path) -> None:
+    done = cpp_build.run("attnport-selftest", app)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == pythons_selftest(app).stdout
     assert done.stdout.endswith("OK\n")
 
 
-@pytest.mark.parametrize("build", BUILDS)
-def test_a_wrong_weight_under_a_fitting_digest_is_found(build: str, app: Path, request: pytest.FixtureRequest) -> None:
+def test_a_wrong_weight_under_a_fitting_digest_is_found(cpp_build: Build, app: Path) -> None:
     weights = np.fromfile(app / "weights.bin", np.uint8)
     weights[3::4] ^= 0x80  # the sign of every float32
     weights.tofile(app / "weights.bin")
     seal(app, manifest(app))
-    done = request.getfixturevalue(build).run("attnport-selftest", app)
+    done = cpp_build.run("attnport-selftest", app)
     assert done.returncode == 4, done.stdout + done.stderr
     assert done.stdout == pythons_selftest(app).stdout
 
 
-@pytest.mark.parametrize("build", BUILDS)
-def test_outputs_are_pythons_bit_for_bit(build: str, app: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    assert_equal_bits(request.getfixturevalue(build), app, "ort_cpu", tmp_path / "arrays")
+def test_outputs_are_pythons_bit_for_bit(cpp_build: Build, app: Path, tmp_path: Path) -> None:
+    assert_equal_bits(cpp_build, app, "ort_cpu", tmp_path / "arrays")
 
 
-@pytest.mark.parametrize("build", BUILDS)
-def test_outputs_stay_where_the_memory_of_the_feeds_is_gone(
-    build: str, app: Path, request: pytest.FixtureRequest
-) -> None:
+def test_outputs_stay_where_the_memory_of_the_feeds_is_gone(cpp_build: Build, app: Path) -> None:
     give_on(app)
-    done = request.getfixturevalue(build).run("feeds_go", app)
+    done = cpp_build.run("feeds_go", app)
     assert (done.returncode, done.stdout) == (0, "1 1 0 \n" * 2), done.stderr
 
 
 @pytest.mark.parametrize("name", TURNED)
 def test_an_output_of_another_shape_is_refused_in_pythons_words(
-    app: Path, tmp_path: Path, cpp_build_asan: Build, name: str
+    app: Path, tmp_path: Path, cpp_build: Build, name: str
 ) -> None:
     operator, dims, shape, words = TURNED[name]
     turn(app, operator, dims)
     for number in range(2):
         (tmp_path / str(number)).write_bytes(np.ones(shape, np.int64).tobytes())
     told = [f"{one}:int64:{shape[0]},{shape[1]}" for one in ("ids", "attention_mask")]
-    done = cpp_build_asan.run("run_files", app, "ort_cpu", "1", tmp_path, *told)
+    done = cpp_build.run("run_files", app, "ort_cpu", "1", tmp_path, *told)
     assert (done.returncode, done.stderr) == (2, f"output 'turned': got shape {words}\n")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [*BUILDS, "cpp_build_clang"])
+@pytest.mark.parametrize("build", ["cpp_shared", "cpp_asan", "cpp_clang"])
 def test_minilm_passes_its_selftest(build: str, minilm_app: Path, request: pytest.FixtureRequest) -> None:
     done = request.getfixturevalue(build).run("attnport-selftest", minilm_app)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = {
         name for name in FORMS if any(line.startswith(name) and "PASS" in line for line in done.stdout.splitlines())
     }
-    assert passed == set(FORMS[:1] if build == "cpp_build_clang" else FORMS), done.stdout
+    assert passed == set(FORMS[:1] if build == "cpp_clang" else FORMS), done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("build", BUILDS)
-def test_minilms_outputs_are_pythons_bit_for_bit(
-    build: str, form: str, minilm_app: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    assert_equal_bits(request.getfixturevalue(build), minilm_app, form, tmp_path / "arrays")
+def test_minilms_outputs_are_pythons_bit_for_bit(cpp_build: Build, form: str, minilm_app: Path, tmp_path: Path) -> None:
+    assert_equal_bits(cpp_build, minilm_app, form, tmp_path / "arrays")
 
 
 @pytest.mark.parametrize("value", wide_integers.BEYOND.values(), ids=list(wide_integers.BEYOND))
 def test_an_integer_beyond_32_bits_is_refused_on_openvino_in_pythons_words(
-    app: Path, tmp_path: Path, cpp_build_asan: Build, value: int
+    app: Path, tmp_path: Path, cpp_build: Build, value: int
 ) -> None:
     wide_integers.make(app)
     (tmp_path / "0").write_bytes(np.array([[1, value]], np.int64).tobytes())
-    done = cpp_build_asan.run("run_files", app, "ort_cpu", "1", tmp_path, "x:int64:1,2")
+    done = cpp_build.run("run_files", app, "ort_cpu", "1", tmp_path, "x:int64:1,2")
     assert (done.returncode, done.stderr) == (2, f"{wide_integers.words(value)}\n")

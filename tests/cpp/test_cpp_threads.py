@@ -22,16 +22,14 @@ def threaded_app(app: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "told"), [("run", "20 calls"), ("open", "3 openings")])
-def test_threads_use_a_bundle_at_once(
-    cpp_build_tsan: Build, threaded_app: Path, tmp_path: Path, how: str, told: str
-) -> None:
+def test_threads_use_a_bundle_at_once(cpp_tsan: Build, threaded_app: Path, tmp_path: Path, how: str, told: str) -> None:
     cache = tmp_path / "cache"
-    done = cpp_build_tsan.run("threads", how, threaded_app, env={"ATTNPORT_CACHE": str(cache)})
+    done = cpp_tsan.run("threads", how, threaded_app, env={"ATTNPORT_CACHE": str(cache)})
     assert (done.returncode, done.stdout) == (0, f"4 threads, {told} each, 0 wrong\n"), done.stdout + done.stderr
     assert len(list(cache.iterdir())) == 1  # the proof, and no draft of one
 
 
 @pytest.mark.slow
-def test_a_race_beside_the_runtime_is_found(cpp_build_tsan: Build, threaded_app: Path) -> None:
+def test_a_race_beside_the_runtime_is_found(cpp_tsan: Build, threaded_app: Path) -> None:
     with pytest.raises(AssertionError, match=r"ThreadSanitizer: data race .*threads\.cpp"):
-        cpp_build_tsan.run("threads", "race", threaded_app)
+        cpp_tsan.run("threads", "race", threaded_app)
