@@ -22,6 +22,8 @@ class LatencyRow:
         verdict: `faster`, `slower`, `no difference shown`, `baseline` or `NOT_RUN`.
         p90_ns: None if there are too few samples for it; likewise `p99_ns`.
         samples_ns: In the order in which they were taken, `calls` in each round.
+        starts: The number of rounds in each start of the processes, if there were several; `ratio` is then the interval
+            of the mean over starts.
         peak_bytes: Peak memory of a child process above its level after imports, from a separate run.
         load_ns: The time to open the model in that run, with packages imported before and no other process alive.
         first_ns: The time of the first call of this workload there.
@@ -52,8 +54,14 @@ class LatencyRow:
     device_ratio: tuple[float, float, float] | None = None
     cached_load_ns: int | None = None
     cached_first_ns: int | None = None
+    starts: tuple[int, ...] = ()
 
     __pydantic_config__ = STRICT
+
+    @property
+    def rounds_ns(self) -> list[tuple[int, ...]]:
+        """The samples of each round."""
+        return [self.samples_ns[start : start + self.calls] for start in range(0, len(self.samples_ns), self.calls)]
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,12 @@ def show_latency(report: LatencyReport, *, whole: bool = False) -> Iterator[doc.
     yield from those_not_here(absent)
     yield from cells.warnings(report.notes)
     if any(row.median_ns is not None for rows in report.shapes.values() for row in rows.values()):
+        starts = report.settings.get("starts", 1)
         yield from cells.quiet(
             f"ratio: to {report.baseline}, below 1 is faster; ~ no difference shown",
+            f"interval: of {starts} starts of each process"
+            if starts != 1
+            else "interval: of one start of each process; how much starts differ: --starts 5",
             "peak: the most memory until then, above that after importing packages",
             "load and first call: in a fresh process, after importing packages; the rest: warm"
             if whole

@@ -214,17 +214,21 @@ _BENCH_OPTIONS = (
         help="Measure until every ratio is known within this share.",
     ),
     click.option(
-        "--samples",
-        type=click.IntRange(min=0),
-        default=0,
-        help="The fewest calls of each runtime, if there is time; p99 needs 1000.",
+        "--samples", type=click.IntRange(min=0), default=0, help="The fewest calls, if there is time; p99 needs 1000."
+    ),
+    click.option(
+        "--starts",
+        type=click.IntRange(min=1, max=50),
+        default=1,
+        show_default=True,
+        help="Starts of each process; with several, intervals include how much they differ.",
     ),
     click.option(
         "--budget",
         type=click.FloatRange(min=1),
         default=60.0,
         show_default=True,
-        help="Seconds in total, starts included; each workload is timed in 12 rounds at least.",
+        help="Seconds in total, starts included; each workload has 12 rounds at least in each start.",
     ),
     click.option(
         "--timeout",

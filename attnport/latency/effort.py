@@ -26,6 +26,7 @@ class Effort:
         baseline: The runtime that the others are compared with.
         timeout_s: Seconds for each answer of a process: opening, the calls of a turn.
         cold: Whether cold starts and memory are measured, in new processes.
+        starts: How often the processes are started; each start is timed in rounds.
     """
 
     threads: int
@@ -37,3 +38,4 @@ class Effort:
     baseline: str = BASELINE
     timeout_s: float = TIMEOUT_S
     cold: bool = True
+    starts: int = 1

@@ -38,6 +38,7 @@ class Samples:
         first_ns: The time of the first call there.
         cached_load_ns: As `load_ns`, with the cache that this process left; None for a runtime that keeps nothing.
         cached_first_ns: As `first_ns`, likewise.
+        starts: The number of rounds in each start of the processes, if there were several.
         parts_ns: The times of each call from events, by part of `artifacts.DEVICE_PARTS`; empty without a device.
     """
 
@@ -53,6 +54,7 @@ class Samples:
     parts_ns: Mapping[str, Sequence[int]] = field(default_factory=dict)
     cached_load_ns: int | None = None
     cached_first_ns: int | None = None
+    starts: tuple[int, ...] = ()
 
 
 def row(
@@ -87,12 +89,11 @@ def row(
             notes.insert(0, "the baseline was not run")
         else:
             shared = min(len(samples.rounds_ns), len(baseline.rounds_ns))
-            ratio = ratio_interval(samples.rounds_ns[:shared], baseline.rounds_ns[:shared], seed)
+            ratio = ratio_interval(samples.rounds_ns[:shared], baseline.rounds_ns[:shared], seed, starts=samples.starts)
             verdict = "faster" if ratio[2] < 1 else "slower" if ratio[0] > 1 else verdict
             if precision is not None and half_width(ratio) > precision:
-                notes.append(
-                    f"the time limit came first: its ratio is known within {half_width(ratio):.1%}, not {precision:.1%}"
-                )
+                why = "starts of the processes differ" if samples.starts else "the time limit came first"
+                notes.append(f"{why}: its ratio is known within {half_width(ratio):.1%}, not {precision:.1%}")
     return LatencyRow(
         verdict=verdict,
         reason="; ".join(filter(None, notes)),
@@ -101,6 +102,7 @@ def row(
         p99_ns=quantile(flat, 0.99),
         samples_ns=tuple(flat),
         calls=len(samples.rounds_ns[0]),
+        starts=samples.starts,
         ratio=ratio,
         items_per_s=items / (median * 1e-9),
         tokens_per_s=tokens / (median * 1e-9),
@@ -123,7 +125,7 @@ def _device_ratio(samples: Samples, baseline: Samples, seed: int) -> Interval | 
     # Events have a finite resolution: there is no ratio if a median is 0.
     if not shared or not (np.median(mine) and np.median(theirs)):
         return None
-    return ratio_interval(mine[:shared], theirs[:shared], seed)
+    return ratio_interval(mine[:shared], theirs[:shared], seed, starts=samples.starts)
 
 
 def _device_rounds(samples: Samples) -> list[tuple[int, ...]]:

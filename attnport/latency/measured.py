@@ -27,6 +27,7 @@ class TimedRuntime:
     problem: str = ""
     problems: dict[str, str] = field(default_factory=dict)
     rounds_ns: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
+    starts: dict[str, list[int]] = field(default_factory=dict)
     parts_ns: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     warm_calls: dict[str, int] = field(default_factory=dict)
     unsettled: set[str] = field(default_factory=set)
@@ -69,4 +70,5 @@ def samples_of(timed: TimedRuntime, workload: str, idle_share: float) -> Samples
         cached_load_ns=timed.cached_load_ns,
         cached_first_ns=timed.cached_first_ns.get(workload),
         parts_ns=timed.parts_ns.get(workload, {}),
+        starts=tuple(starts) if len(starts := timed.starts.get(workload, [])) > 1 else (),
     )

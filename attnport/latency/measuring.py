@@ -67,6 +67,7 @@ class Measuring:
         self._on_gpu = any(runtime.gpu and opening is not None for runtime, opening, _ in subjects.values())
         self._watch = DriftWatch()
         self._reserved_s = 0.0
+        self._calls: dict[str, int] = {}
         self._memory_bytes = memory_limit_bytes()
         self._processors = processors(effort.threads) if effort.pin else []
         self._timed_runtimes: dict[str, TimedRuntime] = {}
@@ -81,14 +82,17 @@ class Measuring:
     def report(self, settings: dict[str, str | int | float | bool]) -> LatencyReport:
         """Times everything, then takes memory and cold times; `settings` are recorded with what is found out here."""
         try:
-            before_s = time.monotonic()
-            self._start()
-            alive = sum(timed.child is not None for timed in self._timed_runtimes.values())
-            # Memory is measured in processes that start one after the other; here as many started at once as fit.
-            if self._effort.cold:
-                self._reserved_s = (time.monotonic() - before_s) * max(1, min(alive, physical_cores()))
-            self._time_all()
-            self._stop()
+            for starts_left in range(self._effort.starts, 0, -1):
+                before_s = time.monotonic()
+                self._start()
+                took_s = time.monotonic() - before_s
+                alive = sum(timed.child is not None for timed in self._timed_runtimes.values())
+                # Memory is measured in processes that start one after the other; here as many started at once as fit.
+                if self._effort.cold and not self._calls:
+                    self._reserved_s = took_s * max(1, min(alive, physical_cores()))
+                left_s = self._until - time.monotonic() - self._reserved_s - (starts_left - 1) * took_s
+                self._time_all(time.monotonic() + left_s / starts_left)
+                self._stop()
             self._take_cold()
         finally:
             self._stop()
@@ -126,9 +130,10 @@ class Measuring:
     def _start(self) -> None:
         """Opens everything, all at the same time."""
         for name, (runtime, opening, why_not) in self._subjects.items():
-            timed = self._timed_runtimes[name] = TimedRuntime(keeps=runtime.keeps)
-            if opening is None:
-                timed.problem = why_not
+            timed = self._timed_runtimes.setdefault(name, TimedRuntime(keeps=runtime.keeps))
+            timed.answered_ns = 0
+            if opening is None or timed.problem:  # a process that failed is not started again
+                timed.problem = timed.problem or why_not
                 continue
             engines = [key for key, record in self._manifest.engines.items() if record == opening.engine]
             timed.opening = {
@@ -156,16 +161,17 @@ class Measuring:
                 timed.ran, timed.modules = Ran(**answer["ran"]), answer["modules"]
                 timed.mode, *others = answer["modes"] or [""]
                 for mode in others:
-                    self._timed_runtimes[f"{name} ({mode})"] = timed.in_mode(mode)
+                    key = f"{name} ({mode})"
+                    self._timed_runtimes.setdefault(key, timed.in_mode(mode)).child = timed.child
 
-    def _time_all(self) -> None:
-        """Times the workloads; those for which there is no time are left out.
+    def _time_all(self, until_s: float) -> None:
+        """Times the workloads in this start of the processes; those for which there is no time are left out.
 
         Raises:
             OutOfTime: there was none for the first of them.
         """
         for number, workload in enumerate(self._workloads):
-            left_s = self._until - time.monotonic() - self._reserved_s
+            left_s = until_s - time.monotonic()
             try:
                 self._time(workload, left_s / (len(self._workloads) - number))
             except OutOfTime:
@@ -183,13 +189,15 @@ class Measuring:
         per_call_s = self._warm_up(workload, share_s)
         if not per_call_s:
             return
-        again_s = _COLD_CALLS * sum(per_call_s.values()) if self._effort.cold else 0.0
-        self._reserved_s += again_s
-        deadline -= again_s
-        calls = max(1, min(_MAX_CALLS, int(_TURN_S / median(per_call_s.values()))))
+        if self._effort.cold and workload.name not in self._calls:
+            again_s = _COLD_CALLS * sum(per_call_s.values())
+            self._reserved_s += again_s
+            deadline -= again_s
+        fitting = int(_TURN_S / median(per_call_s.values()))
+        calls = self._calls.setdefault(workload.name, max(1, min(_MAX_CALLS, fitting)))
         # A turn of several calls begins with an untimed one, as another process has used the caches before.
         warm = 1 if calls > 1 else 0
-        least = max(MIN_ROUNDS, -(-self._effort.samples // calls))
+        least = max(MIN_ROUNDS, -(-self._effort.samples // (calls * self._effort.starts)))
         done, look, ended = 0, next_look(0), "rounds"
         self._tell_gpu(f"before {workload.name}")
         for order in orders(list(per_call_s), max(MAX_ROUNDS, least), self._effort.seed):
@@ -198,7 +206,7 @@ class Measuring:
                 break
             if done >= max(least, look):
                 look = next_look(done)
-                if self._precise(workload):
+                if self._precise(workload, done):
                     ended = "precision"
                     break
             done += 1
@@ -208,12 +216,14 @@ class Measuring:
             for name in order:
                 self._turn(self._timed_runtimes[name], workload.name, calls, warm)
         self._tell_gpu(f"after {workload.name}")
+        for name in per_call_s:
+            self._timed_runtimes[name].starts.setdefault(workload.name, []).append(done)
         self._settings |= {
-            f"rounds {workload.name}": done,
+            f"rounds {workload.name}": int(self._settings.get(f"rounds {workload.name}", 0)) + done,
             f"calls a round {workload.name}": calls,
             f"ended by {workload.name}": ended,
         }
-        self._judge_drift(workload)
+        self._judge_drift(workload, done)
 
     def _warm_up(self, workload: Workload, share_s: float) -> dict[str, float]:
         """Calls each runtime until its times settle; returns the seconds of a call."""
@@ -255,10 +265,10 @@ class Measuring:
             for part, times in answer.get("parts", {}).items():
                 timed.parts_ns.setdefault(workload, {}).setdefault(part, []).extend(times)
 
-    def _precise(self, workload: Workload) -> bool:
-        """Whether every ratio is known precisely enough."""
+    def _precise(self, workload: Workload, done: int) -> bool:
+        """Whether every ratio is known precisely enough, from the rounds of this start."""
         sampled = {
-            name: timed.rounds_ns[workload.name]
+            name: timed.rounds_ns[workload.name][-done:]
             for name, timed in self._timed_runtimes.items()
             if workload.name in timed.rounds_ns and workload.name not in timed.problems
         }
@@ -281,13 +291,13 @@ class Measuring:
         elif unknown not in self._notes:
             self._notes.append(unknown)
 
-    def _judge_drift(self, workload: Workload) -> None:
-        """Adds a note if the machine itself became slower or faster during the workload."""
+    def _judge_drift(self, workload: Workload, done: int) -> None:
+        """Adds a note if the machine itself became slower or faster during the workload's rounds of this start."""
         name = self._effort.baseline
         base = self._timed_runtimes[name].rounds_ns.get(workload.name, []) if name in self._timed_runtimes else []
         if not base:
             return
-        share = drift(base)
+        share = drift(base[-done:])
         self._settings[f"drift {workload.name}"] = round(share, 4)
         if abs(share) > _DRIFTED:
             change = "slower" if share > 0 else "faster"
@@ -363,6 +373,8 @@ class Measuring:
         timed.problem = portable(problem, self._folder)
         if workload:
             timed.problems[workload] = timed.problem
+        if self._effort.starts > 1:  # not every start was timed
+            timed.rounds_ns.clear()
         if child:
             child.kill()
         timed.child = None

@@ -18,7 +18,8 @@ from attnport.latency.statistics import Interval, change_interval, family_confid
 WIDE = 0.05
 """The largest half width of an interval at which a slowdown that matters would be seen."""
 
-_EQUAL = ("threads", "machine")
+_EQUAL = {"threads": "", "machine": "", "starts": 1}
+"""The settings that must be equal, and what a report without them had."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def _check_comparable(before: LatencyReport, after: LatencyReport) -> None:
     for what, old, new in (
         ("model", before.model, after.model),
         ("baseline", before.baseline, after.baseline),
-        *((key, before.settings.get(key), after.settings.get(key)) for key in _EQUAL),
+        *((key, before.settings.get(key, usual), after.settings.get(key, usual)) for key, usual in _EQUAL.items()),
     ):
         if old != new or old in (None, ""):
             raise UsageError(
@@ -177,8 +178,9 @@ def _change(pair: _Pair, confidence: float, seed: int) -> ChangeRow:
     if pair.problem or pair.old is None or pair.new is None:
         return ChangeRow(*names, "NOT_COMPARED", pair.problem, before_ns, after_ns)
     try:
-        old, new = (_rounds(row) for row in pair.base) if pair.base else (None, None)
-        change = change_interval((_rounds(pair.new), new), (_rounds(pair.old), old), seed, confidence)
+        old, new = (row.rounds_ns for row in pair.base) if pair.base else (None, None)
+        starts = pair.new.starts, pair.old.starts
+        change = change_interval((pair.new.rounds_ns, new), (pair.old.rounds_ns, old), seed, confidence, starts)
     except ValueError as err:  # the baseline has fewer rounds, as its process failed, or the file was edited
         return ChangeRow(*names, "NOT_COMPARED", f"its samples do not pair up: {err}", before_ns, after_ns)
     verdict = "slower" if change[0] > 1 else "faster" if change[2] < 1 else "no difference shown"
@@ -193,15 +195,3 @@ def _machine(rows: Sequence[ChangeRow]) -> list[str]:
         for row in rows
         if row.verdict == "baseline" and row.change and not row.change[0] <= 1 <= row.change[2]
     ]
-
-
-def _rounds(row: LatencyRow) -> Sequence[Sequence[int]]:
-    """The samples of a row by round.
-
-    Raises:
-        ValueError: they do not fill their rounds.
-    """
-    calls = row.calls
-    if calls < 1 or len(row.samples_ns) % calls or not row.samples_ns:
-        raise ValueError(f"{len(row.samples_ns)} samples do not divide into rounds of {calls}.")
-    return [row.samples_ns[start : start + calls] for start in range(0, len(row.samples_ns), calls)]

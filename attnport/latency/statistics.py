@@ -8,6 +8,7 @@ of the rounds (Politis and White, "Automatic block-length selection for the depe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
@@ -31,17 +32,23 @@ P99_SAMPLES = 1000
 """At least ten samples lie beyond the quantile; with fewer, it would depend on one or two outliers."""
 
 
-def ratio_interval(rounds_ns: Rounds, baseline_ns: Rounds, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
+def ratio_interval(
+    rounds_ns: Rounds, baseline_ns: Rounds, seed: int = 0, confidence: float = CONFIDENCE, starts: Sequence[int] = ()
+) -> Interval:
     """Low, middle and high of median / baseline median, for two sides that took turns.
 
     Args:
         rounds_ns: Calls by round, the same number in each.
         baseline_ns: The baseline's, in the same rounds.
+        starts: The number of rounds in each start of the processes, if there were several. A process stays as fast as
+            its place in memory allows, so each start then counts as one observation (Student's interval).
 
     Raises:
         ValueError: there are no rounds or calls, or the numbers of rounds or of calls in each round differ.
     """
     ours, theirs = _paired(rounds_ns, baseline_ns)
+    if len(starts) > 1:
+        return _students([_by_start(ours, theirs, starts)], confidence)
     return _interval(_log_ratio(ours, theirs), _resampled(ours, theirs, np.random.default_rng(seed)), confidence)
 
 
@@ -50,6 +57,7 @@ def change_interval(
     before: tuple[Rounds, Rounds | None],
     seed: int = 0,
     confidence: float = CONFIDENCE,
+    starts: tuple[Sequence[int], Sequence[int]] = ((), ()),
 ) -> Interval:
     """Low, middle and high of the change between two runs, each resampled on its own.
 
@@ -57,6 +65,7 @@ def change_interval(
         after: The calls by round of a runtime, and of the baseline in the same rounds; the change is then that of
             median / baseline median, which leaves out changes of the machine. None = the change of the median alone.
         before: The same of the earlier run.
+        starts: Of both runs, as in `ratio_interval`; their starts are taken to differ equally from each other.
 
     Raises:
         ValueError: as `ratio_interval`; or only one run has a baseline.
@@ -67,6 +76,8 @@ def change_interval(
     sides = [_paired(rounds, rounds if base is None else base) for rounds, base in (after, before)]
     alone = after[1] is None
     (late, early) = ((ours, None if alone else theirs) for ours, theirs in sides)
+    if min(map(len, starts)) > 1:
+        return _students([_by_start(*late, starts[0]), _by_start(*early, starts[1])], confidence)
     middle = _log_ratio(*late) - _log_ratio(*early)
     return _interval(middle, _resampled(*late, rng) - _resampled(*early, rng), confidence)
 
@@ -136,6 +147,36 @@ def _resampled(ours: Array, theirs: Array | None, rng: np.random.Generator) -> A
     # Resampling whole blocks reduces the variance by the factor (n - b) / n, which is corrected here.
     middle = _log_ratio(ours, theirs)
     return np.asarray(middle + (ratios - middle) * np.sqrt(count / max(1, count - block)))
+
+
+def _by_start(ours: Array, theirs: Array | None, starts: Sequence[int]) -> Array:
+    """The logarithm of the ratio of medians in each start [starts]."""
+    ends = np.cumsum(starts).tolist()
+    parts = [slice(end - count, end) for end, count in zip(ends, starts, strict=True)]
+    return np.array([_log_ratio(ours[part], None if theirs is None else theirs[part]) for part in parts])
+
+
+def _students(groups: Sequence[Array], confidence: float) -> Interval:
+    """Student's interval of the mean of one group, or of the first's mean less the second's, of equal variance."""
+    middle = float(groups[0].mean() - (groups[1].mean() if len(groups) > 1 else 0.0))
+    freedom = sum(len(group) - 1 for group in groups)
+    variance = sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / freedom
+    error = np.sqrt(variance * sum(1 / len(group) for group in groups))
+    half = students_quantile((1 + confidence) / 2, freedom) * error
+    low, value, high = (float(np.exp(edge)) for edge in (middle - half, middle, middle + half))
+    return low, value, high
+
+
+@functools.cache
+def students_quantile(share: float, freedom: int) -> float:
+    """The quantile of Student's t, for a share of 0.5 or more.
+
+    With t = sqrt(freedom) tan(a), the density of the angle is proportional to cos(a)^(freedom - 1).
+    """
+    angles = np.linspace(0, np.pi / 2, 100_001)
+    density = np.cos(angles) ** (freedom - 1)
+    below = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
+    return float(np.sqrt(freedom) * np.tan(np.interp(2 * share - 1, below / below[-1], angles)))
 
 
 def _medians(calls: Array, times: Array) -> Array:

@@ -65,6 +65,7 @@ def bench(
     trust_source: bool = False,
     plan: str | None = None,
     baseline: str = BASELINE,
+    starts: int = 1,
     progress: Progress = lambda message: None,
 ) -> LatencyReport:
     """Measures an artifact folder and writes `latency.json`; returns the earlier report if nothing has changed.
@@ -88,6 +89,8 @@ def bench(
         plan: Measure this precision plan alone, modules cast to it, and write `latency.PLAN.json` instead; None = every
             form there is, and modules in fp32.
         baseline: The runtime that the others are compared with.
+        starts: How often every process is started. Starts of the same process differ by some percent, which the
+            interval of a ratio includes from 2 on; 5 or more make it narrow.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
@@ -103,7 +106,9 @@ def bench(
     stage, file = stage_of(STAGE, FILE, plan)
     sentences = read_sentences(text) if text else []
     histogram = read_lengths(lengths) if lengths else {}
-    effort = Effort(threads or physical_cores(), budget_s, precision, samples, pin, seed, baseline, timeout_s, cold)
+    effort = Effort(
+        threads or physical_cores(), budget_s, precision, samples, pin, seed, baseline, timeout_s, cold, starts
+    )
     with change(folder) as edit:
         manifest = edit.manifest
         if manifest is None:
@@ -192,6 +197,7 @@ def _settings(effort: Effort) -> dict[str, str | int | float | bool]:
         "seed": effort.seed,
         "confidence": CONFIDENCE,
         "precision": effort.precision,
+        "starts": effort.starts,
         "budget_s": effort.budget_s,
         "machine": machine().cpu,
         "python": platform.python_version(),
