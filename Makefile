@@ -47,7 +47,8 @@ SERVE_PIP := $(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
 	@echo "make test      lint, types and the tests that are quick (15 minutes at most)"
-	@echo "make test-all  every test but those of layouts, slow ones too; run it again to go on where it stopped"
+	@echo "make test-all  every test, slow ones too, also those of serve-test and layouts-test; run it again to go on where"
+	@echo "               it stopped"
 	@echo "make bench     speed and memory beside other tools, into benchmarks/ and docs/performance.md (30 minutes)"
 	@echo "make bench-engines scratch memory of TensorRT-RTX engines beside torch's exports (20 minutes)"
 	@echo "make bench-env the other tools' environments and converted models, which bench needs (30 minutes, 10 GB)"
@@ -80,7 +81,7 @@ test-all: lint
 	-$(BIN)/python tools/cpp_setup.py --all
 	-$(BIN)/python tools/browser_setup.py
 	$(BIN)/python tools/test_all.py --jobs $(JOBS)
-	$(MAKE) serve-test
+	$(MAKE) serve-test layouts-test
 
 # Beside nothing else. Interrupted, it goes on where it was.
 bench: $(VENV)/.demo

@@ -26,8 +26,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_MINUTES = 80.0
-SERVER_TESTS = "tests/serving/"
-"""These need another environment, in which `make serve-test` names their files to this program."""
+ELSEWHERE = ("tests/serving/", "tests/layouts/")
+"""These need other environments, which `make serve-test` and `make layouts-test` set up."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ def tree_state(root: Path) -> str:
 
 
 def test_files(root: Path) -> list[str]:
-    """Every test file below `tests`, except those of servers; by name, but files with a slow test come first.
+    """Every test file below `tests` but those that run elsewhere; by name, but files with a slow test come first.
 
     If a long file starts last, one processor waits for the other: in name order the run took a fifth longer.
     """
     files = sorted(path.relative_to(root).as_posix() for path in (root / "tests").rglob("test_*.py"))
-    files = [file for file in files if not file.startswith(SERVER_TESTS)]
+    files = [file for file in files if not file.startswith(ELSEWHERE)]
     return sorted(files, key=lambda file: not _has_slow((root / file).read_text(encoding="utf-8")))
 
 

@@ -56,11 +56,12 @@ def runs(project: Path) -> int:
     return len(log.read_text()) if log.exists() else 0
 
 
-def test_files_with_slow_tests_come_first_and_those_of_servers_are_left_out(tool: ModuleType, project: Path) -> None:
+def test_slow_files_come_first_and_those_that_run_elsewhere_are_left_out(tool: ModuleType, project: Path) -> None:
     (project / "tests" / "sub").mkdir()
     (project / "tests" / "sub" / "test_long.py").write_text("@pytest.mark.slow\ndef test_one(): pass\n")
-    (project / "tests" / "serving").mkdir()
-    (project / "tests" / "serving" / "test_apart.py").write_text("import ray\n")
+    for elsewhere in ("serving", "layouts"):
+        (project / "tests" / elsewhere).mkdir()
+        (project / "tests" / elsewhere / "test_apart.py").write_text("import ray\n")
     (project / "tests" / "test_many.py").write_text("NAMES = representatives(['a', 'b'], ['a'])\n")
     names = ["sub/test_long.py", "test_many.py", "test_bad.py", "test_empty.py", "test_good.py"]
     assert tool.test_files(project) == [f"tests/{name}" for name in names]
