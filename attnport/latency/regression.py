@@ -101,7 +101,7 @@ def _check_comparable(before: LatencyReport, after: LatencyReport) -> None:
             raise UsageError(
                 f"the two reports cannot be compared: {what} {old or 'not recorded'} before, {new or 'not recorded'} "
                 "after.",
-                hint="Compare reports of one model, made on one machine with equal threads by attnport bench --save.",
+                hint="Compare bench --save reports of one model on one machine, with equal --threads and --starts.",
             )
 
 
