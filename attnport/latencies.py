@@ -18,7 +18,7 @@ class LatencyRow:
     """One runtime on one workload; times in ns, a sample for each call.
 
     Attributes:
-        ratio: Low, middle and high of the bootstrap interval of median / baseline median; below 1 is faster.
+        ratio: Low, middle and high of the interval of median / baseline median; below 1 is faster.
         verdict: `faster`, `slower`, `no difference shown`, `baseline` or `NOT_RUN`.
         p90_ns: None if there are too few samples for it; likewise `p99_ns`.
         samples_ns: In the order in which they were taken, `calls` in each round.
