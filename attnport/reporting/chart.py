@@ -104,6 +104,4 @@ def legend(baseline: str, verdicts: Sequence[str]) -> Html:
     """The meaning of the marks that occur."""
     kinds = {"faster": "faster", "slower": "slower", "no difference shown": "same"}
     shown = [el("span", el("i", class_=f"key {kinds[item]}"), item) for item in kinds if item in verdicts]
-    return el(
-        "p", "Dot: ratio of medians to ", name(baseline), "; line: its interval. ", join(shown), class_="legend"
-    )
+    return el("p", "Dot: ratio of medians to ", name(baseline), "; line: its interval. ", join(shown), class_="legend")
