@@ -143,7 +143,7 @@ class Taken:
 
 
 def measure(decoder: Decoder, told: dict[str, Any], starts: int, rounds: int, threads: int) -> dict[str, Any]:
-    """By context and batch: each side's milliseconds, and the ratios; sides that fail in any start are told as failed.
+    """Returns each side's milliseconds and the ratios, by context and batch. What fails in a start is listed as failed.
 
     The sides of one class are open together, those of another after them: all at once would not fit into memory.
     """

@@ -66,7 +66,7 @@ def tree_state(root: Path) -> str:
 
 
 def test_files(root: Path) -> list[str]:
-    """Every test file below `tests` but those that run elsewhere; by name, but files with a slow test come first.
+    """Returns the test files below `tests` but those of `ELSEWHERE`, by name; files with a slow test come first.
 
     If a long file starts last, one processor waits for the other: in name order the run took a fifth longer.
     """

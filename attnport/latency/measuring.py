@@ -87,7 +87,7 @@ class Measuring:
                 self._start()
                 took_s = time.monotonic() - before_s
                 alive = sum(timed.child is not None for timed in self._timed_runtimes.values())
-                # Memory is measured in processes that start one after the other; here as many started at once as fit.
+                # Cold starts are measured one after the other; these processes started at once, on all cores.
                 if self._effort.cold and not self._calls:
                     self._reserved_s = took_s * max(1, min(alive, physical_cores()))
                 left_s = self._until - time.monotonic() - self._reserved_s - (starts_left - 1) * took_s
@@ -165,7 +165,7 @@ class Measuring:
                     self._timed_runtimes.setdefault(key, timed.in_mode(mode)).child = timed.child
 
     def _time_all(self, until_s: float) -> None:
-        """Times the workloads in this start of the processes; those for which there is no time are left out.
+        """Times every workload in the processes that have started; leaves out those for which no time is left.
 
         Raises:
             OutOfTime: there was none for the first of them.

@@ -40,11 +40,12 @@ def ratio_interval(
     Args:
         rounds_ns: Calls by round, the same number in each.
         baseline_ns: The baseline's, in the same rounds.
-        starts: The number of rounds in each start of the processes, if there were several. A process stays as fast as
-            its place in memory allows, so each start then counts as one observation (Student's interval).
+        starts: The number of rounds in each start of the processes, if there were several. How fast a process is
+            depends on where its memory lies, so each start then counts as one observation (Student's interval).
 
     Raises:
-        ValueError: there are no rounds or calls, or the numbers of rounds or of calls in each round differ.
+        ValueError: there are no rounds or calls, the numbers of rounds or of calls in each round differ, or the starts
+            have other numbers of rounds in all.
     """
     ours, theirs = _paired(rounds_ns, baseline_ns)
     if len(starts) > 1:
@@ -151,6 +152,8 @@ def _resampled(ours: Array, theirs: Array | None, rng: np.random.Generator) -> A
 
 def _by_start(ours: Array, theirs: Array | None, starts: Sequence[int]) -> Array:
     """The logarithm of the ratio of medians in each start [starts]."""
+    if sum(starts) != len(ours) or min(starts) < 1:
+        raise ValueError(f"got {len(ours)} rounds; expected those of the starts, {list(starts)}.")
     ends = np.cumsum(starts).tolist()
     parts = [slice(end - count, end) for end, count in zip(ends, starts, strict=True)]
     return np.array([_log_ratio(ours[part], None if theirs is None else theirs[part]) for part in parts])
@@ -169,7 +172,7 @@ def _students(groups: Sequence[Array], confidence: float) -> Interval:
 
 @functools.cache
 def students_quantile(share: float, freedom: int) -> float:
-    """The quantile of Student's t, for a share of 0.5 or more.
+    """Returns a quantile of Student's t distribution; `share` is 0.5 or more.
 
     With t = sqrt(freedom) tan(a), the density of the angle is proportional to cos(a)^(freedom - 1).
     """

@@ -171,7 +171,7 @@ def _unbounded(made: Any, model: Any) -> Any:
     every: Any = kinds  # its constructors have no types
     cache = every.DynamicCache(config=model.config)
     for at, layer in enumerate(cache.layers):
-        # A model's own kind of layer, derived from one of these, holds more than the layer that would replace it.
+        # A model's own subclass of one of these layers may hold more than the layer that would replace it.
         if type(layer) is every.LinearAttentionAndSlidingWindowAttentionLayer:
             cache.layers[at] = every.LinearAttentionAndFullAttentionLayer(number_of_states=layer.number_of_states)
         elif type(layer) is every.DynamicSlidingWindowLayer:

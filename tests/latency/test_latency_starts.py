@@ -17,6 +17,7 @@ from attnport.latency.measuring import MIN_ROUNDS
 from attnport.latency.regression import regression
 from attnport.latency.statistics import Interval, change_interval, ratio_interval, students_quantile
 from attnport.processes.child import Child
+from attnport.verbs._advice import ratio
 from attnport.verbs.bench import bench
 
 CALL = "batch=1,seq=3"
@@ -96,6 +97,17 @@ def test_reports_of_other_numbers_of_starts_are_not_compared() -> None:
     before = report(1, ())
     older = replace(before, settings={key: value for key, value in before.settings.items() if key != "starts"})
     assert regression(older, report(1, ())).verdict == "no regression shown"
+
+
+@pytest.mark.parametrize("starts", [(12, 12), (100, 100), (60, 0), (72, -12)])
+def test_starts_that_are_not_those_of_the_rounds_are_not_compared(starts: tuple[int, ...]) -> None:
+    before, after = report(1), report(2)
+    edited = {CALL: {name: replace(row, starts=starts) for name, row in after.shapes[CALL].items()}}
+    found = regression(before, replace(after, shapes=edited))
+    assert found.verdict == "NOT_COMPARED"
+    assert "expected those of the starts" in found.rows[0].reason
+    ours, theirs = (edited[CALL][name] for name in ("ort_cpu", "torch_eager"))
+    assert ratio(ours, theirs) is None
 
 
 def test_a_row_has_the_interval_of_its_starts_and_says_why_it_is_wide() -> None:
