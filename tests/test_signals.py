@@ -133,6 +133,23 @@ def test_a_signal_that_a_library_swallows_ends_the_verb(number: int, monkeypatch
 
 
 @pytest.mark.parametrize("number", CODES)
+def test_a_signal_waits_while_torch_is_imported(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+
+    def act() -> None:
+        body = "kill(number); steps.append('imported')"
+        exec(
+            compile(body, "torch/__init__.py", "exec"),
+            {**globals(), "__name__": "torch", "number": number, "steps": steps},
+        )
+        time.sleep(30)
+        steps.append("it went on")
+
+    assert listed(monkeypatch, act).exit_code == CODES[signal.Signals(number)]
+    assert steps == ["imported"]
+
+
+@pytest.mark.parametrize("number", CODES)
 def test_a_second_signal_does_not_stop_the_clean_up(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cleaned = []
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from typing import Any
+from types import FrameType
 
 INTERRUPTED = 130
 # Python's default handlers. A signal with another handler is left alone: it was set, or ignored, on purpose.
@@ -34,6 +36,7 @@ def interrupts() -> Iterator[list[int]]:
 
     Signals are recorded, as a library may replace the exception by one of its own. If the exception is raised in a
     callback of Python itself, such as a destructor, Python ignores it and prints a traceback; this print is suppressed.
+    While torch is imported, the signal waits: raised below torch's C++ code, the exception would abort the process.
     """
     seen: list[int] = []
     print_ignored = sys.unraisablehook
@@ -42,7 +45,10 @@ def interrupts() -> Iterator[list[int]]:
         if not isinstance(what.exc_value, KeyboardInterrupt):
             print_ignored(what)
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
+        if _imports_torch(frame):
+            threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+            return
         seen.append(number)
         current = sys.exception()
         while current is not None:
@@ -68,3 +74,12 @@ def interrupts() -> Iterator[list[int]]:
         for number in handled:
             if signal.getsignal(number) is note:
                 signal.signal(number, before[number])
+
+
+def _imports_torch(frame: FrameType | None) -> bool:
+    """Whether the code that a signal interrupted runs because torch's own module is being imported."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
+            return True
+        frame = frame.f_back
+    return False
