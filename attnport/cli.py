@@ -190,18 +190,18 @@ def check(
 @verb
 @several
 def bench(
-    out: Reporter, folder: Path | None, compare: tuple[Path, Path] | None, fail_on_regression: bool,
+    out: Reporter, folder: Path | None, compare: tuple[tuple[Path, Path], ...], fail_on_regression: bool,
     save: Path | None, budget: float, **options: Any,
 ) -> Callable[[], None]:  # fmt: skip
     """Compare the latency of runtimes, with intervals.
 
-    FOLDER is measured. With --compare, two reports of earlier runs are compared instead, for example of two versions.
+    FOLDER is measured. With --compare, reports of earlier runs are compared instead, for example of two versions.
     """
     from attnport.verbs import compare as regression
 
     taken.check_together(folder, compare, fail_on_regression)
-    if compare is not None:
-        changes = regression.compare(*compare)
+    if compare:
+        changes = regression.compare(*compare[0], *compare[1:])
 
         def judge() -> None:
             out.show(changes, "show_regression")

@@ -124,6 +124,10 @@ def show_regression(report: RegressionReport) -> Iterator[doc.Block]:
     if report.relative:
         about = f"after / before: of the ratio to {report.baseline} in the same run; of {report.baseline}: of its times"
         yield from cells.quiet(about)
+    if report.pairs > 1:
+        yield from cells.quiet(
+            f"each of the {report.pairs} pairs of runs is one observation; ms: the median of the runs"
+        )
     yield doc.Text(("verdict: ", _coloured(report.verdict)))
 
 

@@ -243,8 +243,10 @@ _BENCH_OPTIONS = (
         "--compare",
         type=FOLDER,
         nargs=2,
+        multiple=True,
         metavar="BEFORE AFTER",
-        help="Measure nothing; show what became slower between two saved reports.",
+        help="Measure nothing; show what became slower between two saved reports. Given again for each further pair "
+        "of runs, each pair is one observation.",
     ),
     click.option("--fail-on-regression", is_flag=True, help="With --compare: exit 7 if something became slower."),
     click.option(
@@ -339,14 +341,14 @@ def bundle_options(work: F) -> F:
     return _with(work, _BUNDLE_OPTIONS)
 
 
-def check_together(folder: Path | None, compare: tuple[Path, Path] | None, fail_on_regression: bool) -> None:
+def check_together(folder: Path | None, compare: tuple[tuple[Path, Path], ...], fail_on_regression: bool) -> None:
     """Refuses combinations of options that make no sense.
 
     Raises:
         click.UsageError: neither or both of FOLDER and --compare are given, --fail-on-regression is without --compare,
             or --compare is with an option for measuring.
     """
-    if compare is None:
+    if not compare:
         if folder is None:
             raise click.UsageError("Missing argument 'FOLDER' (or --compare BEFORE AFTER).")
         if fail_on_regression:

@@ -1,19 +1,22 @@
-"""Compares two latency reports of one model, to find what became slower.
+"""Compares latency reports of one model before and after a change, to find what became slower.
 
 The rounds of two runs are independent, so each run is resampled on its own. Ratios to the baseline are compared: the
-baseline ran in turns with everything else, which takes out changes of the machine between the runs.
+baseline ran in turns with everything else, which takes out most of what the machine changed between the runs. What is
+left, as a machine does not become slower for everything alike, only several pairs of runs can show: with them, each
+pair counts as one observation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal
 
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.dims import STRICT
 from attnport.errors import UsageError
-from attnport.latency.statistics import Interval, change_interval, family_confidence, half_width
+from attnport.latency.statistics import Interval, change_interval, family_confidence, half_width, mean_change
 
 WIDE = 0.05
 """The largest half width of an interval at which a slowdown that matters would be seen."""
@@ -30,6 +33,7 @@ class ChangeRow:
         verdict: `slower`, `faster`, `no difference shown` or `NOT_COMPARED`; `baseline` for the baseline, whose own
             change is taken as that of the machine.
         reason: Why it is not compared.
+        before_ns, after_ns: The median call; of several pairs of runs, the median of theirs.
         change: Low, middle and high of after / before; above 1 is slower. The confidence is that of all intervals of a
             report together.
     """
@@ -47,11 +51,12 @@ class ChangeRow:
 
 @dataclass(frozen=True)
 class RegressionReport:
-    """How a model's latency changed between two reports.
+    """How a model's latency changed between two reports, or between the reports of several pairs of runs.
 
     Attributes:
         verdict: `REGRESSION` if any row is slower, `no regression shown`, or `NOT_COMPARED` if no row was compared.
         relative: Whether changes are those of the ratio to `baseline`, or of the times alone.
+        pairs: How many pairs of runs were compared; if several, each is one observation of every change.
         notes: What differs between the two runs, and what that means.
     """
 
@@ -62,21 +67,35 @@ class RegressionReport:
     relative: bool
     rows: tuple[ChangeRow, ...]
     notes: tuple[str, ...] = ()
+    pairs: int = 1
 
     __pydantic_config__ = STRICT
 
 
-def regression(before: LatencyReport, after: LatencyReport, seed: int = 0) -> RegressionReport:
+def regression(
+    before: LatencyReport, after: LatencyReport, *more: tuple[LatencyReport, LatencyReport], seed: int = 0
+) -> RegressionReport:
     """Compares two reports, row by row.
 
+    Args:
+        more: The reports before and after of further pairs of runs, measured in turns with the first.
+
     Raises:
-        UsageError: their models, machines, threads or baselines differ.
+        UsageError: their models, machines, threads or baselines differ, or what differs between before and after is
+            not the same in every pair.
     """
-    _check_comparable(before, after)
-    relative, notes = _grounds(before, after)
-    todo = _pairs(before, after, relative)
-    confidence = family_confidence(sum(pair.counts for pair in todo))
-    rows = [_change(pair, confidence, seed + number) for number, pair in enumerate(todo)]
+    runs = [(before, after), *more]
+    for old, new in runs:
+        _check_comparable(before, old)
+        _check_comparable(old, new)
+    grounds = [_grounds(*run) for run in runs]
+    if other := next((each for each in grounds if each != grounds[0]), None):
+        differ = " and ".join(f"({'; '.join(notes) or 'no other version'})" for _, notes in (grounds[0], other))
+        raise UsageError(f"the pairs of reports are not of the same change: {differ}.")
+    relative, notes = grounds[0]
+    todo = _grouped([_pairs(old, new, relative) for old, new in runs])
+    confidence = family_confidence(sum(all(pair.counts for pair in group) for group in todo))
+    rows = [_change(group, confidence, seed + number) for number, group in enumerate(todo)]
     notes += _machine(rows)
     verdicts = {row.verdict for row in rows}
     verdict = "REGRESSION" if "slower" in verdicts else "no regression shown"
@@ -85,10 +104,11 @@ def regression(before: LatencyReport, after: LatencyReport, seed: int = 0) -> Re
     widest = max((half_width(row.change) for row in rows if row.change and row.verdict != "baseline"), default=0.0)
     if widest > WIDE:
         notes.append(
-            f"some changes are only known within {widest:.0%}, so that a smaller slowdown may not show; give bench "
-            "more time (--budget), or use a machine that does nothing else"
+            f"some changes are only known within {widest:.0%}, so that a smaller slowdown may not show; "
+            + ("measure more pairs of runs" if more else "give bench more time (--budget)")
+            + ", or use a machine that does nothing else"
         )
-    return RegressionReport(verdict, after.model, after.baseline, relative, tuple(rows), tuple(notes))
+    return RegressionReport(verdict, after.model, after.baseline, relative, tuple(rows), tuple(notes), len(runs))
 
 
 def _check_comparable(before: LatencyReport, after: LatencyReport) -> None:
@@ -172,19 +192,43 @@ def _pairs(before: LatencyReport, after: LatencyReport, relative: bool) -> list[
     return pairs
 
 
-def _change(pair: _Pair, confidence: float, seed: int) -> ChangeRow:
-    before_ns, after_ns = (None if row is None else row.median_ns for row in (pair.old, pair.new))
-    names = pair.workload, pair.runtime
-    if pair.problem or pair.old is None or pair.new is None:
-        return ChangeRow(*names, "NOT_COMPARED", pair.problem, before_ns, after_ns)
+def _grouped(runs: Sequence[Sequence[_Pair]]) -> list[tuple[_Pair, ...]]:
+    """The pairs of every run, by runtime and workload; one that a run did not measure is a pair without rows."""
+    by_name = [{(pair.workload, pair.runtime): pair for pair in run} for run in runs]
+    groups = []
+    for name in dict.fromkeys(name for run in by_name for name in run):
+        is_base = any(name in run and run[name].is_base for run in by_name)
+        groups.append(tuple(run.get(name, _Pair(*name, None, None, None, True, is_base)) for run in by_name))
+    return groups
+
+
+def _change(group: Sequence[_Pair], confidence: float, seed: int) -> ChangeRow:
+    """The row of one runtime on one workload, from its pair in every run."""
+    first = group[0]
+    names = first.workload, first.runtime
+    before_ns, after_ns = _median([pair.old for pair in group]), _median([pair.new for pair in group])
+    if problem := next((pair.problem for pair in group if pair.problem), ""):
+        return ChangeRow(*names, "NOT_COMPARED", problem, before_ns, after_ns)
     try:
-        old, new = (row.rounds_ns for row in pair.base) if pair.base else (None, None)
-        starts = pair.new.starts, pair.old.starts
-        change = change_interval((pair.new.rounds_ns, new), (pair.old.rounds_ns, old), seed, confidence, starts)
+        changes = [_of_pair(pair, confidence, seed) for pair in group]
     except ValueError as err:  # the baseline has fewer rounds, as its process failed, or the file was edited
         return ChangeRow(*names, "NOT_COMPARED", f"its samples do not pair up: {err}", before_ns, after_ns)
+    change = changes[0] if len(changes) == 1 else mean_change([middle for _, middle, _ in changes], confidence)
     verdict = "slower" if change[0] > 1 else "faster" if change[2] < 1 else "no difference shown"
-    return ChangeRow(*names, "baseline" if pair.is_base else verdict, "", before_ns, after_ns, change)
+    return ChangeRow(*names, "baseline" if first.is_base else verdict, "", before_ns, after_ns, change)
+
+
+def _median(rows: Sequence[LatencyRow | None]) -> float | None:
+    times = [row.median_ns for row in rows if row is not None and row.median_ns is not None]
+    return median(times) if times else None
+
+
+def _of_pair(pair: _Pair, confidence: float, seed: int) -> Interval:
+    assert pair.old is not None
+    assert pair.new is not None
+    old, new = (row.rounds_ns for row in pair.base) if pair.base else (None, None)
+    starts = pair.new.starts, pair.old.starts
+    return change_interval((pair.new.rounds_ns, new), (pair.old.rounds_ns, old), seed, confidence, starts)
 
 
 def _machine(rows: Sequence[ChangeRow]) -> list[str]:

@@ -83,6 +83,14 @@ def change_interval(
     return _interval(middle, _resampled(*late, rng) - _resampled(*early, rng), confidence)
 
 
+def mean_change(changes: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """Student's interval of the change in several pairs of runs; there are at least two.
+
+    What one run differs by from the next, beyond its own rounds, is then part of the interval.
+    """
+    return _students([np.log(changes)], confidence)
+
+
 def family_confidence(count: int) -> float:
     """The confidence of each of `count` intervals whose joint confidence is `CONFIDENCE` (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / max(1, count)

@@ -1,26 +1,34 @@
-"""`attnport bench --compare`: compares two latency reports on disk, and finds what became slower."""
+"""`attnport bench --compare`: compares latency reports on disk, and finds what became slower."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from attnport.artifacts import LatencyReport
-from attnport.errors import LatencyRegressed
+from attnport.errors import LatencyRegressed, UsageError
 from attnport.jsonfile import read
 from attnport.latency.regression import RegressionReport, regression
 
 FILE = "latency.json"
 
 
-def compare(before: Path, after: Path) -> RegressionReport:
+def compare(before: Path, after: Path, *more: tuple[Path, Path]) -> RegressionReport:
     """Compares two reports of `bench`; a folder stands for its `latency.json`.
+
+    Args:
+        more: The reports before and after of further pairs of runs, measured in turns with the first; each pair then
+            counts as one observation.
 
     Raises:
         ArtifactError: a file is missing, or is not a latency report.
-        UsageError: the models, machines or numbers of threads of the reports differ.
+        UsageError: the models, machines or numbers of threads of the reports differ; or a report is given twice, or the
+            pairs are not of the same two versions.
     """
-    old, new = (read(LatencyReport, path / FILE if path.is_dir() else path) for path in (before, after))
-    return regression(old, new)
+    paths = [path / FILE if path.is_dir() else path for pair in ((before, after), *more) for path in pair]
+    if more and len({path.resolve() for path in paths}) < len(paths):
+        raise UsageError("a report is given twice: several pairs are those of as many runs, each measured anew.")
+    reports = [read(LatencyReport, path) for path in paths]
+    return regression(reports[0], reports[1], *zip(reports[2::2], reports[3::2], strict=True))
 
 
 def raise_for(report: RegressionReport) -> None:

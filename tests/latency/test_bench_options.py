@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,6 @@ def call(*arguments: object) -> Result:
 @pytest.fixture(scope="module")
 def saved(_tiny_exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report, saved by the command line."""
-    import shutil
-
     folder = Path(shutil.copytree(_tiny_exported, tmp_path_factory.mktemp("options") / "tiny"))
     path = folder.parent / "before.json"
     (folder.parent / "lengths").write_text("3:3\n40:1\n")
@@ -105,10 +104,19 @@ def test_a_regression_is_said_and_fails_only_where_that_was_asked_for(saved: Pat
     assert compare(tmp_path / "after.json", saved).verdict == "no regression shown"
 
 
+def test_several_pairs_of_reports_are_compared(saved: Path, tmp_path: Path) -> None:
+    again = [shutil.copy(saved, tmp_path / f"{number}.json") for number in range(3)]
+    done = call("--compare", saved, again[0], "--compare", again[1], again[2])
+    assert done.exit_code == 0, done.output
+    assert "each of the 2 pairs of runs is one observation" in done.output
+    assert "verdict: no regression shown" in done.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "Missing argument 'FOLDER'"),
+        (["--compare", "A", "B", "--compare", "A", "B"], "given twice"),
         (["FOLDER", "--compare", "A", "A"], "takes no folder"),
         (["--compare", "A"], "requires 2 arguments"),
         (["--compare", "A", "A", "--shape", "batch=1"], "takes no --shape"),
