@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +88,36 @@ def letters() -> tokenizers.Tokenizer:
 
 
 def exported(kind: str, folder: Path, **options: Any) -> Path:
-    """An artifact of a decoder with its cache, fused for ONNX Runtime, beside its weights."""
+    """An artifact of a decoder with its cache, fused for ONNX Runtime, beside its weights.
+
+    Without options it is a copy of one that is made once in a process.
+    """
+    if options:
+        _export(kind, folder, **options)
+    else:
+        shutil.copytree(_made(kind), folder, dirs_exist_ok=True)
+    return folder / "out"
+
+
+def _export(kind: str, folder: Path, **options: Any) -> None:
     export(f"hf:{saved(kind, folder / 'weights')}", folder / "out", part="with-past", **options)
     fuse(folder / "out", targets=["ort_cpu"])
-    return folder / "out"
+
+
+def kept(make: Callable[[str, Path], None]) -> Callable[[str], Path]:
+    """A function that gives the folder that `make` fills for a kind, once in a process."""
+
+    @functools.cache
+    def made(kind: str) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix=f"attnport-tests-{kind}-"))
+        atexit.register(shutil.rmtree, folder)
+        make(kind, folder)
+        return folder
+
+    return made
+
+
+_made = kept(_export)
 
 
 class Once:

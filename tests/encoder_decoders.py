@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from decoders import END, VOCABULARY, letters
+from decoders import END, VOCABULARY, kept, letters
 
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
@@ -57,15 +58,27 @@ def saved(kind: str, folder: Path, **changed: Any) -> Path:
 def pair(kind: str, folder: Path, **how: Any) -> tuple[Path, Path]:
     """The artifacts of a decoder and of its encoder, fused for ONNX Runtime, beside their weights.
 
+    Without `how` they are copies of those that are made once in a process.
+
     Args:
         how: What the model's generation config says besides.
     """
+    if how:
+        _export(kind, folder, **how)
+    else:
+        shutil.copytree(_made(kind), folder, dirs_exist_ok=True)
+    return folder / "decoder", folder / "encoder"
+
+
+def _export(kind: str, folder: Path, **how: Any) -> None:
     path = saved(kind, folder / "weights") / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | how))
     for name, part in (("decoder", "with-past"), ("encoder", "encoder-with-past")):
         export(f"hf:{folder / 'weights'}", folder / name, part=part)
         fuse(folder / name, targets=["ort_cpu"])
-    return folder / "decoder", folder / "encoder"
+
+
+_made = kept(_export)
 
 
 class Once:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,22 @@ def check_arguments(options: Mapping[str, Any]) -> None:
 
     if gone := folder_is_gone():
         raise gone
-    values = [item for value in options.values() for item in (value if isinstance(value, tuple) else (value,))]
-    for value in (*values, os.environ.get("TMPDIR")):
+    for value in _given((*options.values(), os.environ.get("TMPDIR"))):
         text = os.path.realpath(value) if isinstance(value, Path) else value
         if isinstance(text, str) and not _is_utf8(text):
             raise UsageError(
                 f"{os.fsencode(text)!r} is not UTF-8, so that models and reports cannot refer to it.",
                 hint="Rename it, or choose another.",
             )
+
+
+def _given(values: Iterable[Any]) -> Iterator[Any]:
+    """Every value; an option that is given again has a tuple of them, and one of two values a tuple of two."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _given(value)
+        else:
+            yield value
 
 
 def _is_utf8(text: str) -> bool:
