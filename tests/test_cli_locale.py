@@ -33,6 +33,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.slow
 def test_a_manifest_is_utf_8_in_every_locale(artifact: Path) -> None:
     assert json.loads((artifact / "attnport.json").read_text(encoding="utf-8"))["name"] == NAME
 

@@ -214,6 +214,7 @@ def test_assert_parity_passes_a_module_and_shows_the_table_of_one_that_fails() -
         assert_parity(Mean(), (IDS, MASK))
 
 
+@pytest.mark.slow
 def test_assert_parity_fails_for_a_runtime_that_was_not_run() -> None:
     with pytest.raises(AssertionError, match="NOT_RUN"):
         assert_parity(modules.DictOut(), (X,), runtimes=("tensorrt",), dims="seq=1:5:9")

@@ -16,7 +16,14 @@ from typing import Literal
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.dims import STRICT
 from attnport.errors import UsageError
-from attnport.latency.statistics import Interval, change_interval, family_confidence, half_width, mean_change
+from attnport.latency.statistics import (
+    Interval,
+    Run,
+    change_interval,
+    family_confidence,
+    half_width,
+    mean_change,
+)
 
 WIDE = 0.05
 """The largest half width of an interval at which a slowdown that matters would be seen."""
@@ -168,6 +175,18 @@ class _Pair:
         return "" if self.same else "the two workloads of this name have different numbers of items or tokens"
 
     @property
+    def runs(self) -> tuple[Run, Run]:
+        """After and before."""
+        bases = (None, None) if self.base is None else (self.base[1].rounds_ns, self.base[0].rounds_ns)
+        after, before = (row.rounds_ns if row else () for row in (self.new, self.old))
+        return (after, bases[0]), (before, bases[1])
+
+    @property
+    def starts(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Of both runs, after and before."""
+        return self.new.starts if self.new else (), self.old.starts if self.old else ()
+
+    @property
     def counts(self) -> bool:
         """Whether it counts for the confidence of all comparisons together."""
         return not self.problem and not self.is_base
@@ -210,10 +229,12 @@ def _change(group: Sequence[_Pair], confidence: float, seed: int) -> ChangeRow:
     if problem := next((pair.problem for pair in group if pair.problem), ""):
         return ChangeRow(*names, "NOT_COMPARED", problem, before_ns, after_ns)
     try:
-        changes = [_of_pair(pair, confidence, seed) for pair in group]
+        if len(group) > 1:
+            change = mean_change([pair.runs for pair in group], confidence)
+        else:
+            change = change_interval(*first.runs, seed, confidence, first.starts)
     except ValueError as err:  # the baseline has fewer rounds, as its process failed, or the file was edited
         return ChangeRow(*names, "NOT_COMPARED", f"its samples do not pair up: {err}", before_ns, after_ns)
-    change = changes[0] if len(changes) == 1 else mean_change([middle for _, middle, _ in changes], confidence)
     verdict = "slower" if change[0] > 1 else "faster" if change[2] < 1 else "no difference shown"
     return ChangeRow(*names, "baseline" if first.is_base else verdict, "", before_ns, after_ns, change)
 
@@ -221,14 +242,6 @@ def _change(group: Sequence[_Pair], confidence: float, seed: int) -> ChangeRow:
 def _median(rows: Sequence[LatencyRow | None]) -> float | None:
     times = [row.median_ns for row in rows if row is not None and row.median_ns is not None]
     return median(times) if times else None
-
-
-def _of_pair(pair: _Pair, confidence: float, seed: int) -> Interval:
-    assert pair.old is not None
-    assert pair.new is not None
-    old, new = (row.rounds_ns for row in pair.base) if pair.base else (None, None)
-    starts = pair.new.starts, pair.old.starts
-    return change_interval((pair.new.rounds_ns, new), (pair.old.rounds_ns, old), seed, confidence, starts)
 
 
 def _machine(rows: Sequence[ChangeRow]) -> list[str]:

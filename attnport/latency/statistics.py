@@ -19,6 +19,8 @@ Array = np.ndarray[Any, Any]
 Interval = tuple[float, float, float]
 """Low, middle and high of a ratio."""
 Rounds = Sequence[Sequence[int]]
+Run = tuple[Rounds, Rounds | None]
+"""Calls by round of a runtime, and of the baseline in the same rounds; None = a run that is taken without it."""
 
 CONFIDENCE = 0.99
 """The nominal confidence. Percentile intervals are too narrow for few rounds, even more so if a run ends once its
@@ -54,8 +56,8 @@ def ratio_interval(
 
 
 def change_interval(
-    after: tuple[Rounds, Rounds | None],
-    before: tuple[Rounds, Rounds | None],
+    after: Run,
+    before: Run,
     seed: int = 0,
     confidence: float = CONFIDENCE,
     starts: tuple[Sequence[int], Sequence[int]] = ((), ()),
@@ -63,32 +65,40 @@ def change_interval(
     """Low, middle and high of the change between two runs, each resampled on its own.
 
     Args:
-        after: The calls by round of a runtime, and of the baseline in the same rounds; the change is then that of
-            median / baseline median, which leaves out changes of the machine. None = the change of the median alone.
+        after: With a baseline, the change is that of median / baseline median, which leaves out changes of the machine;
+            without one, that of the median alone.
         before: The same of the earlier run.
         starts: Of both runs, as in `ratio_interval`; their starts are taken to differ equally from each other.
 
     Raises:
         ValueError: as `ratio_interval`; or only one run has a baseline.
     """
-    if (after[1] is None) != (before[1] is None):
-        raise ValueError("one run has a baseline and the other has none.")
-    rng = np.random.default_rng(seed)
-    sides = [_paired(rounds, rounds if base is None else base) for rounds, base in (after, before)]
-    alone = after[1] is None
-    (late, early) = ((ours, None if alone else theirs) for ours, theirs in sides)
+    late, early = _two_runs(after, before)
     if min(map(len, starts)) > 1:
         return _students([_by_start(*late, starts[0]), _by_start(*early, starts[1])], confidence)
+    rng = np.random.default_rng(seed)
     middle = _log_ratio(*late) - _log_ratio(*early)
     return _interval(middle, _resampled(*late, rng) - _resampled(*early, rng), confidence)
 
 
-def mean_change(changes: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Student's interval of the change in several pairs of runs; there are at least two.
+def mean_change(pairs: Sequence[tuple[Run, Run]], confidence: float = CONFIDENCE) -> Interval:
+    """Student's interval of the change in several pairs of runs, after and before; there are at least two.
 
     What one run differs by from the next, beyond its own rounds, is then part of the interval.
+
+    Raises:
+        ValueError: as `change_interval`.
     """
-    return _students([np.log(changes)], confidence)
+    runs = [_two_runs(*pair) for pair in pairs]
+    return _students([np.array([_log_ratio(*late) - _log_ratio(*early) for late, early in runs])], confidence)
+
+
+def _two_runs(after: Run, before: Run) -> tuple[tuple[Array, Array | None], tuple[Array, Array | None]]:
+    if (after[1] is None) != (before[1] is None):
+        raise ValueError("one run has a baseline and the other has none.")
+    sides = [_paired(rounds, rounds if base is None else base) for rounds, base in (after, before)]
+    late, early = ((ours, None if after[1] is None else theirs) for ours, theirs in sides)
+    return late, early
 
 
 def family_confidence(count: int) -> float:

@@ -184,6 +184,7 @@ def test_a_bundle_that_was_worked_on_is_replaced_by_force_only(
     assert tree(app) == tree(made_bundle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
 def test_killed_at_every_rename_the_earlier_bundle_or_the_later_one_stands(
     made_artifact: Path, made_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool

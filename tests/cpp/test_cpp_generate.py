@@ -37,6 +37,12 @@ RULES: tuple[dict[str, Any], ...] = (
 
 
 FORMS = ["ort_cpu", "openvino"]
+QUICK = ("gpt2", "llama")
+
+
+def of_kinds(*cases: tuple[str, dict[str, Any]]) -> list[Any]:
+    """The cases for parametrize; a decoder that is not in QUICK takes ten seconds to be made."""
+    return [pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow) for case in cases]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +99,7 @@ def written(value: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
+    of_kinds(
         ("llama", {"max_tokens": 20}),
         *(("gpt2", {"max_tokens": 14, **rules, "beams": beams}) for rules in RULES for beams in (1, 3)),
         ("gpt2", {"max_tokens": 1}),
@@ -110,7 +116,7 @@ def written(value: Any) -> Any:
         ("mamba", {"max_tokens": 12}),
         ("mistral", {"max_tokens": 160, "stop": []}),
         ("gemma3", {"max_tokens": 160, "stop": [], "beams": 2}),
-    ],
+    ),
 )
 def test_tokens_are_pythons(cpp_build: Build, apps: Apps, kind: str, options: dict[str, Any]) -> None:
     app = apps(kind)
@@ -146,14 +152,14 @@ def test_openvino_has_the_cache_from_the_second_token_on(cpp_build: Build, apps:
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
+    of_kinds(
         ("llama", {"max_tokens": 80, "stop": []}),
         ("llama", {"max_tokens": 40, "stop": [], "beams": 3}),
         ("gpt2", {"max_tokens": 30, "beams": 2, "stop": [7, 9, END]}),
         *(("lfm2", {"max_tokens": 12, "beams": beams}) for beams in (1, 3)),
         ("mistral", {"max_tokens": 160, "stop": []}),
         ("gemma3", {"max_tokens": 160, "stop": [], "beams": 2}),
-    ],
+    ),
 )
 def test_openvino_gives_pythons_tokens(cpp_build: Build, apps: Apps, kind: str, options: dict[str, Any]) -> None:
     app = apps(kind)
@@ -211,6 +217,7 @@ def test_refusals_are_pythons(cpp_build: Build, apps: Apps, prompts: list[list[i
     assert done.stderr.split(":")[0] == str(refused.value).split(":")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("options", [{"max_tokens": 20}, {"max_tokens": 12, "beams": 3}])
 def test_a_decoder_behind_an_encoder_gives_pythons_tokens(

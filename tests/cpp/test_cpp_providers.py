@@ -71,6 +71,7 @@ def test_the_cpu_needs_no_plug_in(opened: Opened, tmp_path: Path) -> None:
         assert opened(providers, f"mine={tmp_path / 'none.so'}") == (0, [f"ort_cpu on {CPU}"])
 
 
+@pytest.mark.slow
 def test_no_thread_registers_a_plug_in_while_another_looks_for_a_provider(
     cpp_build: Build, app: Path, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ def test_ci_requires_it(tmp_path: Path) -> None:
 def test_a_run_without_compilers_fails_and_says_so(tmp_path: Path) -> None:
     """As `make test` would go on behind a set-up that failed."""
     env = os.environ | {"ATTNPORT_CPP_REQUIRED": "1", "PATH": str(tmp_path)}
-    test = f"{ROOT / 'tests' / 'cpp' / 'test_cpp_moved.py'}::test_a_model_says_that_it_is_closed"
+    test = f"{ROOT / 'tests' / 'cpp' / 'test_cpp_attacks.py'}::test_help_is_no_error"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1

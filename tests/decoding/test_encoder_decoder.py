@@ -183,6 +183,7 @@ class Captioner(nn.Module):
         return self.scores(x_BTD), key_BTD, value_BTD
 
 
+@pytest.mark.slow
 def test_a_module_of_ones_own_generates_behind_what_it_is_given(tmp_path: Path) -> None:
     torch.manual_seed(1)
     module = Captioner().eval()
@@ -201,6 +202,7 @@ def test_a_module_of_ones_own_generates_behind_what_it_is_given(tmp_path: Path) 
         assert found[row] == ids[2:]
 
 
+@pytest.mark.slow
 def test_a_cache_whose_batch_is_not_its_first_axis_is_kept_as_a_state(tmp_path: Path) -> None:
     class Second(Captioner):
         def forward(self, ids: Any, seen: Any, past_key: Any, past_value: Any) -> Any:
@@ -240,6 +242,7 @@ def test_what_an_encoder_gives_may_be_given_in_its_place(artifacts: Once) -> Non
         decoder.generate([[5]], encoder=encoder, start=[])
 
 
+@pytest.mark.slow
 def test_where_padding_moves_positions_texts_of_several_lengths_are_refused(tmp_path: Path) -> None:
     config = transformers.PegasusConfig(
         vocab_size=VOCABULARY, d_model=32, decoder_layers=1, decoder_ffn_dim=64, decoder_attention_heads=4,

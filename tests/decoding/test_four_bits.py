@@ -132,6 +132,7 @@ def test_forms_that_lose_leave_nothing_behind(made: tuple[Path, Path], monkeypat
     assert not [path.name for path in made[0].iterdir() if "int4" in path.name]
 
 
+@pytest.mark.slow
 def test_a_perplexity_that_is_too_bad_leaves_no_form(made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def of_precision(self: Perplexity, session: Session) -> Score:
         return Score(-10.0 if session.ran.precision == "fp32" else -11.0)

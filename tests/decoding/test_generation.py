@@ -62,6 +62,7 @@ def test_draws_are_those_of_their_seed_and_a_text_ends_behind_what_stops_it(arti
     assert ended == told == draws[0][: draws[0].index(stop) + 1]
 
 
+@pytest.mark.slow
 def test_a_text_ends_where_the_model_itself_ends_it(tmp_path: Path) -> None:
     weights = saved("llama", tmp_path / "weights")
     end = continued(weights, PROMPTS[:1], 6)[0][3]
@@ -87,6 +88,7 @@ def test_a_text_comes_back_as_text_and_in_pieces(artifacts: Once) -> None:
     assert artifact.generate(["ab c", "q"], max_tokens=9)[0] == text
 
 
+@pytest.mark.slow
 def test_a_prompt_may_be_longer_than_a_pass_takes(artifacts: Once, tmp_path: Path) -> None:
     folder = exported("llama", tmp_path, dims=["seq=1:1:3"])
     found = attnport.open(folder).generate(PROMPTS, max_tokens=5)
@@ -128,6 +130,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
         np.testing.assert_allclose(counts, expected, atol=0.015)
 
 
+@pytest.mark.slow
 def test_attnports_own_decoders_generate_token_by_token_what_one_pass_says(tmp_path: Path) -> None:
     export("gpt_decoder", tmp_path / "out")
     fuse(tmp_path / "out", targets=["ort_cpu"])

@@ -160,6 +160,7 @@ class Recurrent(torch.nn.Module):
         return self.scores(4 * following), following
 
 
+@pytest.mark.slow
 def test_a_module_with_a_state_of_its_own_generates(tmp_path: Path) -> None:
     module = Recurrent().eval()
     ids = f"input_ids=int64[batch,1]:high={VOCABULARY}"

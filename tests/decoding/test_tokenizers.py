@@ -70,7 +70,9 @@ def with_tokenizer(weights: Path, tokenizer: Any) -> Path:
     return weights
 
 
-@pytest.mark.parametrize(("kind", "make"), [("gpt2", bytes_of_gpt2), ("llama", pieces_of_llama)])
+@pytest.mark.parametrize(
+    ("kind", "make"), [("gpt2", bytes_of_gpt2), pytest.param("llama", pieces_of_llama, marks=pytest.mark.slow)]
+)
 def test_a_decoder_continues_texts_as_transformers_does(tmp_path: Path, kind: str, make: Callable[[], Any]) -> None:
     tokenizer = make()
     weights = with_tokenizer(saved_decoder(kind, tmp_path / "weights", vocab_size=len(tokenizer)), tokenizer)
@@ -93,6 +95,7 @@ def test_a_decoder_continues_texts_as_transformers_does(tmp_path: Path, kind: st
         assert answer == model.generate(**given, max_new_tokens=8, do_sample=False)[0, len(ids) :].tolist()
 
 
+@pytest.mark.slow
 def test_an_encoder_reads_texts_as_transformers_does(tmp_path: Path) -> None:
     tokenizer = pieces_of_t5()
     weights = with_tokenizer(

@@ -86,6 +86,7 @@ def test_the_page_has_every_model_whole_or_pinned() -> None:
     assert problems(table(PAGE.read_text("utf-8"))) == []
 
 
+@pytest.mark.slow
 def test_a_representative_model_is_what_the_page_says() -> None:
     found = measured("masked_self_attention")
     assert [line for line in problems(found) if "missing" not in line] == []

@@ -268,6 +268,7 @@ class Theirs(torch.nn.Module):
         return (x @ x.transpose(1, 2) * 0.25).masked_fill(hidden, -torch.inf).softmax(-1) @ x
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the older exporter says that it is the older one
 def test_their_file_goes_through_the_verbs_as_the_guide_says(tmp_path: Path) -> None:
     sample = {"x": torch.rand(2, 5, 16), "attention_mask": torch.ones(2, 5, dtype=torch.int64)}

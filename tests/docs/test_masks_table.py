@@ -71,6 +71,7 @@ def test_the_page_has_every_mask_on_every_attention_and_none_fails() -> None:
     assert problems(tables(PAGE.read_text())) == []
 
 
+@pytest.mark.slow
 def test_a_representative_row_is_what_the_page_says() -> None:
     for needed in ("onnxruntime", "openvino", "tensorrt_rtx"):
         pytest.importorskip(needed)

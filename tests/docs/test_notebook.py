@@ -47,6 +47,7 @@ def test_it_is_stored_without_outputs() -> None:
     assert not [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None]
 
 
+@pytest.mark.slow
 def test_the_artifact_shows_itself_as_a_table(shown: list[str]) -> None:
     assert shown[1].startswith("<table><caption>Encoder</caption>")
     text = re.sub("<[^>]*>", "", shown[1])

@@ -122,6 +122,7 @@ def check(parts: Parts) -> None:
 RELAXED = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None)
 
 
+@pytest.mark.slow
 @settings(RELAXED, max_examples=5)
 @given(PARTS)
 @example(Parts("root", "bmm", ("causal", "padding"), "added", torch.finfo(torch.float32).min, False, "repeated"))

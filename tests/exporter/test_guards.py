@@ -71,7 +71,15 @@ def check(body: Any, tmp_path: Path) -> Capture:
     return captured
 
 
-@pytest.mark.parametrize("body", [padded, in_chunks, the_same_either_way, lambda m, x: x + m.table[:, : x.shape[1]]])
+@pytest.mark.parametrize(
+    "body",
+    [
+        padded,
+        pytest.param(in_chunks, marks=pytest.mark.slow),
+        the_same_either_way,
+        lambda m, x: x + m.table[:, : x.shape[1]],
+    ],
+)
 def test_a_graph_that_is_right_where_its_guards_are_false_is_taken(body: Any, tmp_path: Path) -> None:
     check(body, tmp_path)
 

@@ -93,6 +93,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["ort_cpu", "openvino", "onnx_18", "tensorrt_rtx"])
 def test_the_proof_is_that_of_the_model_itself(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str

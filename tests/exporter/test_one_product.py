@@ -99,6 +99,7 @@ def test_where_it_does_not_fit_there_are_three(options: dict[str, int], plan: st
     assert operator(model).inputs[1] is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("biases", ["qkv", ""])
 def test_the_form_is_read_back_as_a_file(biases: str, tmp_path: Path) -> None:
     module, made = exported(biases)

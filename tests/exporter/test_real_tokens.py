@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from representatives import representatives
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,7 +22,6 @@ from attnport.exporter.lowering.base import Lowered
 from attnport.masks.spec import MaskSpec
 from attnport.runtimes import base as runtimes
 from attnport.runtimes.base import Opening
-from tests.representatives import representatives
 
 WIDTH, HEADS = 32, 4
 BATCH, SEQ = Dim("batch", 1, 3, 8), Dim("seq", 2, 7, 16)

@@ -83,6 +83,7 @@ def test_a_file_that_the_source_imports_counts_and_a_change_of_the_code_is_an_er
         check(folder, ["ort_cpu"])
 
 
+@pytest.mark.slow
 def test_every_file_of_a_folder_of_transformers_counts(tmp_path: Path) -> None:
     model = hf_folders.save("bert", tmp_path / "bert")
     export(f"hf:{model}", tmp_path / "out")

@@ -75,6 +75,7 @@ def kept(folder: Path) -> GpuReport:
     return read(GpuReport, folder / file_name(DEVICE))
 
 
+@pytest.mark.slow
 def test_a_check_is_ended_when_the_time_is_over_and_left_whole_for_the_next_run(
     tmp_path: Path, work: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_check_is_ended_when_the_time_is_over_and_left_whole_for_the_next_run(
     assert report.pieces["tiny fp32"].latency is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "op", "left", "options"),
     [
@@ -181,6 +183,7 @@ def test_each_step_tells_how_long_it_took(tmp_path: Path, work: Path, started: l
     ]
 
 
+@pytest.mark.slow
 def test_other_calls_than_the_model_s_own_are_checked_and_timed_without_cold_starts(
     tmp_path: Path, work: Path, started: list[int]
 ) -> None:

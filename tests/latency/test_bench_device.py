@@ -64,6 +64,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "Child", lambda threads, command, memory_bytes: Child(threads, ("-c", program)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pretended")
 def test_copies_and_computing_are_told_apart_and_a_graph_has_a_row_of_its_own(tiny_artifact: Path) -> None:
     report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, precision=9.0)

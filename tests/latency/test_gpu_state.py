@@ -107,6 +107,7 @@ def test_a_gpu_of_which_nothing_is_told_has_a_note(nvml: Nvml) -> None:
     assert gpu_state() == ("", "the clocks of the GPU are not known: NVML tells nothing of this one")
 
 
+@pytest.mark.slow
 def test_bench_records_it_before_and_after_each_call_where_something_is_timed_on_a_gpu(
     nvml: Nvml, tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,7 @@ def test_one_start_is_not_told_in_rows(tiny_artifact: Path) -> None:
     assert {row.starts for row in found.shapes[CALL].values()} == {()}
 
 
+@pytest.mark.slow
 def test_what_fails_in_a_later_start_is_not_run(tiny_artifact: Path, seen: type[Seen]) -> None:
     seen.failing = 2
     found = bench(tiny_artifact, ["ort_cpu"], [CALL], threads=1, precision=9.0, starts=3, cold=False)

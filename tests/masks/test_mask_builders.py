@@ -50,6 +50,7 @@ def graph() -> Any:
     return exported()
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(sizes=SIZES, seed=st.integers(0, 2**32 - 1))
 def test_numpy_torch_and_the_exported_graph_build_the_same(graph: Any, sizes: tuple[int, int, int], seed: int) -> None:

@@ -166,6 +166,7 @@ def test_the_most_tokens_of_the_contract_have_a_position() -> None:
     assert spec.io.dim("past").max + spec.io.dim("seq").max == gpt_decoder.GPTConfig().positions
 
 
+@pytest.mark.slow
 def test_grouped_heads_behind_a_cache_are_lowered_for_engines() -> None:
     onnx_ir = pytest.importorskip("onnx_ir")
     ort = pytest.importorskip("onnxruntime")
@@ -187,7 +188,9 @@ def test_grouped_heads_behind_a_cache_are_lowered_for_engines() -> None:
             assert torch.allclose(torch.from_numpy(got), wanted, atol=2e-5)
 
 
-@pytest.mark.parametrize("module", [gpt_decoder, llama_decoder], ids=["gpt", "llama"])
+@pytest.mark.parametrize(
+    "module", [gpt_decoder, pytest.param(llama_decoder, marks=pytest.mark.slow)], ids=["gpt", "llama"]
+)
 def test_no_integer_is_padded_since_onnx_runtime_has_no_kernel_for_it_on_cuda(module: Any) -> None:
     spec = module.spec(GPT if module is gpt_decoder else LLAMA)
     graph = capture(spec.make().eval(), spec.io).model.graph

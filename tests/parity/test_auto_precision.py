@@ -84,6 +84,7 @@ def error(folder: Path, islands: frozenset[str], scratch: Path) -> float:
     return float(np.sqrt(np.mean(difference**2))) if np.isfinite(difference).all() else np.inf
 
 
+@pytest.mark.slow
 def test_norms_whose_variance_overflows_stay_in_float32_and_nothing_else(
     planned: Callable[[str], PrecisionPlan],
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_budget_that_float32_around_attention_cannot_keep_is_said_to(exported:
         plan(exported("fine"), budget=1e-6)
 
 
+@pytest.mark.slow
 def test_attention_that_overflows_is_named_and_no_island_is_put_around_it(exported: Folder) -> None:
     with pytest.raises(
         ParityFailed, match=r"needs attention in float32.*: layers\.0\.attention \(values up to"
@@ -147,6 +149,7 @@ def test_a_stream_that_overflows_stays_in_float32_between_halves(exported: Folde
         assert island.without is None or island.without > 1
 
 
+@pytest.mark.slow
 def test_at_its_limit_the_search_keeps_the_bound_and_says_that_fewer_may_do(exported: Folder) -> None:
     found = plan(exported("norm"), most=4)
     assert found.capped
@@ -155,6 +158,7 @@ def test_at_its_limit_the_search_keeps_the_bound_and_says_that_fewer_may_do(expo
     assert None in [island.without for island in found.islands]
 
 
+@pytest.mark.slow
 def test_a_case_that_was_held_out_and_fails_is_searched_with(
     exported: Folder, planned: Callable[[str], PrecisionPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:

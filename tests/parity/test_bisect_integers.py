@@ -64,6 +64,7 @@ def assert_names_the_product(found: Bisected, runtime: str) -> None:
     assert f"{result.tensor}, made by Mul ({result.difference})" in printed
 
 
+@pytest.mark.slow
 def test_the_product_that_does_not_fit_is_named_and_not_the_table_after_it(tmp_path: Path) -> None:
     export(SPEC, tmp_path / "hashed")
     fuse(tmp_path / "hashed", targets=["ort_cpu"])

@@ -203,6 +203,7 @@ def test_a_model_that_was_exported_wrong_is_held_against_torch(layered: Path) ->
     assert (found.subject, found.module) == ("onnx_reference", "layers.1.up")
 
 
+@pytest.mark.slow
 def test_a_half_precision_form_is_searched_at_its_own_precision(layered: Path) -> None:
     plant(layered, "tensorrt_rtx.fp16", other_weight("layers.2.up", 0.3))
     (found,) = searched(layered, ["torch_eager", "tensorrt_rtx"])
@@ -217,6 +218,7 @@ def test_a_folder_without_a_fault_has_nothing_to_search(layered: Path) -> None:
     assert bisect(layered, report).findings == ()
 
 
+@pytest.mark.slow
 def test_a_runtime_in_a_process_of_its_own_is_searched_too(layered: Path) -> None:
     plant(layered, "ort_cpu", other_weight("layers.1.attention.out"))
     found = searched(layered, ["ort_cpu"], isolate=True)

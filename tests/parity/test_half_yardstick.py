@@ -32,6 +32,7 @@ def checked(folder: Path) -> RuntimeParity:
     return check(folder, ["tensorrt_rtx"], force=True).forms[FORM]
 
 
+@pytest.mark.slow
 def test_a_form_that_rounds_its_scores_is_judged_by_eager_that_rounds_them(folder: Path) -> None:
     found = checked(folder)
     assert found.verdict == "PASS", found.reason

@@ -32,6 +32,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ParityRepor
     return folder, check(folder, THREE)
 
 
+@pytest.mark.slow
 def test_a_fine_model_has_an_error_for_each_layer_and_runtime(checked: tuple[Path, ParityReport]) -> None:
     folder, report = checked
     found = layers(folder, report)
@@ -74,6 +75,7 @@ def test_a_planted_fault_shows_from_its_layer_on_and_nowhere_before(tmp_path: Pa
     assert read_layers(folder, open_folder(folder)) is None, "parity was checked anew"
 
 
+@pytest.mark.slow
 def test_layers_are_thinned_to_what_memory_is_given_and_the_last_one_stays(checked: tuple[Path, ParityReport]) -> None:
     folder, report = checked
     found = layers(folder, report, cap_bytes=1, force=True)

@@ -41,6 +41,7 @@ def report(folder: Path) -> ParityReport:
     return check(folder, ["openvino"])
 
 
+@pytest.mark.slow
 def test_the_form_is_a_graph_in_float32_and_proved_as_it_is_computed(folder: Path) -> None:
     form = open_folder(folder).forms["openvino.bf16"]
     assert form.plan == "bf16"

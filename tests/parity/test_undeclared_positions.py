@@ -51,6 +51,7 @@ def test_a_module_with_positions_is_not_padded_on_the_left_and_the_report_says_s
     assert ON_THE_LEFT not in compared
 
 
+@pytest.mark.slow
 def test_a_module_without_positions_is_padded_on_both_sides(tmp_path: Path) -> None:
     report = checked(tmp_path, STILL)
     assert report.verdict == "PASS", report.runtimes["ort_cpu"].reason
@@ -68,6 +69,7 @@ def test_a_module_whose_padding_leaks_on_either_side_fails(tmp_path: Path) -> No
     assert "The module itself fails: check that each mask input has the declared meaning" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_a_runtime_that_alone_moves_with_padding_on_the_left_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

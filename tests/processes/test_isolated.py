@@ -134,7 +134,7 @@ def test_a_session_gives_what_it_gives_without_a_process_of_its_own(tiny_artifac
     ("run", "limits", "words"),
     [
         (CRASH, Limits(), ["SIGSEGV", "about to do it"]),
-        (HANG, Limits(timeout_s=5), ["did not answer in time", "about to do it"]),
+        pytest.param(HANG, Limits(timeout_s=5), ["did not answer in time", "about to do it"], marks=pytest.mark.slow),
         (EAT, Limits(memory_bytes=1 << 30), ["GiB of memory; 1.0 GiB is its limit", "about to do it"]),
         ("raise MemoryError('none left')", Limits(), ["none left"]),
         ("os._exit(7)", Limits(), ["exit status 7", "about to do it"]),

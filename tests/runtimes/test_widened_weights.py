@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from representatives import representatives
 from torch import Tensor, nn
 
 from attnport.artifacts import IOContract, ModelSpec, Source
@@ -19,7 +20,6 @@ from attnport.models import base as models
 from attnport.runtimes import _torch_modes, base, torch_eager
 from attnport.runtimes._torch_cast import cast
 from attnport.runtimes.base import Opening
-from tests.representatives import representatives
 
 QUICK = ("bert_encoder", "gpt_decoder", "linformer_attention", "memory_token_attention", "vision_transformer", "t5")
 T, Y = TensorSpec("t", "float32", (4, 4)), TensorSpec("y", "float32", ("batch", 4))

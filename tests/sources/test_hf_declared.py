@@ -36,6 +36,7 @@ def test_what_is_not_found_is_said_with_what_the_forward_takes(saved: Path) -> N
     assert "--input" in told.value.hint
 
 
+@pytest.mark.slow
 def test_a_model_with_declared_inputs_gives_the_numbers_of_transformers(saved: Path, tmp_path: Path) -> None:
     from transformers import AutoModel
 

@@ -218,6 +218,7 @@ def test_lengths_around_a_window_are_cases(tmp_path: Path) -> None:
     assert {"length 6", "length 7", "length 8", "length 14"} <= {case.name for case in cases(made.io)}
 
 
+@pytest.mark.slow
 def test_grouped_heads_of_transformers_load_in_openvino(tmp_path: Path) -> None:
     import onnx_ir as ir
     import openvino

@@ -67,6 +67,7 @@ def test_inputs_that_random_values_do_not_fit_have_those_of_the_example_and_no_o
     assert again.io == spec.io
 
 
+@pytest.mark.slow
 def test_such_a_module_is_exported_checked_and_bundled_without_its_examples(tmp_path: Path) -> None:
     artifact = attnport.export(Patches(), tmp_path / "out", args=patches())
     artifact.fuse("ort_cpu")
@@ -109,6 +110,7 @@ def test_three_inputs_that_have_to_be_equally_long_share_a_dim() -> None:
     assert dims[0] == dims[1] == dims[2] != dims[3]
 
 
+@pytest.mark.slow
 def test_a_model_of_transformers_takes_examples_from_a_file(tmp_path: Path) -> None:
     folder = hf_folders.save("bert", tmp_path / "bert")
     ids, mask = np.ones((2, 7), np.int64), np.ones((2, 7), np.int64)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny_model
 import torch
+from representatives import representatives
 from torch import nn
 
 from attnport.artifacts import MANIFEST
@@ -53,7 +54,7 @@ def test_a_dim_that_the_code_turns_into_a_constant(name: str, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", DYNAMIC)
+@pytest.mark.parametrize("name", representatives(DYNAMIC, ("a size made a number", "a table sliced by a number")))
 def test_a_size_that_the_code_computes_with_stays_dynamic(name: str, tmp_path: Path) -> None:
     text = declare(tmp_path, DYNAMIC[name])
     manifest = export(text, tmp_path / "out", inputs=["x=float32[batch,seq,4]"])

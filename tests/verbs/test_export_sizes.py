@@ -90,6 +90,7 @@ def test_what_is_no_sum_is_left_to_the_torch_graph(tmp_path: Path) -> None:
         assert [dim if isinstance(dim, int) else dim.value for dim in value.shape or ()] == list(output.dims)
 
 
+@pytest.mark.slow
 def test_a_cache_of_one_new_token_grows_by_one_and_may_be_empty(tmp_path: Path) -> None:
     """Before, its outputs were exported as `past`, the name of the dim that changed."""
     declared = ["x=float32[batch,1,8]", *PAST]
@@ -235,6 +236,7 @@ class Twice(nn.Module):
         return torch.cat([x, y], 1), y.unflatten(1, (-1, 2)).mean(2) + x
 
 
+@pytest.mark.slow
 def test_a_derived_dim_of_dynamic_shapes_is_an_expression(tmp_path: Path) -> None:
     from torch.export import Dim as TorchDim
 
@@ -302,6 +304,7 @@ factory = Chunked
 """
 
 
+@pytest.mark.slow
 def test_a_trace_at_a_size_of_whole_chunks_is_made_again_at_another(tmp_path: Path) -> None:
     source = write(tmp_path, CHUNKED)
     io = IOContract((TensorSpec("x", "float32", ("batch", "seq")),), (), (Dim("batch", 1, 2, 8), Dim("seq", 3, 12, 33)))

@@ -62,6 +62,7 @@ def test_a_module_in_half_precision_is_right_against_its_own_weights_in_float64(
         assert np.abs(got - module(x.double(), ids).numpy()).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_a_bundle_takes_the_declared_inputs(tmp_path: Path) -> None:
     inputs = ["x=float16[batch,seq,32]", "ids=int64[batch,seq]:high=50"]
     artifact = attnport.export(written(tmp_path, "float16"), tmp_path / "out", inputs=inputs)
@@ -75,6 +76,7 @@ def test_a_bundle_takes_the_declared_inputs(tmp_path: Path) -> None:
         assert np.abs(model.run(x=x, ids=ids)["output"] - session.run(x=x, ids=ids)["output"]).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_a_module_in_memory_stays_in_half_precision_itself(tmp_path: Path) -> None:
     namespace: dict[str, object] = {"__name__": "layer"}
     exec(Path(written(tmp_path, "bfloat16").partition(":")[0]).read_text(), namespace)

@@ -41,6 +41,7 @@ def text(tmp_path: Path) -> str:
     return f"{tmp_path / 'windows.py'}:make"
 
 
+@pytest.mark.slow
 def test_a_step_is_found_and_kept_by_all_that_make_sizes(text: str, tmp_path: Path) -> None:
     said: list[str] = []
     artifact = attnport.export(text, tmp_path / "out", inputs=INPUTS, tell=said.append)

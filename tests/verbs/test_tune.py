@@ -76,6 +76,7 @@ def prefer_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_tuning.Tuning, "_slower", lambda *given: "")
 
 
+@pytest.mark.slow
 def test_a_form_in_int8_that_is_not_faster_is_not_kept(
     folder: Path, items: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_form_in_int8_that_is_chosen_is_checked_by_its_metric_and_bundled(
     assert {each.verdict for each in judged} == {"PASS"}
 
 
+@pytest.mark.slow
 def test_a_bundle_in_int8_that_computes_something_else_fails_where_it_lands(
     folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def test_what_an_interrupted_run_has_written_is_used(
     assert run(folder, items, max_drop=0.5).chosen.form == "ort_cpu.int8"
 
 
+@pytest.mark.slow
 def test_a_drop_that_is_not_allowed_leaves_no_form(
     folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

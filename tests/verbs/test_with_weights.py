@@ -47,6 +47,7 @@ def test_weights_are_left_out_and_the_user_is_told(tmp_path: Path) -> None:
     assert again == told  # nothing is done again, and it is still said
 
 
+@pytest.mark.slow
 def test_weights_that_were_asked_for_are_kept_and_found_by_audit(tmp_path: Path) -> None:
     told: list[str] = []
     manifest = export(SPEC, tmp_path, inputs=INPUTS, dims=DIMS, with_weights=True, tell=told.append)
