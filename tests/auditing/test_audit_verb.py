@@ -96,6 +96,7 @@ def app(shipped: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(shipped / "app", tmp_path / "app"))
 
 
+@pytest.mark.slow
 def test_a_bundle_of_ours_gives_nothing_away(app: Path) -> None:
     report = audit(app)
     assert report.kind == "bundle"

@@ -136,6 +136,7 @@ def test_the_cache_is_written_in_place_and_moves_only_to_grow(cpp_build: Build, 
     assert done.stdout.splitlines() == ["copied", *moved, *filled, "moved 131", *["in place 131"] * 9]
 
 
+@pytest.mark.slow
 def test_a_cache_of_the_last_places_stays_as_long_as_it_is(cpp_build: Build, apps: Apps) -> None:
     done = cpp_build.run("steps_in_place", apps("mistral"), "ort_cpu", "150", *map(str, range(5, 25)))
     assert done.returncode == 0, done.stderr
@@ -229,6 +230,7 @@ def test_a_decoder_behind_an_encoder_gives_pythons_tokens(
     assert told(cpp_build, decoder, PROMPTS, form, encoder=encoder, **options)[0] == expected
 
 
+@pytest.mark.slow
 def test_rules_of_a_contract_are_kept_unless_a_call_says_otherwise(
     cpp_build: Build, both: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -145,6 +145,7 @@ def test_attnports_own_decoders_generate_token_by_token_what_one_pass_says(tmp_p
             assert int(out["logits"][0, -1].argmax()) == found[at]
 
 
+@pytest.mark.slow
 def test_a_model_without_a_cache_says_how_to_export_one(tmp_path: Path) -> None:
     export("bert_encoder", tmp_path / "out")
     fuse(tmp_path / "out", targets=["ort_cpu"])

@@ -55,6 +55,7 @@ def test_the_artifact_shows_itself_as_a_table(shown: list[str]) -> None:
         assert part in text
 
 
+@pytest.mark.slow
 def test_results_show_their_tables_and_the_report_its_page(shown: list[str]) -> None:
     assert shown[2].startswith("<pre>")
     assert "ort_cpu     1/1   Attention" in shown[2]

@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from representatives import representatives
 from running import Exported, Run, distance, export, on_openvino, on_ort
 from spellings.case import contract
 from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -155,7 +156,7 @@ def error(case: Local, run: Run, batch: int, length: int, layout: str) -> float:
     return distance([run(given)[0]], [reference(case, given)])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", representatives(CASES, ("grouped", "symmetric", "one_key", "narrow")))
 @pytest.mark.parametrize("target", RUNS)
 def test_blocks_give_what_the_window_says(target: str, name: str) -> None:
     case = CASES[name]

@@ -103,6 +103,7 @@ def test_a_mask_of_keys_alone_can_be_a_column_of_q_and_k(name: str) -> None:
         assert error(name, model, run, empty=True) < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 700, 1500])
 def test_a_column_hides_keys_in_every_block_of_the_flash_kernel(length: int) -> None:
     sizes = {"batch": 2, "seq": length, "mem": length}

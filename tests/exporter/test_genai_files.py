@@ -76,6 +76,7 @@ def test_prompts_of_several_lengths_are_refused(tmp_path: Path) -> None:
         attnport.open(tmp_path / "out").generate([[5, 17], [5]], max_tokens=2)
 
 
+@pytest.mark.slow
 def test_one_input_may_be_declared_by_dims_of_others(tmp_path: Path) -> None:
     given = f"{MASK}=int64[batch,past_sequence_length+sequence_length]:high=2"
     manifest = export(written(decoder(reads_mask=True), tmp_path), tmp_path / "out", inputs=[given])
@@ -92,6 +93,7 @@ def test_a_mask_that_is_read_otherwise_stays_an_input(tmp_path: Path) -> None:
     assert check(tmp_path / "out", ["ort_cpu"]).verdict == "PASS"
 
 
+@pytest.mark.slow
 def test_the_ends_of_texts_are_those_of_the_config_beside_it(tmp_path: Path) -> None:
     spec = written(decoder(), tmp_path)
     config = tmp_path / "genai_config.json"

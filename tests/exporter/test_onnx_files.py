@@ -146,6 +146,7 @@ def test_a_tokenizer_beside_the_file_is_its_tokenizer(tmp_path: Path) -> None:
     assert manifest.io.inputs[0].high == 3
 
 
+@pytest.mark.slow
 def test_an_output_may_be_an_input_too(tmp_path: Path) -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 17]>
@@ -166,6 +167,7 @@ def test_operators_that_stay_are_named(tmp_path: Path) -> None:
     assert any("GroupQueryAttention" in line for line in told)
 
 
+@pytest.mark.slow
 def test_weights_beside_the_file_go_into_the_artifact(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
@@ -238,6 +240,7 @@ def test_nothing_that_the_file_says_is_run(tmp_path: Path) -> None:
     assert not runs_code(Source(f"onnx:{tmp_path / 'theirs.onnx'}"))
 
 
+@pytest.mark.slow
 def test_branches_and_loops_are_computed(tmp_path: Path) -> None:
     text = """
         <ir_version: 8, opset_import: ["" : 17]>

@@ -138,6 +138,7 @@ def test_an_export_that_has_begun_is_finished_and_kept(
     assert (tmp_path / "work" / "tiny" / "model.onnx").is_file()
 
 
+@pytest.mark.slow
 def test_calls_that_were_timed_stay_when_the_time_is_over_in_a_later_one(
     tmp_path: Path, work: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_budget_that_was_too_small_is_said_and_has_no_cold_starts(tiny_artifac
     assert all(len(row.samples_ns) >= MIN_ROUNDS for row in report.shapes[CALL].values())
 
 
+@pytest.mark.slow
 def test_one_that_was_kept_is_not_said_and_has_them(tiny_artifact: Path, started: list[int]) -> None:
     report = measured(tiny_artifact, budget_s=60.0, precision=9.0)
     assert not any("budget" in note or "measured" in note for note in report.notes)
@@ -82,6 +83,7 @@ def test_the_end_of_the_verb_that_runs_it_counts_whatever_its_own_budget_is(
     assert report.settings[f"ended by {CALL}"] == "time"
 
 
+@pytest.mark.slow
 def test_a_cold_start_that_takes_too_long_is_ended_and_the_rest_is_kept(
     tiny_artifact: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

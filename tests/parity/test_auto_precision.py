@@ -98,6 +98,7 @@ def test_norms_whose_variance_overflows_stay_in_float32_and_nothing_else(
     assert found.held_out > 5
 
 
+@pytest.mark.slow
 def test_no_island_can_go(exported: Folder, planned: Callable[[str], PrecisionPlan], tmp_path: Path) -> None:
     found = planned("norm")
     whole = error(exported("norm"), found.nodes, tmp_path)
@@ -113,6 +114,7 @@ def test_a_model_that_fp16_holds_gets_the_fp16_form(exported: Folder, planned: C
     assert made[0] == made[1]
 
 
+@pytest.mark.slow
 def test_a_budget_below_what_half_precision_costs_takes_islands_for_rounding(exported: Folder) -> None:
     found = plan(exported("fine"), budget=0.3)
     assert found.islands
@@ -208,6 +210,7 @@ def test_an_evaluator_that_does_not_compute_in_half_precision_is_refused_by_name
         plan(exported("norm"), evaluator=evaluator)
 
 
+@pytest.mark.slow
 def test_without_the_probe_such_an_evaluator_would_find_nothing(
     exported: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,6 +189,7 @@ def test_openvino_is_searched_in_its_own_process(layered: Path, plan: str, amoun
     assert plan != "fp32" or verdicts["onnx_reference"] == "PASS"
 
 
+@pytest.mark.slow
 def test_a_named_runtime_that_was_not_run_keeps_its_verdict_and_exit_code(layered: Path) -> None:
     done = CliRunner().invoke(cli, ["check", str(layered), "--runtime", "tensorrt_rtx", "--bisect"])
     assert done.exit_code == 3
@@ -225,6 +226,7 @@ def test_a_runtime_in_a_process_of_its_own_is_searched_too(layered: Path) -> Non
     assert [one.module for one in found] == ["layers.1.attention.out"]
 
 
+@pytest.mark.slow
 def test_one_probe_a_run_and_little_memory_find_the_same(layered: Path) -> None:
     plant(layered, "ort_cpu", other_weight("layers.1.attention.key"))
     (found,) = searched(layered, ["ort_cpu"], probes=1, samples=1)
@@ -280,6 +282,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return install
 
 
+@pytest.mark.slow
 def test_a_wrong_runtime_is_told_from_a_wrong_graph(layered: Path, faulty: Callable[..., None]) -> None:
     faulty(approximate_gelu("layers.2.act"))
     found = next(one for one in searched(layered) if one.subject == "ort_cpu")
@@ -288,6 +291,7 @@ def test_a_wrong_runtime_is_told_from_a_wrong_graph(layered: Path, faulty: Calla
     assert "the runtime is wrong" in found.notes[-1]
 
 
+@pytest.mark.slow
 def test_a_fault_that_marking_takes_away_is_told_as_such(layered: Path, faulty: Callable[..., None]) -> None:
     faulty(approximate_gelu("layers.1.act"), shy=True)
     found = next(one for one in searched(layered) if one.subject == "ort_cpu")

@@ -42,6 +42,7 @@ def test_a_form_that_rounds_its_scores_is_judged_by_eager_that_rounds_them(folde
     assert large.rms_error == pytest.approx(large.rms_bound / 2, rel=0.1)  # eager's own error
 
 
+@pytest.mark.slow
 def test_by_the_kernel_alone_it_would_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager.Eager, "_own_way", lambda self, plan: self.session(plan))
     found = checked(folder)

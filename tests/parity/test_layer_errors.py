@@ -49,6 +49,7 @@ def test_a_fine_model_has_an_error_for_each_layer_and_runtime(checked: tuple[Pat
     assert (folder / FILE).stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_the_case_is_one_of_the_report_and_its_last_layer_has_the_reports_own_error(
     checked: tuple[Path, ParityReport],
 ) -> None:

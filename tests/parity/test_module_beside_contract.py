@@ -30,6 +30,7 @@ def report(folder: Path) -> ParityReport:
     return check(folder, ["torch_eager", "onnx_reference", "ort_cpu"])
 
 
+@pytest.mark.slow
 def test_the_export_is_not_judged_where_the_module_differs_and_says_so(report: ParityReport) -> None:
     row = report.runtimes["onnx_reference"]
     assert row.reason.endswith("1 results left out, in which the module itself differs from the mask contract")

@@ -50,6 +50,7 @@ def test_the_form_is_a_graph_in_float32_and_proved_as_it_is_computed(folder: Pat
     assert (table.proved_by, str(table)) == ("openvino", "1/1")
 
 
+@pytest.mark.slow
 def test_the_runtime_is_judged_as_bf16_and_the_graph_as_float32(report: ParityReport) -> None:
     row, plain = report.runtimes["openvino.bf16"], report.runtimes["openvino"]
     assert (row.verdict, row.plan, row.ran and row.ran.precision) == ("PASS", "bf16", "bf16")

@@ -202,6 +202,7 @@ MASKED = CACHE.replace("past_keys, past_values", "mask, past_keys, past_values")
 )
 
 
+@pytest.mark.slow
 def test_a_mask_over_the_cache_and_the_new_tokens_is_declared_as_their_sum(tmp_path: Path) -> None:
     inputs = ["x=float32[batch,seq,8]", "mask=int64[batch,past+seq]:padding", *PAST]
     manifest = export(write(tmp_path, MASKED), tmp_path / "out", inputs=inputs, dims=["seq=1:4:9", *SMALL])
@@ -273,6 +274,7 @@ def test_a_growing_cache_is_bundled_and_runs_with_an_empty_cache(tmp_path: Path)
             model.run(x=np.ones((2, 1, 8), np.float32), past_keys=long, past_values=long)
 
 
+@pytest.mark.slow
 def test_a_size_without_memory_for_it_is_left_out_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, most = _tried_sizes._outputs, 16
 

@@ -28,6 +28,7 @@ def folder(_exported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(_exported, tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_a_target_that_nothing_here_can_prove_is_not_proven_and_names_no_place(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_bundle_in_int8_that_computes_something_else_fails_where_it_lands(
     assert "FAIL" in {each.verdict for each in selftest(app).rows}
 
 
+@pytest.mark.slow
 def test_it_is_not_run_again_unless_something_changed(
     folder: Path, items: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +153,7 @@ def test_it_is_not_run_again_unless_something_changed(
         run(folder, items, max_drop=0.1)
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_run_has_written_is_used(
     folder: Path, items: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

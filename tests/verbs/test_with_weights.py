@@ -25,6 +25,7 @@ def outputs(folder: Path) -> list[str]:
     return [value.name for value in onnx.load(folder / "model.onnx").graph.output]
 
 
+@pytest.mark.slow
 def test_weights_are_left_out_and_the_user_is_told(tmp_path: Path) -> None:
     told: list[str] = []
     manifest = export(SPEC, tmp_path, inputs=INPUTS, dims=DIMS, tell=told.append)
@@ -60,6 +61,7 @@ def test_weights_that_were_asked_for_are_kept_and_found_by_audit(tmp_path: Path)
     assert len(without.io.outputs) == 1  # another choice is another export
 
 
+@pytest.mark.slow
 def test_outputs_by_name_are_left_out_by_name(tmp_path: Path) -> None:
     told: list[str] = []
     text = f"{weights_model.__file__}:by_name"
