@@ -1,8 +1,8 @@
 """attnport ports PyTorch attention and transformer modules to ONNX Runtime, OpenVINO and TensorRT, with proof.
 
 `attnport.export(model, "out")` and `attnport.open("out")` return an `Artifact`, which has the verbs of the command line
-as methods. The verbs are functions here too, on the same values. Each is imported on first use; `import attnport`
-imports nothing heavy.
+as methods. The verbs are functions here too, on the same values; a path may be text. Each is imported on first use;
+`import attnport` imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from attnport.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from attnport.artifact import Artifact, export, open  # noqa: A004  # attnport.open, as in `PIL.Image.open`
     from attnport.verbs.audit import audit
     from attnport.verbs.bench import bench
@@ -58,9 +60,30 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     place = "attnport.artifact" if name in _DOOR else f"attnport.verbs.{name}"
-    verb = getattr(importlib.import_module(place), name)
-    globals()[name] = verb
-    return verb
+    found = getattr(importlib.import_module(place), name)
+    globals()[name] = found if name in _DOOR else _with_text_for_paths(found)
+    return globals()[name]
+
+
+def _with_text_for_paths(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The verb, which takes text wherever it takes a Path."""
+    import functools
+    import inspect
+    from pathlib import Path
+
+    signature = inspect.signature(verb)
+    of_path = ("Path", "Path | None")
+    paths = [name for name, parameter in signature.parameters.items() if parameter.annotation in of_path]
+
+    @functools.wraps(verb)
+    def call(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options)
+        for name in paths:
+            if isinstance(given.arguments.get(name), str):
+                given.arguments[name] = Path(given.arguments[name])
+        return verb(*given.args, **given.kwargs)
+
+    return call
 
 
 def __dir__() -> list[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import attnport
 from attnport.cli import cli
+from attnport.errors import ArtifactError
 
 TRY_ALL = """
 import importlib, pkgutil, types
@@ -33,6 +35,16 @@ def test_every_verb_of_the_command_line_is_a_function_and_no_other() -> None:
 def test_a_verb_stays_a_function_whatever_else_was_imported() -> None:
     """A subpackage called like a verb would take its place once it is imported."""
     subprocess.run([sys.executable, "-c", TRY_ALL], check=True, timeout=120)
+
+
+def test_a_verb_takes_text_for_a_path(tiny_artifact: Path) -> None:
+    assert attnport.inspect(str(tiny_artifact)) == attnport.inspect(path=tiny_artifact)  # type: ignore[arg-type]
+    report = attnport.report(str(tiny_artifact), text=None)  # type: ignore[arg-type]
+    assert report.is_file()
+    with pytest.raises(ArtifactError, match="nowhere"):
+        attnport.check("nowhere")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="folder"):
+        attnport.fuse(targets=["onnx_18"])  # type: ignore[call-arg]
 
 
 def test_what_is_no_verb_is_no_attribute() -> None:
