@@ -96,8 +96,16 @@ def configure(source: Path, folder: Path, *options: str, compiler: str = "g++") 
 
 
 def cmake(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs CMake on every processor: of parallel runs of tests, the others mostly wait for the same build."""
     command = [tool("cmake"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, preexec_fn=_everywhere
+    )
+
+
+def _everywhere() -> None:
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 def common(compiler: str) -> list[str]:
