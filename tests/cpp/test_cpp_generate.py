@@ -247,6 +247,7 @@ def test_rules_of_a_contract_are_kept_unless_a_call_says_otherwise(
             assert told(cpp_build, decoder, PROMPTS, encoder=encoder, **words)[0] == expected
 
 
+@pytest.mark.slow
 def test_a_decoder_without_its_encoder_says_so(cpp_build: Build, both: tuple[Path, Path]) -> None:
     with reader.load(both[0]) as model, pytest.raises(FeedError) as refused:
         model.generate([[0]])
