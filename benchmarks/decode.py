@@ -6,7 +6,7 @@ of a round's. Sides are compared within a class of accuracy: float32, half preci
 the ratio of attnport's quickest form to the quickest peer is Student's over the starts. All sides in float32 must find
 the same tokens as PyTorch; of the others the share is told.
 
-    python benchmarks/decode.py [--only gpt2] [--starts 3] [--rounds 4] [--threads 1 --threads 2] [--json FILE] [--docs]
+    python benchmarks/decode.py [--only gpt2] [--starts 5] [--rounds 2] [--threads 1 --threads 2] [--json FILE] [--docs]
 
 It needs what `make bench-env` sets up.
 """
@@ -291,8 +291,8 @@ def main() -> None:
     """Measures, and writes what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=sorted(DECODERS))
-    parser.add_argument("--starts", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--starts", type=int, default=5, help="with three, intervals were as wide as a factor of four")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, action="append")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--docs", action="store_true")
