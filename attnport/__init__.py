@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from attnport.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from attnport.artifact import Artifact, export, open  # noqa: A004  # attnport.open, as in `PIL.Image.open`
     from attnport.verbs.audit import audit
     from attnport.verbs.bench import bench
@@ -61,29 +59,12 @@ def __getattr__(name: str) -> Any:
 
     place = "attnport.artifact" if name in _DOOR else f"attnport.verbs.{name}"
     found = getattr(importlib.import_module(place), name)
-    globals()[name] = found if name in _DOOR else _with_text_for_paths(found)
-    return globals()[name]
+    if name not in _DOOR:
+        from attnport.artifact import with_text_for_paths
 
-
-def _with_text_for_paths(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb, which takes text wherever it takes a Path."""
-    import functools
-    import inspect
-    from pathlib import Path
-
-    signature = inspect.signature(verb)
-    of_path = ("Path", "Path | None")
-    paths = [name for name, parameter in signature.parameters.items() if parameter.annotation in of_path]
-
-    @functools.wraps(verb)
-    def call(*args: Any, **options: Any) -> Any:
-        given = signature.bind(*args, **options)
-        for name in paths:
-            if isinstance(given.arguments.get(name), str):
-                given.arguments[name] = Path(given.arguments[name])
-        return verb(*given.args, **given.kwargs)
-
-    return call
+        found = with_text_for_paths(found)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

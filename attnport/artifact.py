@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -138,35 +140,34 @@ class Artifact:
 
         if module is not None:
             self._give(module)
-        paths = _paths(_lists(options, "shapes"), "text", "inputs", "bundle")
-        return _shown(check(self.folder, _names(runtimes), **paths), "show_parity")
+        given = _lists(options, "shapes")
+        return _shown(with_text_for_paths(check)(self.folder, _names(runtimes), **given), "show_parity")
 
     def bench(self, runtimes: Names | None = None, shapes: Names | None = None, **options: Any) -> LatencyReport:
         """Measures the latency of runtimes; as `attnport.verbs.bench.bench`."""
         from attnport.verbs.bench import bench
 
-        paths = _paths(options, "text", "lengths", "bundle")
-        return _shown(bench(self.folder, _names(runtimes), _names(shapes), **paths), "show_latency")
+        return _shown(
+            with_text_for_paths(bench)(self.folder, _names(runtimes), _names(shapes), **options), "show_latency"
+        )
 
     def tune(self, runtimes: Names | None = None, shapes: Names | None = None, **options: Any) -> TuneReport:
         """Tries every runtime and precision, and keeps the fastest; as `attnport.verbs.tune.tune`."""
         from attnport.verbs.tune import tune
 
-        paths = _paths(options, "text", "inputs", "lengths")
-        return _shown(tune(self.folder, _names(runtimes), _names(shapes), **paths), "show_tune")
+        return _shown(with_text_for_paths(tune)(self.folder, _names(runtimes), _names(shapes), **options), "show_tune")
 
     def bundle(self, out: Place, lang: Names = ("python",), forms: Names | None = None, **options: Any) -> Path:
         """Packs a folder that runs without PyTorch and re-checks itself; as `attnport.verbs.bundle.bundle`."""
         from attnport.verbs.bundle import bundle
 
-        paths = _paths(options, "sign")
-        return bundle(self.folder, Path(out), lang=_names(lang) or (), forms=_names(forms), **paths)
+        return with_text_for_paths(bundle)(self.folder, out, lang=_names(lang) or (), forms=_names(forms), **options)
 
     def report(self, **options: Any) -> Page:
         """Writes the report page; as `attnport.verbs.report.report`. A notebook shows the page itself."""
         from attnport.verbs.report import report
 
-        return Page(report(self.folder, **_paths(options, "text")))
+        return Page(with_text_for_paths(report)(self.folder, **options))
 
     def inspect(self) -> Inspection:
         """Describes the folder; as `attnport.verbs.inspect.inspect`."""
@@ -178,7 +179,7 @@ class Artifact:
         """Checks the folder's files; as `attnport.verbs.verify.verify`."""
         from attnport.verbs.verify import verify
 
-        return _shown(verify(self.folder, **_paths(options, "key")), "show_verify")
+        return _shown(with_text_for_paths(verify)(self.folder, **options), "show_verify")
 
     def audit(self, **options: Any) -> AuditReport:
         """Finds what the folder's files give away; as `attnport.verbs.audit.audit`."""
@@ -316,9 +317,21 @@ def _lists(options: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: (value,) if name in names and isinstance(value, str) else value for name, value in options.items()}
 
 
-def _paths(options: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The options, with texts made paths where paths are meant."""
-    return {name: Path(value) if name in names and isinstance(value, str) else value for name, value in options.items()}
+def with_text_for_paths(verb: Callable[..., T]) -> Callable[..., T]:
+    """The verb, which takes text wherever it takes a Path."""
+    signature = inspect.signature(verb)
+    of_path = ("Path", "Path | None")
+    paths = [name for name, parameter in signature.parameters.items() if parameter.annotation in of_path]
+
+    @functools.wraps(verb)
+    def call(*args: Any, **options: Any) -> T:
+        given = signature.bind(*args, **options)
+        for name in paths:
+            if isinstance(given.arguments.get(name), str):
+                given.arguments[name] = Path(given.arguments[name])
+        return verb(*given.args, **given.kwargs)
+
+    return call
 
 
 def _shown(value: T, table: str) -> T:

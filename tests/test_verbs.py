@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,13 +39,13 @@ def test_a_verb_stays_a_function_whatever_else_was_imported() -> None:
 
 
 def test_a_verb_takes_text_for_a_path(tiny_artifact: Path) -> None:
-    assert attnport.inspect(str(tiny_artifact)) == attnport.inspect(path=tiny_artifact)  # type: ignore[arg-type]
-    report = attnport.report(str(tiny_artifact), text=None)  # type: ignore[arg-type]
-    assert report.is_file()
+    verbs: Any = attnport  # their annotations ask for a Path
+    assert verbs.inspect(str(tiny_artifact)) == verbs.inspect(path=tiny_artifact)
+    assert verbs.report(str(tiny_artifact), text=None).is_file()
     with pytest.raises(ArtifactError, match="nowhere"):
-        attnport.check("nowhere")  # type: ignore[arg-type]
+        verbs.check("nowhere")
     with pytest.raises(TypeError, match="folder"):
-        attnport.fuse(targets=["onnx_18"])  # type: ignore[call-arg]
+        verbs.fuse(targets=["onnx_18"])
 
 
 def test_what_is_no_verb_is_no_attribute() -> None:

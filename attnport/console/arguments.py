@@ -37,7 +37,7 @@ def check_arguments(options: Mapping[str, Any]) -> None:
 
     if gone := folder_is_gone():
         raise gone
-    for value in _given((*options.values(), os.environ.get("TMPDIR"))):
+    for value in _single_values((*options.values(), os.environ.get("TMPDIR"))):
         text = os.path.realpath(value) if isinstance(value, Path) else value
         if isinstance(text, str) and not _is_utf8(text):
             raise UsageError(
@@ -46,11 +46,11 @@ def check_arguments(options: Mapping[str, Any]) -> None:
             )
 
 
-def _given(values: Iterable[Any]) -> Iterator[Any]:
+def _single_values(values: Iterable[Any]) -> Iterator[Any]:
     """Every value; an option that is given again has a tuple of them, and one of two values a tuple of two."""
     for value in values:
         if isinstance(value, tuple):
-            yield from _given(value)
+            yield from _single_values(value)
         else:
             yield value
 

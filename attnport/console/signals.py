@@ -36,7 +36,8 @@ def interrupts() -> Iterator[list[int]]:
 
     Signals are recorded, as a library may replace the exception by one of its own. If the exception is raised in a
     callback of Python itself, such as a destructor, Python ignores it and prints a traceback; this print is suppressed.
-    While torch is imported, the signal waits: raised below torch's C++ code, the exception would abort the process.
+    While torch is being imported, signals are postponed: an exception that passes through torch's C++ code there aborts
+    the process.
     """
     seen: list[int] = []
     print_ignored = sys.unraisablehook

@@ -1,9 +1,9 @@
 """Compares latency reports of one model before and after a change, to find what became slower.
 
 The rounds of two runs are independent, so each run is resampled on its own. Ratios to the baseline are compared: the
-baseline ran in turns with everything else, which takes out most of what the machine changed between the runs. What is
-left, as a machine does not become slower for everything alike, only several pairs of runs can show: with them, each
-pair counts as one observation.
+baseline ran in turns with everything else, which takes out most of what the machine changed between the runs. Not all,
+since a machine does not become slower for everything alike. If several pairs of runs are given, each pair counts as one
+observation, so that the intervals include this.
 """
 
 from __future__ import annotations
@@ -16,14 +16,7 @@ from typing import Literal
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.dims import STRICT
 from attnport.errors import UsageError
-from attnport.latency.statistics import (
-    Interval,
-    Run,
-    change_interval,
-    family_confidence,
-    half_width,
-    mean_change,
-)
+from attnport.latency.statistics import Interval, Run, change_interval, family_confidence, half_width, mean_change
 
 WIDE = 0.05
 """The largest half width of an interval at which a slowdown that matters would be seen."""

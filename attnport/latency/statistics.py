@@ -82,9 +82,12 @@ def change_interval(
 
 
 def mean_change(pairs: Sequence[tuple[Run, Run]], confidence: float = CONFIDENCE) -> Interval:
-    """Student's interval of the change in several pairs of runs, after and before; there are at least two.
+    """Low, middle and high of the mean change of several pairs of runs (Student's interval).
 
-    What one run differs by from the next, beyond its own rounds, is then part of the interval.
+    Unlike `change_interval`, it includes how much whole runs differ from each other.
+
+    Args:
+        pairs: After and before; at least two pairs.
 
     Raises:
         ValueError: as `change_interval`.

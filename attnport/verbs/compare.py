@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from attnport.artifacts import LatencyReport
@@ -21,13 +22,16 @@ def compare(before: Path, after: Path, *more: tuple[Path, Path]) -> RegressionRe
 
     Raises:
         ArtifactError: a file is missing, or is not a latency report.
-        UsageError: the models, machines or numbers of threads of the reports differ; or a report is given twice, or the
+        UsageError: the models, machines or numbers of threads of the reports differ; or two reports are equal, or the
             pairs are not of the same two versions.
     """
     paths = [path / FILE if path.is_dir() else path for pair in ((before, after), *more) for path in pair]
-    if more and len({path.resolve() for path in paths}) < len(paths):
-        raise UsageError("a report is given twice: several pairs are those of as many runs, each measured anew.")
     reports = [read(LatencyReport, path) for path in paths]
+    if more and any(one == other for one, other in itertools.combinations(reports, 2)):
+        raise UsageError(
+            "a report is given twice, or is a copy of another: each has to be of a run of its own.",
+            hint="Measure each anew: bench --force --save FILE.",
+        )
     return regression(reports[0], reports[1], *zip(reports[2::2], reports[3::2], strict=True))
 
 

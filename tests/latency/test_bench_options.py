@@ -105,7 +105,11 @@ def test_a_regression_is_said_and_fails_only_where_that_was_asked_for(saved: Pat
 
 
 def test_several_pairs_of_reports_are_compared(saved: Path, tmp_path: Path) -> None:
-    again = [shutil.copy(saved, tmp_path / f"{number}.json") for number in range(3)]
+    again = [tmp_path / f"{number}.json" for number in range(3)]
+    for number, path in enumerate(again):
+        report = json.loads(saved.read_text())
+        report["settings"]["seed"] = f"that of run {number}"
+        path.write_text(json.dumps(report))
     done = call("--compare", saved, again[0], "--compare", again[1], again[2])
     assert done.exit_code == 0, done.output
     assert "each of the 2 pairs of runs is one observation" in done.output
@@ -116,7 +120,6 @@ def test_several_pairs_of_reports_are_compared(saved: Path, tmp_path: Path) -> N
     ("arguments", "said"),
     [
         ([], "Missing argument 'FOLDER'"),
-        (["--compare", "A", "B", "--compare", "A", "B"], "given twice"),
         (["FOLDER", "--compare", "A", "A"], "takes no folder"),
         (["--compare", "A"], "requires 2 arguments"),
         (["--compare", "A", "A", "--shape", "batch=1"], "takes no --shape"),

@@ -80,10 +80,13 @@ def test_pairs_of_other_changes_or_machines_are_refused() -> None:
         regression(*pair, (report(3, machine="another"), report(4, machine="another")))
 
 
-def test_a_report_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+def test_a_report_that_is_given_twice_or_copied_is_refused(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.json" for number in range(4)]
     for number, path in enumerate(paths):
         path.write_text(to_json(report(number)))
     assert compare(paths[0], paths[1], (paths[2], paths[3])).verdict == "no regression shown"
-    with pytest.raises(UsageError, match="given twice"):
-        compare(paths[0], paths[1], (paths[0], paths[3]))
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(paths[0].read_bytes())
+    for again in (paths[0], copy):
+        with pytest.raises(UsageError, match="given twice"):
+            compare(paths[0], paths[1], (again, paths[3]))
