@@ -70,7 +70,7 @@ def _plans(io: IOContract) -> Iterator[tuple[str, str, plans.Sizes, str]]:
     ones = all(size == 1 for name, size in shortest.items() if name != batch_dim(io))
     sized = {
         "sequence 1" if ones else "shortest": (shortest, NO_PADDING),
-        "longest": (plans.longest(io), "right padding"),
+        "longest": (plans.longest(io), "interior padding"),
         "primes": (plans.primes(io), "right padding"),
     }
     if batch_dim(io):

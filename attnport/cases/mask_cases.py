@@ -86,7 +86,8 @@ def mask_value(
     shape, T = spec.shape(sizes), _keys(io, mask, sizes)
     B = shape[0] if len(shape) > 1 or mask.carries != "mask" else 1
     if mask.carries == "lengths":
-        lengths_B = _prefixes(layout, B, T) if "prefix" in mask.kinds else _padded(layout, B, T).sum(axis=1)
+        padding = NO_PADDING if layout == "interior padding" else layout  # lengths cannot express it
+        lengths_B = _prefixes(layout, B, T) if "prefix" in mask.kinds else _padded(padding, B, T).sum(axis=1)
         return lengths_B.astype(numpy_dtype(spec.dtype))
     if mask.carries == "ids":
         return np.broadcast_to(_ids(layout, B, T), shape).astype(numpy_dtype(spec.dtype))

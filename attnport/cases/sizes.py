@@ -63,8 +63,8 @@ def shortest(io: IOContract) -> Sizes:
 
 
 def longest(io: IOContract) -> Sizes:
-    """Two items of the largest lengths that are tried."""
-    return _sizes(io, 2, lambda dim: dim.max)
+    """One item of the largest lengths that are tried: of a large model, this costs more than all other sizes together."""
+    return _sizes(io, 1, lambda dim: dim.max)
 
 
 def least(io: IOContract) -> Sizes:
@@ -73,7 +73,7 @@ def least(io: IOContract) -> Sizes:
 
 
 def opt(io: IOContract) -> Sizes:
-    """Lengths at their opt size, in about half as many positions as `longest` has, at most the batch's opt size."""
+    """Lengths at their opt size, in at most as many positions as `longest` has, at most the batch's opt size."""
     counted = batch_dim(io)
     lengths = [dim for dim in io.dims if dim.name != counted]
     share = min((largest(io, dim) // dim.opt for dim in lengths), default=BATCH)

@@ -12,7 +12,7 @@ import numpy as np
 
 from attnport.artifacts import CaseResult, IOContract, Session
 from attnport.cases.inputs import Case, full_case
-from attnport.cases.sizes import largest
+from attnport.cases.sizes import batch_dim, largest
 from attnport.errors import AttnportError, ExportError, UsageError
 from attnport.parity.bound import NO_ROUNDING, Errors, Yardstick, floor, judge, measure_all, within_rounding, worse
 from attnport.runtimes import base
@@ -41,13 +41,14 @@ def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str |
     """The sizes at which an export is checked, each with the dim that it varies or the guard that is false there.
 
     These are the sizes of `guards`, a base of primes, other primes, and for each dim its smallest and its largest size.
-    With the largest size of a dim, the others are small, as all largest sizes together would take too long.
+    With the largest size of a dim, the others are small, as all largest sizes together would take too long: of a large
+    model, even the largest length of one item costs more than all other sizes together.
     """
     from attnport.exporter.capture import example_sizes
 
-    start = example_sizes(io)
+    start, counted = example_sizes(io), batch_dim(io)
     primes = {dim.name: dim.at_least(prime) for dim, prime in zip(io.dims, _primes(), strict=False)}
-    small = {dim.name: dim.at_least(2) for dim in io.dims}
+    small = {dim.name: dim.at_least(1 if dim.name == counted else 2) for dim in io.dims}
     # Guards come first, as they name the line of code.
     plans: list[tuple[str | Guard | None, Mapping[str, int]]] = [(guard, {**start, **guard.sizes}) for guard in guards]
     plans.append((None, start))

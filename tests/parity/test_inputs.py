@@ -130,11 +130,17 @@ def test_layouts_are_what_their_names_say() -> None:
 def test_sizes_are_one_the_maximum_and_primes() -> None:
     io = CONTRACTS["keep"]
     assert named(io, "sequence 1").feeds["input_ids"].shape == (2, 1)
-    assert named(io, "longest").feeds["input_ids"].shape == (2, 512)
+    assert named(io, "longest").feeds["input_ids"].shape == (1, 512)
     assert named(io, "primes").feeds["input_ids"].shape == (3, 37)
     cross = named(CONTRACTS["cross"], "primes").feeds
     assert cross["src"].shape[1] != cross["input_ids"].shape[1]
     assert named(CONTRACTS["one dim"], "longest").feeds["x"].shape == (512, 8)
+
+
+def test_the_last_position_of_the_longest_is_compared_and_padding_stands_before_it() -> None:
+    for name in ("keep", "cross", "square", "lengths"):
+        assert named(CONTRACTS[name], "longest").valid["hidden"][0, -1], name
+    assert not named(CONTRACTS["keep"], "longest").feeds["mask"].all()
 
 
 def test_one_item_alone_is_a_size_of_its_own() -> None:
@@ -171,10 +177,10 @@ def test_no_two_cases_of_sizes_alone_are_the_same(io: IOContract) -> None:
     assert all(sizes.count(size) == 1 for size in further)
 
 
-def test_the_costs_of_opt_sizes_and_the_largest_batch_stay_below_that_of_the_longest() -> None:
+def test_opt_sizes_and_the_largest_batch_cost_no_more_than_the_longest() -> None:
     for name in ("keep", "cross", "prefix"):
         tokens = {case.name: case.feeds["input_ids"].size for case in inputs.cases(CONTRACTS[name])}
-        assert max(tokens["opt sizes"], tokens["largest batch"]) <= tokens["longest"] / 2
+        assert max(tokens["opt sizes"], tokens["largest batch"]) <= tokens["longest"]
     assert named(CONTRACTS["keep"], "opt sizes").feeds["input_ids"].shape == (4, 128)
     assert named(CONTRACTS["keep"], "largest batch").feeds["input_ids"].shape == (64, 4)
 
@@ -265,6 +271,9 @@ def test_lengths_are_the_same_layouts_as_a_mask_and_rule_the_same_rows() -> None
     for case in inputs.cases(CONTRACTS["lengths"]):
         lengths = case.feeds["mask"]
         assert lengths.dtype == np.int32
+        if case.name == "longest":  # a mask has padding inside there, which lengths cannot say
+            assert lengths.tolist() == [512]
+            continue
         assert (lengths == masks[case.name].feeds["mask"].sum(1)).all()
         assert (case.valid["hidden"] == masks[case.name].valid["hidden"]).all()
     assert named(CONTRACTS["lengths"], "one row fully masked").feeds["mask"][-1] == 0
