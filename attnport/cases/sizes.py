@@ -63,7 +63,7 @@ def shortest(io: IOContract) -> Sizes:
 
 
 def longest(io: IOContract) -> Sizes:
-    """One item of the largest lengths that are tried: of a large model, this costs more than all other sizes together."""
+    """One item of the largest lengths that are tried: with a large model it takes longer than all other cases."""
     return _sizes(io, 1, lambda dim: dim.max)
 
 

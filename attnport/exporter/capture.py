@@ -20,6 +20,7 @@ from attnport.errors import ExportError, first_line
 from attnport.example_values import continued
 from attnport.exporter.complex_pairs import split_complex
 from attnport.exporter.counting import count_attentions
+from attnport.exporter.decomposing import node_by_node
 from attnport.exporter.guards import Guard
 from attnport.exporter.naming import name_dims, name_outputs, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
@@ -229,7 +230,7 @@ def _exported(
 ) -> tuple[torch.onnx.ONNXProgram, tuple[SourceAttention, ...], tuple[TensorSpec, ...], tuple[Guard, ...]]:
     import torch
 
-    with quiet(), exact_rules(), torch.no_grad():
+    with quiet(), exact_rules(), node_by_node(), torch.no_grad():
         program, guards = _traced(module, contract)
         program.graph.eliminate_dead_code(_has_effect)  # what no output needs is no part of the model
         attentions = count_attentions(program.graph_module)

@@ -1,0 +1,186 @@
+"""Has torch decompose the operators that torch.onnx has no form for each by itself, in place of the whole program.
+
+torch.onnx runs `ExportedProgram.run_decompositions`, which traces the program twice more to replace a few of its nodes:
+half of the time of an export. A program whose nodes have no effect on each other needs that for these nodes alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextlib.contextmanager
+def node_by_node() -> Iterator[None]:
+    """Within it, torch.onnx decomposes a program node by node where that is possible."""
+    from torch.onnx._internal.exporter import _fx_passes
+
+    whole = _fx_passes.decompose_with_registry
+
+    def each(exported_program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
+        done = _decomposed(exported_program, _table(registry))
+        return exported_program if done else whole(exported_program, registry)
+
+    _fx_passes.decompose_with_registry = each
+    try:
+        yield
+    finally:
+        _fx_passes.decompose_with_registry = whole
+
+
+def _table(registry: Any) -> Mapping[Any, Callable[..., Any]]:
+    from torch.onnx._internal.exporter import _decomp
+
+    return _decomp.create_onnx_friendly_decomposition_table(set(_decomp.get_onnx_implemented_overloads(registry)))
+
+
+def _decomposed(program: torch.export.ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> bool:
+    """Decomposes a program in place; False, with the program as it was, where that takes a trace of the whole."""
+    import torch
+
+    graph = program.graph
+    written = _written(graph, table)
+    if written is None:
+        return False
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.detach_.default:
+            _replace(node, node.args[0])
+        elif node in written:
+            _inline(node, written[node])
+    _share_sizes(graph)
+    outputs: Any = graph.output_node().args[0]
+    for spec, output in zip(program.graph_signature.output_specs, outputs, strict=True):
+        if isinstance(output, torch.fx.Node):
+            spec.arg.name = output.name
+    return True
+
+
+def _written(
+    graph: torch.fx.Graph, table: Mapping[Any, Callable[..., Any]]
+) -> dict[torch.fx.Node, torch.fx.Graph] | None:
+    """By node, what it decomposes to; None where nodes cannot be decomposed one by one."""
+    import torch
+    from torch._guards import detect_fake_mode
+
+    found: dict[torch.fx.Node, torch.fx.Graph] = {}
+    fake = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return None  # it holds graphs of its own
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target is torch.ops.aten.detach_.default:
+            continue
+        if fake is None or node.target._schema.is_mutable:
+            return None  # other nodes see what it does
+        if node.target in table or _is_always_decomposed(node.target):
+            try:
+                with fake:
+                    found[node] = _traced(node, table)
+            except Exception:  # torch raises errors of any type; those of the whole program are the ones to tell
+                return None
+    return found
+
+
+def _is_always_decomposed(target: Any) -> bool:
+    """Whether torch itself never keeps an operator: one that is written with others and returns a view."""
+    from torch._export.utils import _check_valid_to_preserve, _is_cia_op
+
+    return _is_cia_op(target) and not _check_valid_to_preserve(target)
+
+
+def _traced(node: torch.fx.Node, table: Mapping[Any, Callable[..., Any]]) -> torch.fx.Graph:
+    """What a node decomposes to: a graph with a placeholder for each node that it takes."""
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.node import map_arg
+
+    aten, target = torch.ops.aten, cast(Any, node.target)
+    of_memory = (aten.sym_numel.default, aten.sym_stride.int, aten.sym_storage_offset.default)
+
+    def run(*values: Any) -> Any:
+        by_node = dict(zip(node.all_input_nodes, values, strict=True))
+        args, kwargs = map_arg((node.args, node.kwargs), by_node.__getitem__)
+        return target(*args, **kwargs)
+
+    traced = make_fx(run, decomposition_table=dict(table))(*(taken.meta["val"] for taken in node.all_input_nodes))
+    graph: torch.fx.Graph = traced.graph
+    for made in graph.nodes:
+        if made.op == "get_attr":
+            raise ValueError("it makes a constant, which is no part of a program's state")
+        if made.target in of_memory:
+            raise ValueError("torch.onnx has no form for it; a trace of the whole computes it from sizes")
+    result = map_arg(graph.output_node().args[0], lambda made: made.meta["val"])
+    if _described(result) != _described(node.meta["val"]):
+        raise ValueError("its sizes are found out anew, such as those of nonzero")
+    return graph
+
+
+def _described(values: Any) -> list[Any]:
+    """The type and sizes of each tensor."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return [(value.dtype, [getattr(getattr(size, "node", None), "expr", size) for size in value.shape])
+            if isinstance(value, torch.Tensor) else getattr(getattr(value, "node", None), "expr", value)
+            for value in tree_leaves(values)]  # fmt: skip
+
+
+def _inline(node: torch.fx.Node, written: torch.fx.Graph) -> None:
+    """Writes a graph of `_traced` in place of its node."""
+    from torch.fx.node import map_arg
+
+    graph, made = node.graph, {}
+    taken = iter(node.all_input_nodes)
+    about = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta")}
+    with graph.inserting_before(node):
+        for each in written.nodes:
+            if each.op == "placeholder":
+                made[each] = next(taken)
+            elif each.op == "output":
+                result = map_arg(each.args[0], made.__getitem__)
+            else:
+                made[each] = graph.node_copy(each, made.__getitem__)
+                made[each].meta = {**about, "val": each.meta["val"]}
+    if isinstance(result, list | tuple):
+        for part in list(node.users):
+            at: Any = part.args[1]
+            _replace(part, result[at])
+        graph.erase_node(node)
+    else:
+        _replace(node, result)
+
+
+def _replace(node: torch.fx.Node, by: Any) -> None:
+    """Replaces a node, and removes it."""
+    node.replace_all_uses_with(by)
+    node.graph.erase_node(node)
+
+
+def _share_sizes(graph: torch.fx.Graph) -> None:
+    """Has each size read or computed once, of an input where one has it, as in a trace of the whole."""
+    import torch
+
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    of_inputs = {
+        size.node.expr: (node, axis, size)
+        for node in reversed(placeholders)
+        for axis, size in reversed(list(enumerate(getattr(node.meta.get("val"), "shape", ()))))
+        if isinstance(size, torch.SymInt)
+    }
+    shared: dict[Any, torch.fx.Node] = {}
+    for node in list(graph.nodes):
+        size = node.meta.get("val")
+        if not isinstance(size, torch.SymInt) or node.op != "call_function":
+            continue
+        expression = size.node.expr
+        if expression not in shared and expression in of_inputs:
+            source, axis, read = of_inputs[expression]
+            with graph.inserting_after(placeholders[-1]):
+                shared[expression] = graph.call_function(torch.ops.aten.sym_size.int, (source, axis))
+            shared[expression].meta["val"] = read
+        same = shared.setdefault(expression, node)
+        if same is not node:
+            _replace(node, same)
