@@ -217,6 +217,14 @@ def _example_feeds(module: torch.nn.Module, contract: IOContract, sizes: dict[st
     return {name: feed.to(narrow) if feed.is_floating_point() else feed for name, feed in feeds.items()}
 
 
+def _without_dead_code(graph: torch.fx.Graph) -> None:
+    """Removes what no output needs: it is no part of the model."""
+    for node in graph.nodes:
+        for taken in node.all_input_nodes:
+            taken.users.setdefault(node)  # torch 2.13 forgets some, and then fails to remove the node
+    graph.eliminate_dead_code(_has_effect)
+
+
 def _has_effect(node: torch.fx.Node) -> bool:
     """Whether a node does more than give a result: torch itself takes attention for such a node, as it may draw."""
     schema = getattr(node.target, "_schema", None)
@@ -232,7 +240,7 @@ def _exported(
 
     with quiet(), exact_rules(), node_by_node(), torch.no_grad():
         program, guards = _traced(module, contract)
-        program.graph.eliminate_dead_code(_has_effect)  # what no output needs is no part of the model
+        _without_dead_code(program.graph)
         attentions = count_attentions(program.graph_module)
         outputs = traced_outputs(program, contract)
         split_complex(program)

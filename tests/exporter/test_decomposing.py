@@ -116,3 +116,14 @@ def test_what_comes_out_of_another_size_or_type_is_left_to_a_trace_of_the_whole(
     assert described(x) != described(x.T)
     assert described(x) != described(x.double())
     assert described(x) != described((x, x))
+
+
+def test_dead_code_is_removed_although_torch_forgot_who_uses_a_value() -> None:
+    """As in the trace of a Jina v3, whose pooler nothing reads."""
+    graph = torch.fx.Graph()
+    kept = graph.call_function(torch.relu, (graph.placeholder("x"),))
+    dead = graph.call_function(torch.neg, (kept,))
+    graph.output(kept)
+    del kept.users[dead]
+    capturing._without_dead_code(graph)
+    assert [node.op for node in graph.nodes] == ["placeholder", "call_function", "output"]

@@ -305,3 +305,32 @@ def test_a_wrong_proof_would_be_seen(fault: str, tmp_path: Path, monkeypatch: py
     spec = spec_of(blocks)
     assert lowered(spec, "ort_cpu", tmp_path).padding == {"mask": ""}
     assert max(worst(spec, "ort_cpu", tmp_path / "form.onnx").values()) > 1e-3
+
+
+class Two(nn.Module):
+    """Two encoders, each with tokens and a mask of a length of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (Encoder([Attend, FeedForward]) for _ in range(2))
+
+    def forward(self, input_ids: Tensor, mask: Tensor, other_ids: Tensor, other_mask: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first(input_ids, mask)[0], self.second(other_ids, other_mask)[0]
+
+
+def test_tokens_of_two_lengths_are_two_sizes(tmp_path: Path) -> None:
+    """ONNX Runtime lets values of sizes of one name share memory."""
+    dims, module = ("batch", "other"), Two().eval()
+    inputs = (IDS, TensorSpec("mask", "int64", ("batch", "seq")),
+              TensorSpec("other_ids", "int64", dims, high=50), TensorSpec("other_mask", "int64", dims))  # fmt: skip
+    outputs = (ROWS, TensorSpec("others", "float32", (*dims, WIDTH)))
+    padding = (MaskSpec(("padding",), "mask"), MaskSpec(("padding",), "other_mask"))
+    io = IOContract(inputs, outputs, (BATCH, SEQ, Dim("other", 2, 7, 16)), padding)
+    form = lowered(ModelSpec("two", Source("two"), io, lambda: module), "ort_cpu", tmp_path)
+    assert form.padding == {"mask": "", "other_mask": ""}
+    session = runtimes.get("ort_cpu").open(Opening(io, model=tmp_path / "form.onnx"))
+    for seq, other in ((4, 4), (4, 11), (11, 4)):
+        feeds = {each.name: np.ones((5, other if "other" in each.name else seq), np.int64) for each in inputs}
+        expected = module(*map(torch.from_numpy, feeds.values()))
+        for got, right in zip(session.run(feeds).values(), expected, strict=True):
+            np.testing.assert_allclose(got, right.detach().numpy(), atol=1e-4)

@@ -130,6 +130,7 @@ class _Rewrite:
         self.build = Builder(model)
         self.build.scope = f"{_SCOPE}{mask.name}"
         self.count = f"{mask.name}{_COUNT}"
+        self.places = f"{tokens.batch}*{tokens.seq}"  # one name is one size: a model may have several masks
         self.build.before = model.graph[0]
         self._write_places(kept, picked)
 
@@ -156,7 +157,7 @@ class _Rewrite:
                                  dtype=ir.DataType.BOOL, shape=[seq])  # fmt: skip
                 rows = build.op("Or", rows, first, name="rows", shape=[batch, seq])
         self.rows = rows
-        flat = build.op("Reshape", rows, build.const([-1], np.int64), name="flat", shape=["size"])
+        flat = build.op("Reshape", rows, build.const([-1], np.int64), name="flat", shape=[self.places])
         self.flat_rows = flat
         found = build.op("NonZero", flat, name="found", dtype=int64, shape=[1, self.count])
         self.taken = build.op("Squeeze", found, build.const([0], np.int64), name="taken", shape=[self.count])
@@ -212,7 +213,7 @@ class _Rewrite:
         if dims[1] == 1:
             rows = build.op("Gather", value, self._row(), name="rows", shape=[self.count, 1, *rest], axis=0)
             return build.op("Reshape", rows, build.const([1, -1, *rest], np.int64), name="entered", shape=shape)
-        flat = build.op("Reshape", value, build.const([-1, *rest], np.int64), name="flat", shape=["size", *rest])
+        flat = build.op("Reshape", value, build.const([-1, *rest], np.int64), name="flat", shape=[self.places, *rest])
         rows = build.op("Gather", flat, self.taken, name="rows", shape=[self.count, *rest], axis=0)
         return build.op("Unsqueeze", rows, build.const([0], np.int64), name="entered", shape=shape)
 
@@ -256,7 +257,7 @@ class _Rewrite:
             rows = build.op(
                 "Reshape", value, build.const([-1, *rest], np.int64), name="rows", shape=[self.count, *rest]
             )
-        whole = build.op("Gather", rows, self.back, name="all", shape=["size", *rest], axis=0)
+        whole = build.op("Gather", rows, self.back, name="all", shape=[self.places, *rest], axis=0)
         if lead == 2:
             whole = build.op("Reshape", whole, self._sizes(rest), name="whole", shape=dims)
         number = self.constants.get(value, 0.0 if zero else None)
