@@ -38,7 +38,7 @@ def compared_tokens(made: Any, folder: Path, result: dict[str, Any]) -> str:
     result["exported"] = True
     decoder = attnport.open(artifacts[-1])
     io = decoder.manifest.io
-    options = {"max_tokens": NEW, "stop": [], "runtime": "ort_cpu"}
+    options = {"max_tokens": NEW + 1, "stop": [], "runtime": "ort_cpu"}
     if len(artifacts) == 1:
         prompts = _prompts(next(one.high for one in io.inputs if one.name == "input_ids"))
         if not any(mask.input for mask in io.masks):  # texts of one length alone
@@ -95,12 +95,12 @@ def _differs(
     """
     import torch
 
-    if len(tokens) != NEW:
-        return f"{len(tokens)} tokens; expected {NEW}"
+    if len(tokens) != NEW + 1:
+        return f"{len(tokens)} tokens; expected {NEW + 1}"
     given, name = dict(feeds), "decoder_input_ids" if read or feeds else "input_ids"
     if read:
         given |= {"input_ids": torch.tensor([read]), "attention_mask": torch.ones(1, len(read), dtype=torch.int64)}
-    for at, token in enumerate(tokens):
+    for at, token in enumerate(tokens[:NEW]):  # the generation config may say what the last one is
         ids = torch.tensor([[*start, *tokens[:at]]])
         masked = {"attention_mask": torch.ones_like(ids)} if name == "input_ids" else {}
         with torch.no_grad():
