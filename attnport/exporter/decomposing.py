@@ -1,7 +1,7 @@
-"""Has torch decompose the operators that torch.onnx has no form for each by itself, in place of the whole program.
+"""Decomposes operators that torch.onnx has no translation for one at a time, without tracing the whole program again.
 
 torch.onnx runs `ExportedProgram.run_decompositions`, which traces the program twice more to replace a few of its nodes:
-half of the time of an export. A program whose nodes have no effect on each other needs that for these nodes alone.
+half of the time of a capture. Where no node changes the tensors of another, these nodes can be traced by themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def node_by_node() -> Iterator[None]:
     whole = _fx_passes.decompose_with_registry
 
     def each(exported_program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
-        done = _decomposed(exported_program, _table(registry))
+        done = _decompose(exported_program, _table(registry))
         return exported_program if done else whole(exported_program, registry)
 
     _fx_passes.decompose_with_registry = each
@@ -38,12 +38,12 @@ def _table(registry: Any) -> Mapping[Any, Callable[..., Any]]:
     return _decomp.create_onnx_friendly_decomposition_table(set(_decomp.get_onnx_implemented_overloads(registry)))
 
 
-def _decomposed(program: torch.export.ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> bool:
+def _decompose(program: torch.export.ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> bool:
     """Decomposes a program in place; False, with the program as it was, where that takes a trace of the whole."""
     import torch
 
     graph = program.graph
-    written = _written(graph, table)
+    written = _decompositions(graph, table)
     if written is None:
         return False
     for node in list(graph.nodes):
@@ -59,7 +59,7 @@ def _decomposed(program: torch.export.ExportedProgram, table: Mapping[Any, Calla
     return True
 
 
-def _written(
+def _decompositions(
     graph: torch.fx.Graph, table: Mapping[Any, Callable[..., Any]]
 ) -> dict[torch.fx.Node, torch.fx.Graph] | None:
     """By node, what it decomposes to; None where nodes cannot be decomposed one by one."""
@@ -75,7 +75,7 @@ def _written(
             continue
         if fake is None or node.target._schema.is_mutable:
             return None  # other nodes see what it does
-        if node.target in table or _is_always_decomposed(node.target):
+        if node.target in table or _is_always_decompose(node.target):
             try:
                 with fake:
                     found[node] = _traced(node, table)
@@ -84,7 +84,7 @@ def _written(
     return found
 
 
-def _is_always_decomposed(target: Any) -> bool:
+def _is_always_decompose(target: Any) -> bool:
     """Whether torch itself never keeps an operator: one that is written with others and returns a view."""
     from torch._export.utils import _check_valid_to_preserve, _is_cia_op
 

@@ -82,7 +82,7 @@ def change_interval(
 
 
 def mean_change(pairs: Sequence[tuple[Run, Run]], confidence: float = CONFIDENCE) -> Interval:
-    """Low, middle and high of the mean change of several pairs of runs (Student's interval).
+    """The mean change over several pairs of runs: low, middle and high of Student's interval.
 
     Unlike `change_interval`, it includes how much whole runs differ from each other.
 

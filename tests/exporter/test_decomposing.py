@@ -79,8 +79,8 @@ def both(
     io = IOContract((X,), tuple(TensorSpec(f"y{at}", str(each.dtype).removeprefix("torch."),
                                            tuple(axes.get(size, size) for size in each.shape))
                                 for at, each in enumerate(outputs)), DIMS)  # fmt: skip
-    decomposed = decomposing._decomposed
-    monkeypatch.setattr(decomposing, "_decomposed", lambda *given: (done.append(decomposed(*given)), done[-1])[1])
+    decomposed = decomposing._decompose
+    monkeypatch.setattr(decomposing, "_decompose", lambda *given: (done.append(decomposed(*given)), done[-1])[1])
     found = capture(module, io, observed=True)
     monkeypatch.setattr(capturing, "node_by_node", contextlib.nullcontext)
     return found, capture(module, io, observed=True), done
