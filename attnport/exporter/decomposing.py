@@ -110,6 +110,8 @@ def _traced(node: torch.fx.Node, table: Mapping[Any, Callable[..., Any]]) -> tor
     for made in graph.nodes:
         if made.op == "get_attr":
             raise ValueError("it makes a constant, which is no part of a program's state")
+        if isinstance(made.target, torch._ops.OpOverload) and made.target._schema.is_mutable:
+            raise ValueError("it is written with an operator that changes a tensor in place")
         if made.target in of_memory:
             raise ValueError("torch.onnx has no form for it; a trace of the whole computes it from sizes")
     result = map_arg(graph.output_node().args[0], lambda made: made.meta["val"])

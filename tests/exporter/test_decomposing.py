@@ -55,6 +55,7 @@ AS_A_WHOLE: dict[str, Callable[[torch.Tensor], Any]] = {
     "in place": hidden,
     "in a part": written,
     "a graph inside": chosen,
+    "in place inside": lambda x: nn.functional.cosine_similarity(x, x.flip(-1), -1),
     "rows in one": lambda x: x.mT.reshape(-1, 4).sum(1),
 }
 
