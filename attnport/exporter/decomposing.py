@@ -7,22 +7,25 @@ half of the time of a capture. Where no node changes the tensors of another, the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import torch
 
+Table = Mapping[Any, Callable[..., Any]]
+
 
 @contextlib.contextmanager
 def node_by_node() -> Iterator[None]:
     """Within it, torch.onnx decomposes a program node by node where that is possible."""
-    from torch.onnx._internal.exporter import _fx_passes
+    from torch.onnx._internal.exporter import _decomp, _fx_passes
 
     whole = _fx_passes.decompose_with_registry
 
     def each(exported_program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
-        done = _decompose(exported_program, _table(registry))
+        translated = set(_decomp.get_onnx_implemented_overloads(registry))
+        done = _decompose(exported_program, _decomp.create_onnx_friendly_decomposition_table(translated), translated)
         return exported_program if done else whole(exported_program, registry)
 
     _fx_passes.decompose_with_registry = each
@@ -32,18 +35,12 @@ def node_by_node() -> Iterator[None]:
         _fx_passes.decompose_with_registry = whole
 
 
-def _table(registry: Any) -> Mapping[Any, Callable[..., Any]]:
-    from torch.onnx._internal.exporter import _decomp
-
-    return _decomp.create_onnx_friendly_decomposition_table(set(_decomp.get_onnx_implemented_overloads(registry)))
-
-
-def _decompose(program: torch.export.ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> bool:
+def _decompose(program: torch.export.ExportedProgram, table: Table, translated: Collection[Any]) -> bool:
     """Decomposes a program in place; False, with the program as it was, where that takes a trace of the whole."""
     import torch
 
     graph = program.graph
-    written = _decompositions(graph, table)
+    written = _decompositions(graph, table, translated)
     if written is None:
         return False
     for node in list(graph.nodes):
@@ -60,7 +57,7 @@ def _decompose(program: torch.export.ExportedProgram, table: Mapping[Any, Callab
 
 
 def _decompositions(
-    graph: torch.fx.Graph, table: Mapping[Any, Callable[..., Any]]
+    graph: torch.fx.Graph, table: Table, translated: Collection[Any]
 ) -> dict[torch.fx.Node, torch.fx.Graph] | None:
     """By node, what it decomposes to; None where nodes cannot be decomposed one by one."""
     import torch
@@ -78,7 +75,7 @@ def _decompositions(
         if node.target in table or _is_always_decompose(node.target):
             try:
                 with fake:
-                    found[node] = _traced(node, table)
+                    found[node] = _traced(node, table, translated)
             except Exception:  # torch raises errors of any type; those of the whole program are the ones to tell
                 return None
     return found
@@ -91,14 +88,13 @@ def _is_always_decompose(target: Any) -> bool:
     return _is_cia_op(target) and not _check_valid_to_preserve(target)
 
 
-def _traced(node: torch.fx.Node, table: Mapping[Any, Callable[..., Any]]) -> torch.fx.Graph:
+def _traced(node: torch.fx.Node, table: Table, translated: Collection[Any]) -> torch.fx.Graph:
     """What a node decomposes to: a graph with a placeholder for each node that it takes."""
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.node import map_arg
 
-    aten, target = torch.ops.aten, cast(Any, node.target)
-    of_memory = (aten.sym_numel.default, aten.sym_stride.int, aten.sym_storage_offset.default)
+    target = cast(Any, node.target)
 
     def run(*values: Any) -> Any:
         by_node = dict(zip(node.all_input_nodes, values, strict=True))
@@ -110,10 +106,10 @@ def _traced(node: torch.fx.Node, table: Mapping[Any, Callable[..., Any]]) -> tor
     for made in graph.nodes:
         if made.op == "get_attr":
             raise ValueError("it makes a constant, which is no part of a program's state")
-        if isinstance(made.target, torch._ops.OpOverload) and made.target._schema.is_mutable:
-            raise ValueError("it is written with an operator that changes a tensor in place")
-        if made.target in of_memory:
-            raise ValueError("torch.onnx has no form for it; a trace of the whole computes it from sizes")
+        if isinstance(made.target, torch._ops.OpOverload) and (
+            made.target not in translated or made.target._schema.is_mutable
+        ):
+            raise ValueError("torch.onnx has no translation for it, or it changes a tensor in place")
     result = map_arg(graph.output_node().args[0], lambda made: made.meta["val"])
     if _described(result) != _described(node.meta["val"]):
         raise ValueError("its sizes are found out anew, such as those of nonzero")
