@@ -16,7 +16,7 @@ from attnport.cases.mask_cases import NO_PADDING, keep_of, keys_dim, layouts_of,
 from attnport.cases.sizes import batch_dim as batch_dim
 from attnport.dims import TensorSpec
 from attnport.example_values import continued
-from attnport.masks.encoding import compared_rows, numpy_dtype
+from attnport.masks.encoding import numpy_dtype
 from attnport_bundle.feeds import check_feeds
 
 Array = np.ndarray[Any, Any]
@@ -29,7 +29,7 @@ class Case:
     Attributes:
         feeds: An array for every input.
         valid: For every output a bool array over its leading dims; True where the result is compared. Elements that
-            are False are padded query rows: unspecified, but finite.
+            are False are rows of padding, or of an item without any key: unspecified, but finite.
         group: `masks`, `sizes`, `extremes`, `text`, `given`, or `decode`, which a session runs token by token.
     """
 
@@ -113,8 +113,8 @@ def keeps(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
 def validity(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """The elements of each output that are compared: bool over its leading dims.
 
-    These are the rows of tokens that the padding mask keeps. They are also all rows of a batch item without any key,
-    as the mask contract defines what attention gives there. An output without the key dim is compared everywhere.
+    These are the rows of tokens that the padding masks keep. In an output without the dim of the keys, they are all
+    rows of items for which a mask keeps a key.
     """
     sizes = check_feeds(io, feeds)
     kept = keeps(io, feeds)
@@ -126,11 +126,13 @@ def validity(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
             spec = _spec(io, str(mask.input))
             batch = spec.dims[0] if len(spec.dims) > 1 or mask.carries != "mask" else None
             keys = keys_dim(io, mask)
-            if not isinstance(keys, str) or keys not in output.dims or (batch and batch not in output.dims):
+            rows = kept[spec.name]
+            along = [dim for dim in (batch, keys) if dim]
+            if not isinstance(keys, str) or keys not in output.dims:
+                rows, along = np.asarray(rows.any(axis=-1)), along[:-1]
+            if not along or not all(dim in output.dims for dim in along):
                 continue
-            keep = kept[spec.name]
-            rows = compared_rows(keep)
-            axes = ([output.dims.index(batch)] if batch else []) + [output.dims.index(keys)]
+            axes = [output.dims.index(dim) for dim in along]
             lead = max(axes) + 1
             if axes != sorted(axes):
                 rows, axes = rows.T, axes[::-1]

@@ -1,4 +1,4 @@
-"""Converts masks to arrays of an input's dtype and polarity and back, and finds the rows that are compared.
+"""Converts masks to arrays of an input's dtype and polarity and back.
 
 Letters: B batch, H heads, S query length, T key length.
 """
@@ -48,11 +48,6 @@ def check_value(mask: MaskSpec, *, given: bool) -> None:
         raise UsageError(f"mask {mask}: {', '.join(named)} is made from an input's value, and none was given.")
     if mask.carries == "marks" and "window" not in mask.kinds:
         raise UsageError(f"mask {mask}: global tokens widen a window, and its width is not given.")
-
-
-def compared_rows(keep_BT: Array) -> Array:
-    """Query rows with a specified result, `[B,T]`: tokens that are not padding, and all rows of items without keys."""
-    return np.asarray(keep_BT | ~keep_BT.any(axis=-1, keepdims=True))
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:

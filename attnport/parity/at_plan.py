@@ -110,10 +110,12 @@ class Sliced:
 
     Attributes:
         ran: As the session's.
+        undefined: As of a session of PyTorch eager, for the last call.
     """
 
     def __init__(self, session: Session, io: IOContract) -> None:
         self._session, self._io, self.ran = session, io, session.ran
+        self.undefined: frozenset[str] = frozenset()
         batch = batch_dim(io)
         self._batch = batch if all(batch in spec.dims for spec in io.outputs) else None
 
@@ -124,16 +126,22 @@ class Sliced:
             spec.name: spec.dims.index(batch) for spec in self._io.inputs if batch is not None and batch in spec.dims
         }
         counts = {feeds[name].shape[axis] for name, axis in axes.items()}
+        self.undefined = frozenset()
         if batch is None or len(counts) != 1 or counts == {1}:
-            return self._session.run(feeds)
+            return self._ran(feeds)
         parts = []
         for item in range(counts.pop()):
             taken = {name: feeds[name].take([item], axis) for name, axis in axes.items()}
-            parts.append(self._session.run({**feeds, **taken}))
+            parts.append(self._ran({**feeds, **taken}))
         return {
             spec.name: np.concatenate([part[spec.name] for part in parts], spec.dims.index(batch))
             for spec in self._io.outputs
         }
+
+    def _ran(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        outputs = self._session.run(feeds)
+        self.undefined |= getattr(self._session, "undefined", frozenset())
+        return outputs
 
     def close(self) -> None:
         """Closes the session."""

@@ -88,13 +88,17 @@ class Comparison:
         self._graphs: dict[tuple[str, str, str], tuple[str, _Tried]] = {}
         self._passed: dict[tuple[Path, str], tuple[str, _Tried]] = {}
         self._moved: frozenset[str] = frozenset()
-        self._own_way: set[tuple[str, str]] = set()
 
     def report(self, chosen: Sequence[Runtime], forms: Mapping[str, Form]) -> ParityReport:
-        """Everything, in order: the reference, the raw module, runtimes, forms of the artifact, verdicts."""
+        """Everything, in order: the reference, runtimes, forms of the artifact, verdicts."""
         with self._eager.session("fp32", float64=True) as session:
             self.notes += make_references(session, self.io, self.cases, self.store, self.progress)
-        self._compare_raw_module()
+        if undefined := sorted(self.store.undefined):
+            found = "; ".join(f"{case}, {output}" for case, output in undefined)
+            self.notes.append(
+                f"the module itself gives NaN or Inf in {len(undefined)} results; there forms are compared with what "
+                f"it gives if rows without a key are zero: {found}"
+            )
         runtimes: dict[str, RuntimeParity | _Tried] = {}
         for runtime in chosen:
             runtimes.update(self._runtime(runtime))
@@ -135,37 +139,12 @@ class Comparison:
         self._moved = self._moves(own)
         return own
 
-    def _compare_raw_module(self) -> None:
-        """Notes where the module as written differs from the mask contract, in float64."""
-        differs = []
-        tried = [case for case in self.cases if case.group != "text"]
-        changed = [case for case in tried if case.name in self.store.by_contract]
-        saying = self._saying("module without the mask contract")
-        found: parity.ByCase = {}
-        if changed:
-            with self._eager.session("fp32", contract=False, float64=True) as session:
-                found = measure_session(session, self.io, changed, self.store, saying).errors
-        for case, by_output in found.items():
-            for output, errors in by_output.items():
-                if errors.problem:
-                    differs.append(f"{case}, {output}: {errors.problem}")
-                elif errors.max is not None and errors.max > 4 * parity.EPS["fp32"] * errors.reference_rms:
-                    differs.append(f"{case}, {output}: by up to {errors.max:.2e}")
-                else:
-                    continue
-                self._own_way.add((case, output))
-        self.notes.append(
-            f"the raw module differs from the mask contract in {len(differs)} results: {'; '.join(differs)}"
-            if differs
-            else f"the raw module follows the mask contract in all {len(tried)} cases where the two were compared"
-        )
-
     def _runtime(self, runtime: Runtime) -> dict[str, RuntimeParity | _Tried]:
         found = self.probed[runtime.name]
         if not found.available:
             return {runtime.name: replace(self._not_run(unavailable(found), "fp32"), absent=absent(found))}
         if runtime.name == EAGER:
-            note = "float32 PyTorch with the mask contract, the yardstick of the others"
+            note = "float32 PyTorch, the yardstick of the others"
             return {runtime.name: _Tried("fp32", self._eager.measured("fp32"), note)}
         if runtime.opens == "module":
             opening = Opening(self.io, spec=self.spec, threads=self.threads, contract=True)
@@ -257,7 +236,7 @@ class Comparison:
             return self._not_run(err.message, opening.plan)
         except (ArtifactError, BundleError) as err:
             return RuntimeParity("FAIL", portable(f"it cannot be opened: {err.message}", self.folder), opening.plan)
-        as_exported = opening.model == self.folder / MODEL
+        as_exported = opening.model in (None, self.folder / MODEL)
         return _Tried(opening.plan, found, "; ".join(notes), as_exported, opening.model, runtime.gpu)
 
     def _not_run(self, reason: str, plan: str) -> RuntimeParity:
@@ -269,7 +248,7 @@ class Comparison:
         results, by = self._results(tried), self._yardstick_of(tried).yardstick(tried.plan)
         notes = [tried.note] if tried.note else []
         if missing := sum(map(len, tried.found.errors.values())) - len(results):
-            notes.append(f"{missing} results left out, in which the module itself differs from the mask contract")
+            notes.append(f"{missing} results left out, in which the module itself gives NaN or Inf")
         found = tried.found.spreads.found
         kept = Spreads({key: one for key, one in found.items() if key[0] not in self._moved})
         pairs = parity.judge_invariance(kept, by, tried.found.compared)
@@ -282,9 +261,9 @@ class Comparison:
         return {case: ", ".join(f"{dim}={size}" for dim, size in sizes.items()) for case, sizes in found.items()}
 
     def _results(self, tried: _Tried) -> list[CaseResult]:
-        # What was exported does as the module does, which is not asked to follow the contract; forms are.
+        # What was exported, or is the module, gives NaN where the module does; forms give numbers there.
         eager = self._yardstick_of(tried)
-        return eager.judged(tried.plan, tried.found.errors, self._own_way if tried.as_exported else ())
+        return eager.judged(tried.plan, tried.found.errors, self.store.undefined if tried.as_exported else ())
 
     def _measure_yardstick(self, tried: _Tried, plan: str) -> None:
         """Measures eager where `tried` ran, or on the processor where the GPU is too small for eager."""

@@ -24,7 +24,7 @@ DRAWS = 32
 
 @dataclass
 class Eager:
-    """PyTorch eager with the mask contract, run when it is asked for.
+    """PyTorch eager, run when it is asked for.
 
     Attributes:
         io: The contract of `spec`.
@@ -52,13 +52,12 @@ class Eager:
         self,
         plan: str,
         *,
-        contract: bool = True,
         float64: bool = False,
         step_by_step: bool = False,
         nudged: int | None = None,
     ) -> Iterator[Session]:
         """The module, opened at a plan; the arguments are those of `Opening`."""
-        given = Opening(of_all_tokens(self.io), plan=plan, spec=self.spec, threads=self.threads, contract=contract)
+        given = Opening(of_all_tokens(self.io), plan=plan, spec=self.spec, threads=self.threads, contract=True)
         opening = replace(given, float64=float64, step_by_step=step_by_step, nudged=nudged)
         with contextlib.closing(base.get(self.runtime).open(opening)) as session:
             yield session

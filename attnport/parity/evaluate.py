@@ -30,12 +30,12 @@ class References:
     """The float64 outputs of each case, on disk.
 
     Attributes:
-        by_contract: The cases in which the module as it is written, without the mask contract, gives something else.
+        undefined: The cases and outputs in which the unchanged module gives NaN or Inf.
     """
 
     def __init__(self, folder: Path) -> None:
         """`folder`: an empty folder that the caller deletes."""
-        self.by_contract: set[str] = set()
+        self.undefined: set[tuple[str, str]] = set()
         self._folder = folder
         self._index: dict[str, int] = {}
 
@@ -72,7 +72,7 @@ class SessionErrors:
 def make_references(
     session: Session, io: IOContract, cases: Sequence[Case], store: References, progress: Progress
 ) -> list[str]:
-    """Runs the float64 module on every case and keeps the outputs.
+    """Runs the module in float64 on every case and keeps the outputs.
 
     Returns:
         Notes: outputs that did not come back in float64, because the module casts inside.
@@ -96,8 +96,7 @@ def make_references(
             if "float" in spec.dtype and outputs[spec.name].dtype != np.float64:
                 narrow[spec.name] = str(outputs[spec.name].dtype)
         store.save(case.name, outputs)
-        if getattr(session, "by_contract", True):
-            store.by_contract.add(case.name)
+        store.undefined |= {(case.name, name) for name in getattr(session, "undefined", ())}
     return [
         f"the reference of {name} came back in {dtype}: the module casts inside, so its own rounding is in every error"
         for name, dtype in narrow.items()

@@ -65,8 +65,6 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
         return Errors(rms=0.0, max=0.0)  # an output that is empty at these sizes has its shape alone
     result, wanted = got.astype(np.float64), expected.astype(np.float64)
     picked, reference = result[valid], wanted[valid]
-    if picked.size == 0:
-        return Errors(problem="no element to compare")
     scale = rms(np.where(np.isfinite(reference), reference, 0.0))
     inside, padded = census(picked), _padded(result, wanted, valid)
     embedding = len(spec.dims) == 2 and _floating(spec)
@@ -84,6 +82,11 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
             problem=f"NaN or Inf in {inside.total} of {picked.size} valid elements ({_kinds(inside)})",
         )
     beside = padded.nonfinite if padded else NonFinite()
+    not_finite = f"NaN or Inf in {beside.total} elements of padded query rows, which may hold anything finite"
+    if picked.size == 0:  # such as those of a single item without any key
+        return Errors(
+            rms=0.0, max=0.0, nonfinite=beside.total, padded=padded, problem=not_finite if beside.total else ""
+        )
     error = picked - reference
     return Errors(
         elements=picked.size,
@@ -98,9 +101,7 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
         census=inside,
         padded=padded,
         argmax=argmax_agreement(result, wanted, valid) if has_logits(spec) else None,
-        problem=f"NaN or Inf in {beside.total} elements of padded query rows, which may hold anything finite"
-        if beside.total
-        else "",
+        problem=not_finite if beside.total else "",
     )
 
 

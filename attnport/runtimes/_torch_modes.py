@@ -1,4 +1,4 @@
-"""Dispatch modes that change how a torch module computes attention: by the mask contract, in islands, in float64.
+"""Dispatch modes that change how a torch module computes: zero in place of NaN, islands, float64.
 
 A dispatch mode sees every call that the module really makes, wherever it comes from (functional, Tensor method,
 `nn.MultiheadAttention`, a scripted part). Under `torch.inference_mode` it sees scaled_dot_product_attention and softmax
@@ -30,7 +30,7 @@ HIDDEN = -9e3
 
 PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm"}
 SOFTMAXES = {"softmax", "_softmax", "_safe_softmax", "special_softmax"}
-# Operators whose attention no mode can reach. They are refused, as the contract would silently not be followed.
+# Operators whose attention no mode can reach.
 OPAQUE = {"_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_triton_multi_head_attention"}
 _WIDE = {
     **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
@@ -76,49 +76,27 @@ class AttentionMode(DispatchMode):
         return func(*args, **kwargs)
 
 
-class FollowContract(AttentionMode):
-    """Follows the mask contract: an attention row with no allowed key gives zero. All other rows are the module's own,
-    from the same kernels, in any precision.
-
-    Attributes:
-        changed: Whether it gave anything else than the module alone would have, since this was last set to False; True
-            on any device but the processor, where nobody looks.
-    """
-
-    changed = False
+class ZeroWithoutKey(AttentionMode):
+    """Gives zero in an attention row with no allowed key for which PyTorch gives NaN. All other numbers are the
+    module's own, from the same kernels, in any precision."""
 
     def attention(self, func: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Zeroes the output rows whose mask allows no key."""
+        """Zeroes NaN in the output rows whose mask allows no key."""
         output = func(q, k, v, *args, **kwargs)
         mask = args[0] if args else kwargs.get("attn_mask")
         if mask is None:
             return output  # is_causal is aligned upper left: every query sees key 0
-        return self._noted(output, zero_hidden_rows(output, mask))
+        # "not below" rather than "above": a NaN in the mask must stay visible in the output.
+        allowed = mask if mask.dtype == torch.bool else ~(mask <= HIDDEN)
+        return torch.where(allowed.any(-1, keepdim=True) | ~output.isnan(), output, torch.zeros_like(output))
 
     def softmax(self, func: Any, scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Any:
-        """Zeroes the probabilities of rows whose scores are all hidden."""
+        """Zeroes NaN in the probabilities of rows whose scores are all hidden."""
         probabilities = func(scores, dim, *args, **kwargs)
-        return self._noted(probabilities, zero_hidden_probabilities(probabilities, scores, dim))
-
-    def _noted(self, own: Tensor, followed: Tensor) -> Tensor:
-        # Comparing numbers on a GPU would wait for the GPU at every attention.
-        self.changed = self.changed or own.device.type != "cpu" or not torch.equal(own, followed)
-        return followed
-
-
-def zero_hidden_rows(output: Tensor, mask: Tensor) -> Tensor:
-    """An attention's output [..., S, D] with zero in the rows for which the mask [..., S, T] allows no key."""
-    # "not below" rather than "above": a NaN in the mask must stay visible in the output.
-    allowed = mask if mask.dtype == torch.bool else ~(mask <= HIDDEN)
-    return torch.where(allowed.any(-1, keepdim=True), output, torch.zeros((), dtype=output.dtype, device=output.device))
-
-
-def zero_hidden_probabilities(probabilities: Tensor, scores: Tensor, dim: int) -> Tensor:
-    """A softmax's result with zero in the rows whose scores are all hidden."""
-    if not scores.is_floating_point() or scores.dim() == 0:
-        return probabilities
-    hidden = scores.amax(dim, keepdim=True) <= HIDDEN
-    return torch.where(hidden, torch.zeros((), dtype=probabilities.dtype, device=scores.device), probabilities)
+        if not scores.is_floating_point() or scores.dim() == 0:
+            return probabilities
+        hidden = (scores.amax(dim, keepdim=True) <= HIDDEN) & probabilities.isnan()
+        return torch.where(hidden, torch.zeros_like(probabilities), probabilities)
 
 
 class Islands(AttentionMode):
@@ -290,7 +268,7 @@ HALF_OF_ISLANDS = {"fp16_islands": torch.float16, "bf16_islands": torch.bfloat16
 
 
 def modes_for(
-    plan: str, *, contract: bool, float64: bool, step_by_step: bool = False, widens: bool = False
+    plan: str, *, float64: bool, step_by_step: bool = False, widens: bool = False
 ) -> list[DispatchMode | TorchFunctionMode]:
     """The modes, in the order to enter them, that run a module already cast to `plan` (or, unless the mode `widens` its
     weights, to float64)."""
@@ -301,6 +279,4 @@ def modes_for(
         chosen.append(Islands(HALF_OF_ISLANDS[plan]))
     elif plan == AUTO:
         chosen.append(HalfWithoutOverflow(step_by_step=step_by_step))
-    if contract:
-        chosen.append(FollowContract())
     return chosen

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 Call = Callable[[dict[str, "torch.Tensor"]], Any]
 
 
+def undefined_outputs(call: Call | None, io: IOContract) -> frozenset[str]:
+    """The outputs in which the unchanged module gave NaN or Inf, as an `EagerCall` noted in its last call."""
+    return frozenset(spec.name for spec, bad in zip(io.outputs, getattr(call, "undefined", ()), strict=False) if bad)
+
+
 class DeviceSession(DeviceTimed):
     """Runs a callable that takes tensors by name, on a device."""
 
@@ -40,6 +45,11 @@ class DeviceSession(DeviceTimed):
                 {name: self._device.put(host_tensor) for name, host_tensor in self._in_own_types(feeds).items()}
             )
             return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
+
+    @property
+    def undefined(self) -> frozenset[str]:
+        """The outputs in which the unchanged module gave NaN or Inf in the last call."""
+        return undefined_outputs(self._call, self._io)
 
     def _timed(self, feeds: Mapping[str, torch.Tensor], mode: str) -> dict[str, int]:
         import torch

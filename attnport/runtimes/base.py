@@ -30,7 +30,7 @@ class Opening:
         spec: The module, for the torch runtimes.
         engine: The engine's record, for the TensorRT runtimes; checked before the file is deserialised.
         threads: Compute threads; None = the physical cores.
-        contract: torch only: attention follows the mask contract (an attention row with no allowed key gives zero).
+        contract: torch eager only: where the module gives NaN, an attention row with no allowed key counts as zero.
         float64: torch only: computes in float64, as the reference.
         step_by_step: torch only: the scores of attention are rounded to the half type, as when product, softmax and
             product run one by one; a fused kernel keeps them in float32.

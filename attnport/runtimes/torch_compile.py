@@ -118,14 +118,10 @@ class _Runs:
     number: int = 0
 
 
-def _counted(runs: _Runs, contract: bool, graph: torch.fx.GraphModule, examples: Any) -> Any:
+def _counted(runs: _Runs, graph: torch.fx.GraphModule, examples: Any) -> Any:
     """Compiles a graph with inductor; the result counts its runs in `runs`."""
     from torch._inductor.compile_fx import compile_fx
 
-    from attnport.runtimes._compiled_contract import follow_contract
-
-    if contract:
-        follow_contract(graph)
     compiled: Any = compile_fx(graph, examples)
 
     def counted(*args: Any) -> Any:
@@ -136,16 +132,20 @@ def _counted(runs: _Runs, contract: bool, graph: torch.fx.GraphModule, examples:
 
 
 class CompiledCall:
-    """A module compiled by inductor for any size. Every call checks that the compiled code ran."""
+    """A module compiled by inductor for any size. Every call checks that the compiled code ran.
 
-    def __init__(self, module: torch.nn.Module, contract: bool) -> None:
+    Args:
+        fast_path: Whether nn.TransformerEncoderLayer may use its fused path, which gives padded rows another shape.
+    """
+
+    def __init__(self, module: torch.nn.Module, *, fast_path: bool) -> None:
         import torch
 
         take_many_graphs()
-        self._contract = contract
+        self._fast_path = fast_path
         self._runs = _Runs()
         # PyTorch keeps every backend forever, so this one must not refer to the module.
-        backend = functools.partial(_counted, self._runs, contract)
+        backend = functools.partial(_counted, self._runs)
         self.compiled: Any = torch.compile(own_code(module), backend=backend, dynamic=True, fullgraph=True)
 
     def __call__(self, tensors: dict[str, torch.Tensor]) -> Any:
@@ -157,7 +157,7 @@ class CompiledCall:
         import torch
 
         before = self._runs.number
-        with torch.inference_mode(), _no_fast_path(self._contract):
+        with torch.inference_mode(), _fast_path(self._fast_path):
             result = self.compiled(**tensors)
         if self._runs.number != before + 1:
             raise UnavailableError("PyTorch ran the module itself instead of the compiled code.")
@@ -216,7 +216,7 @@ class _CompiledSession(CheckedSession):
         if dtype != torch.float32:
             module = cast(module, dtype)
         self._threads = opening.threads or physical_cores()
-        self._call: CompiledCall | None = CompiledCall(module, opening.contract)
+        self._call: CompiledCall | None = CompiledCall(module, fast_path=not opening.contract)
         run_once(self, opening.io)
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -237,12 +237,12 @@ class _CompiledSession(CheckedSession):
 
 
 @contextlib.contextmanager
-def _no_fast_path(wanted: bool) -> Iterator[None]:
-    """Turns off the fused path of nn.MultiheadAttention and nn.TransformerEncoderLayer, as its attention is opaque."""
+def _fast_path(allowed: bool) -> Iterator[None]:
+    """Turns off the fused path of nn.MultiheadAttention and nn.TransformerEncoderLayer unless it is allowed."""
     import torch
 
     previous = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(previous and not wanted)
+    torch.backends.mha.set_fastpath_enabled(previous and allowed)
     try:
         yield
     finally:

@@ -43,7 +43,7 @@ class TorchCompileCuda(Runtime):
         device = _torch_device.TorchDevice()
         module = _torch_device.on(device, opening.spec.make().eval(), dtype)
         ran = Ran(device.name, f"torch {torch.__version__} inductor", _torch_device.matmul_precision(opening.plan))
-        call = CompiledCall(module, opening.contract)
+        call = CompiledCall(module, fast_path=not opening.contract)
         session = DeviceSession(opening.io, ran, device, dtype, opening.threads or physical_cores(), call)
         run_once(session, opening.io)
         return session

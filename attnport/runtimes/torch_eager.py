@@ -1,5 +1,8 @@
 """PyTorch eager on CPU: the module itself, the float64 reference, and eager in each precision plan."""
 
+# torch leaves its mode classes untyped.
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 import copy
@@ -12,6 +15,7 @@ from attnport.optional import require
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes._torch_cast import cast
 from attnport.runtimes._torch_nudge import Draw, nudge_parameters, nudged
+from attnport.runtimes._torch_session import undefined_outputs
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
 from attnport_bundle.feeds import check_feeds
 
@@ -79,11 +83,19 @@ def module_of(runtime: str, opening: Opening) -> tuple[torch.nn.Module, torch.dt
 
 
 class EagerCall:
-    """Calls a module that was cast to a plan, in the way of the plan and the mask contract, on any device."""
+    """Calls a module that was cast to a plan, in the way of the plan, on any device.
+
+    With `Opening.contract`, an element for which the module gives NaN or Inf has the value that it has if attention
+    rows with no allowed key are zero. All other elements are the unchanged module's.
+
+    Attributes:
+        undefined: By position among the returned tensors, whether the unchanged module gave NaN or Inf in the last
+            call.
+    """
 
     def __init__(self, opening: Opening, module: torch.nn.Module, *, widens: bool = False, own: bool = False) -> None:
         """`own`: nobody else has the module, so that its weights may be changed."""
-        from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, FollowContract, modes_for
+        from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, modes_for
 
         self._nudged = opening.nudged
         if opening.nudged is not None:
@@ -93,18 +105,20 @@ class EagerCall:
         self._steps = opening.step_by_step
         self._modes = modes_for(
             opening.plan,
-            contract=opening.contract,
             float64=opening.float64,
             step_by_step=self._steps,
             widens=widens,
         )
-        self._contract = next((mode for mode in self._modes if isinstance(mode, FollowContract)), None)
+        self._contract = opening.contract
+        self.undefined: tuple[bool, ...] = ()
         self._island = None if opening.float64 else HALF_OF_ISLANDS.get(opening.plan)
         self._rounds = opening.plan == AUTO and not opening.float64
 
     def __call__(self, tensors: dict[str, torch.Tensor]) -> Any:
         """What the module returns for inputs by name."""
-        from attnport.runtimes._torch_modes import active
+        from torch.utils._pytree import tree_leaves, tree_map
+
+        from attnport.runtimes._torch_modes import AttentionMode, ZeroWithoutKey, active
         from attnport.runtimes._written_attention import Found, Rounded
 
         if self._nudged is not None:
@@ -126,15 +140,17 @@ class EagerCall:
             with active(products := Found()):
                 self._module(**tensors)
             modes = [*modes, Rounded(products, self._island, step_by_step=self._steps)]
-        if self._contract is not None:
-            self._contract.changed = False
-        with active(*modes):
-            return self._module(**tensors)
-
-    @property
-    def by_contract(self) -> bool:
-        """Whether the mask contract changed anything in the last call."""
-        return self._contract is not None and self._contract.changed
+        if not self._contract:
+            with active(*modes):
+                return self._module(**tensors)
+        with active(*modes, AttentionMode()):
+            result = self._module(**tensors)
+        self.undefined = tuple(not bool(leaf.isfinite().all()) for leaf in tree_leaves(result))
+        if not any(self.undefined):
+            return result
+        with active(*modes, ZeroWithoutKey()):
+            defined = self._module(**tensors)
+        return tree_map(lambda own, other: own.where(own.isfinite(), other), result, defined)
 
 
 class _TorchSession(CheckedSession):
@@ -153,9 +169,9 @@ class _TorchSession(CheckedSession):
         self._threads = opening.threads or physical_cores()
 
     @property
-    def by_contract(self) -> bool:
-        """Whether the module as it is written, without the mask contract, would have given something else."""
-        return self._call is not None and self._call.by_contract
+    def undefined(self) -> frozenset[str]:
+        """The outputs in which the unchanged module gave NaN or Inf in the last call."""
+        return undefined_outputs(self._call, self._io)
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         import torch

@@ -153,7 +153,7 @@ def subjects(
 ) -> dict[str, Subject]:
     """What to time in a folder, by the name in reports: each runtime with each file that it opens.
 
-    The module is timed as it is, in float32 or in `plan`: without what `check` adds to let it follow its mask contract.
+    The module is timed as it is, in float32 or in `plan`.
 
     Raises:
         ArtifactError, IntegrityError: `bundle` is not a bundle.

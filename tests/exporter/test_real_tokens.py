@@ -288,7 +288,7 @@ def test_rows_of_padding_are_zero_in_outputs(tmp_path: Path) -> None:
     rows = session.run({"input_ids": np.ones((3, 4), np.int64), "mask": real})["rows"]
     assert not rows[:2][real[:2] == 0].any()
     assert rows[:2][real[:2] == 1].all(-1).all()
-    assert rows[2].any(-1).all()  # the mask contract says what an item without a key gives, and it is compared
+    assert rows[2].any(-1).all()  # an item without a key is computed whole
 
 
 @pytest.mark.parametrize("fault", ["hides", "constants"])

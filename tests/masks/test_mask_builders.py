@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from attnport.errors import UsageError
 from attnport.masks import numpy_builders, torch_builders
-from attnport.masks.encoding import compared_rows, decode_mask, encode_mask
+from attnport.masks.encoding import decode_mask, encode_mask
 from attnport.masks.spec import CARRIES, KINDS, MaskSpec
 
 SIZES = st.integers(1, 12).flatmap(lambda T: st.tuples(st.integers(1, 4), st.integers(1, T), st.just(T)))
@@ -117,12 +117,6 @@ def test_what_has_no_polarity_is_neither_encoded_nor_decoded() -> None:
             attempt()
     with pytest.raises(UsageError, match="dtype int64 for an additive mask; expected a float"):
         encode_mask(MaskSpec(("padding",), "m", "additive"), "int64", np.ones(3, bool))
-
-
-def test_the_rows_that_are_compared_are_those_of_the_contract() -> None:
-    keep_BT = np.array([[True, True, False], [False, False, False]])
-    # Padded queries are left out; those of an item without any key are not, for the contract says zero.
-    assert compared_rows(keep_BT).tolist() == [[True, True, False], [True, True, True]]
 
 
 def test_the_additive_form_is_zero_or_minus_infinity() -> None:

@@ -215,7 +215,7 @@ def test_tf32_is_no_fp32(setting: str, said: str) -> None:
 def test_nothing_that_a_run_makes_stays_on_the_host(model: Any, plan: str) -> None:
     """PyTorch's `meta` device has no memory, but refuses tensors of the host beside its own as a GPU does."""
     float64 = plan == "float64"
-    given = Opening(model.SPEC.io, plan="fp32" if float64 else plan, contract=True, float64=float64)
+    given = Opening(model.SPEC.io, plan="fp32" if float64 else plan, float64=float64)
     dtype = torch.float64 if float64 else {"fp16": torch.half, "bf16": torch.bfloat16}.get(plan, torch.float32)
     call = EagerCall(given, model.make().to(dtype).to("meta"))
     sizes = {dim.name: dim.min + 2 for dim in model.SPEC.io.dims}
@@ -238,7 +238,7 @@ def test_a_tensor_that_stays_on_the_host_is_noticed() -> None:
 
 
 def test_every_plan_has_its_modes_whatever_the_device() -> None:
-    assert all(len(modes_for(plan, contract=True, float64=False)) == 1 + plan.endswith("islands") for plan in PLANS)
+    assert all(len(modes_for(plan, float64=False)) == plan.endswith("islands") for plan in PLANS)
 
 
 def needs(name: str) -> Runtime:

@@ -118,6 +118,6 @@ def test_a_module_that_cannot_be_widened_is_cast_once(
 def test_a_large_weight_is_widened_block_by_block(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
     monkeypatch.setattr(_torch_modes, "_BLOCK_BYTES", 1000)
     layer, x = nn.Linear(64, 70, bias=bias), torch.randn(2, 3, 64, dtype=torch.float64)
-    with _torch_modes.active(*_torch_modes.modes_for("fp32", contract=False, float64=True, widens=True)):
+    with _torch_modes.active(*_torch_modes.modes_for("fp32", float64=True, widens=True)):
         got = layer(x)
     torch.testing.assert_close(got, layer.double()(x).detach(), rtol=1e-13, atol=1e-13)

@@ -138,7 +138,7 @@ def position(index: Sequence[Expr], lengths: Lengths | None) -> tuple[Expr, str]
 
 def same_at_query(of_key: Expr, of_query: Expr, lengths: Lengths | None) -> str | None:
     """The alignment with which `of_query` is for a query's position what `of_key` is for a key's, or None."""
-    if normal(_moved(of_key, I)) == normal(of_query):
+    if normal(moved(of_key, I)) == normal(of_query):
         return "upper_left"
     key_reads, query_reads = reads_of(of_key), reads_of(of_query)
     if lengths is None or len(key_reads) != 1 or len(query_reads) != 1:
@@ -147,11 +147,11 @@ def same_at_query(of_key: Expr, of_query: Expr, lengths: Lengths | None) -> str 
     at_key, at_query = position(key.index, lengths), position(query.index, lengths)
     same = key.value is query.value and at_key is not None and at_key[0] == J and at_query is not None
     place = Axis("p")
-    same = same and _moved(of_key, place) == _with(of_query, query, Read(key.value, (key.index[0], place)))
+    same = same and moved(of_key, place) == _with(of_query, query, Read(key.value, (key.index[0], place)))
     return at_query[1] if same and at_query is not None and at_query[0] == I else None
 
 
-def _moved(expr: Expr, to: Expr) -> Expr:
+def moved(expr: Expr, to: Expr) -> Expr:
     """A condition on key j as the same condition on `to`."""
     return _with(expr, J, to)
 

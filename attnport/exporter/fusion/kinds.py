@@ -7,6 +7,7 @@ formulas. Any condition without a proof makes the mask `explicit`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from attnport.exporter.fusion.comparisons import CAUSAL, I, J, linear
 from attnport.exporter.fusion.comparisons import normal as plain
@@ -20,15 +21,19 @@ from attnport.exporter.fusion.conditions import (
     disjuncts,
     is_of_keys,
     length_of,
+    moved,
     position,
     same_at_query,
     truth_of,
 )
-from attnport.exporter.fusion.formula import ZERO, Axis, Expr, Op, Read, axes_of, conjuncts, reads_of
+from attnport.exporter.fusion.formula import TRUE, ZERO, Axis, Expr, Op, Read, axes_of, conjuncts, op, reads_of
 from attnport.exporter.fusion.sizes import same, size_sum
 from attnport.masks.spec import MaskSpec
 
 __all__ = ["CAUSAL", "plain", "spec_of"]
+
+Rows = Literal["none", "padding", "any"]
+"""Rows that may have no allowed key in an item that has keys: none, those of padding alone, or any."""
 
 
 def spec_of(keeps: Iterable[Expr], *, biased: bool, lengths: Sequence[Expr | None] = (None, None)) -> MaskSpec:
@@ -39,8 +44,7 @@ def spec_of(keeps: Iterable[Expr], *, biased: bool, lengths: Sequence[Expr | Non
         biased: Whether a bias is added to the scores too.
         lengths: Query and key length as formulas, which are needed to prove `lower_right`; None = unknown.
     """
-    query, key = (linear(each) if each is not None else None for each in lengths)
-    known = Lengths(query, key) if query is not None and key is not None else None
+    known = _lengths(*lengths)
     reading = _Reading(known, dict(zip((I, J), lengths, strict=True)))
     for keep in keeps:
         for part in conjuncts(plain(keep)):
@@ -59,6 +63,33 @@ def hides_padding(keeps: Iterable[Expr], mask: MaskSpec) -> bool:
         (read.value.name, read.index, polarity) == (mask.input, (BATCH, J), mask.polarity)
         for read, polarity in filter(None, truths)
     )
+
+
+def rows_without_key(keeps: Iterable[Expr], lengths: Sequence[Expr | None] = (None, None)) -> Rows:
+    """Which rows of an item that has keys may be without an allowed key, as far as the formulas tell.
+
+    Args:
+        keeps: As of `spec_of`.
+        lengths: As of `spec_of`.
+    """
+    parts = [part for keep in keeps for part in conjuncts(plain(keep))]
+    if all(axes_of(part) <= {"b", "h", "j"} for part in parts):
+        return "none"
+    query, key = lengths
+    if query is None or key is None:
+        return "any"
+    # A query whose own position is an allowed key has one.
+    own = I if same(query, key) else op("Add", I, op("Sub", key, query))
+    known = _lengths(query, key)
+    of_keys = {plain(moved(part, own)) for part in parts if is_of_keys(part)}
+    at_own = {plain(moved(part, own)) for part in parts}
+    left = {part for part in at_own - of_keys if part != TRUE and not always(part, known)}
+    return "any" if left else "padding" if of_keys else "none"
+
+
+def _lengths(query: Expr | None, key: Expr | None) -> Lengths | None:
+    sums = [linear(length) if length is not None else None for length in (query, key)]
+    return Lengths(sums[0], sums[1]) if sums[0] is not None and sums[1] is not None else None
 
 
 class _Reading:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from attnport.exporter.fusion.elements import element, scalar
 from attnport.exporter.fusion.formula import (
@@ -26,7 +26,7 @@ from attnport.exporter.fusion.formula import (
     op,
 )
 from attnport.exporter.fusion.indices import Index
-from attnport.exporter.fusion.kinds import CAUSAL, plain, spec_of
+from attnport.exporter.fusion.kinds import CAUSAL, Rows, plain, rows_without_key, spec_of
 from attnport.exporter.fusion.layout import Layout, Located
 from attnport.exporter.fusion.moves import broadcast_index, relaid
 from attnport.exporter.fusion.sizes import size_along
@@ -39,6 +39,9 @@ LARGE_NEGATIVE = -1e4
 """A number of this size or less, added to a score, hides the key; a larger one is a bias."""
 THRESHOLD = LARGE_NEGATIVE / 2
 """A float mask that is known only to hide keys is compared with this number."""
+
+ABSORBS = -1e30
+"""A score is lost in rounding when a number of this size or less is added to it."""
 
 SCORES = (Axis("b"), Axis("h"), Axis("i"), Axis("j"))
 """Index variables of the scores: batch, head, query, key."""
@@ -71,11 +74,19 @@ class Bias:
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask read from the graph: a key is allowed if every factor holds; each bias is added to the scores."""
+    """A mask read from the graph: a key is allowed if every factor holds; each bias is added to the scores.
+
+    Attributes:
+        empty: The rows that may have no allowed key though their item has keys.
+        gives: What the graph itself gives in a row with no allowed key: zero (or NaN, for which zero stands), the mean
+            of all values, or anything else.
+    """
 
     factors: tuple[Factor, ...]
     biases: tuple[Bias, ...]
     spec: MaskSpec
+    empty: Rows
+    gives: Literal["zero", "mean", "other"]
 
     @property
     def is_causal_only(self) -> bool:
@@ -96,6 +107,11 @@ class MaskReader:
         self.declared = {spec.input: spec for spec in masks if spec.input}
         self.factors: list[Factor] = []
         self.biases: list[Bias] = []
+        self.lows: list[float] = []
+        """The numbers that hide keys, one for each step that does."""
+        self.uniform = True
+        """Whether all scores of a row with no allowed key are equal, as far as the first of these steps tells."""
+        self.zeroed = False
 
     def element(self, at: Located) -> Expr:
         """The formula of a value's element, over the axes of `SCORES`."""
@@ -110,9 +126,11 @@ class MaskReader:
             return args[0]
         return op(expr.name, *args) if args != expr.args else expr
 
-    def where(self, condition: Located, *, hides: bool) -> None:
-        """Scores are replaced by a large negative constant where `condition` is true (`hides`) or false."""
+    def where(self, condition: Located, low: float, *, hides: bool) -> None:
+        """Scores are replaced by the large negative `low` where `condition` is true (`hides`) or false."""
         found = self.element(condition)
+        self.uniform = self.uniform and not self.biases
+        self.lows.append(low)
         self._keep(op("Not", found) if hides else found, Origin(condition, hides=hides))
 
     def add(self, term: Located, times: float = 1.0) -> None:
@@ -122,31 +140,53 @@ class MaskReader:
         if keep is None:
             keep = self._declared_additive(found)
         if keep is not None:
+            lows = _lows(found, times)
+            self.uniform = self.uniform and all(low <= ABSORBS for low in lows)
+            self.lows += lows if keep != TRUE else []
             self._keep(keep, Origin(term, additive=True))
         elif not self._parts(term, times) and scalar(term.value) != 0:
             self.biases.append(Bias(term, times))
 
     def causal(self) -> None:
         """The operator's own `is_causal`: query i sees keys 0..i."""
+        self.lows.append(-math.inf)
         self._keep(CAUSAL, None)
 
     def implies(self, condition: Located, *, hides: bool) -> bool:
         """Whether every key that the mask so far allows has `condition` true (`hides`: false)."""
         found = self.element(condition)
-        kept = {factor.keep for factor in self.factors}
-        return kept.issuperset(conjuncts(plain(op("Not", found) if hides else found)))
+        return self._implies(op("Not", found) if hides else found)
 
     def keeps(self, number: Located) -> bool:
         """As `implies`, for a number that is one or zero: whether it is one for every allowed key."""
         truth = self._truth(self.element(number))
-        return truth is not None and set(conjuncts(plain(truth))) <= {f.keep for f in self.factors}
+        return truth is not None and self._implies(truth)
+
+    def zeroes(self, condition: Located, *, hides: bool, number: bool = False) -> bool:
+        """As `implies`, or with `number` as `keeps`, for a condition without which a probability is zero."""
+        kept = self.keeps(condition) if number else self.implies(condition, hides=hides)
+        found = self.element(condition)
+        truth = self._truth(found) if number else op("Not", found) if hides else found
+        hidden = {factor.keep for factor in self.factors}
+        self.zeroed = self.zeroed or (kept and truth is not None and hidden.issubset(conjuncts(plain(truth))))
+        return kept
+
+    def _implies(self, truth: Expr) -> bool:
+        return {factor.keep for factor in self.factors}.issuperset(conjuncts(plain(truth)))
 
     def read(self, q: Located, k: Located) -> Mask:
         """The mask of all terms so far, over the queries of `q` and the keys of `k`."""
         factors = _resolved(tuple({factor.keep: factor for factor in self.factors}.values()))
         lengths = [size_along(q.value, q.index, Axis("i")), size_along(k.value, k.index, Axis("j"))]
         spec = spec_of([factor.keep for factor in factors], biased=bool(self.biases), lengths=lengths)
-        return Mask(factors, tuple(self.biases), spec)
+        return Mask(
+            factors, tuple(self.biases), spec, rows_without_key([f.keep for f in factors], lengths), self._gives()
+        )
+
+    def _gives(self) -> Literal["zero", "mean", "other"]:
+        if self.zeroed or all(low == -math.inf for low in self.lows):
+            return "zero"
+        return "mean" if len(self.lows) == 1 and self.uniform else "other"
 
     def _keep(self, keep: Expr, origin: Origin | None) -> None:
         self.factors.extend(Factor(part, origin) for part in conjuncts(plain(keep)))
@@ -197,7 +237,8 @@ class MaskReader:
         for hides, fill, rest in ((True, when_true, when_false), (False, when_false, when_true)):
             low = scalar(fill.value)
             if low is not None and low * times <= LARGE_NEGATIVE:
-                self.where(condition, hides=hides)
+                self.where(condition, low * times, hides=hides)
+                self.uniform = self.uniform and low * times <= ABSORBS
                 self.add(rest, times)
                 return True
         return False
@@ -261,6 +302,22 @@ class MaskReader:
             inner = self._truth(expr.args[1])
             return None if inner is None else op("Not", inner)
         return None
+
+
+def _lows(expr: Expr, times: float) -> list[float]:
+    """The large negative numbers that `times * expr` may be the sum of."""
+    if isinstance(expr, Const):
+        low = float(expr.value) * times
+        return [low] if low <= LARGE_NEGATIVE else []
+    if not isinstance(expr, Op) or expr.name == "Log":
+        return [-math.inf]  # an additive mask of the user's, which holds 0 and -inf
+    if expr.name == "Where":
+        return [low for part in expr.args[1:] for low in _lows(part, times)]
+    if expr.name == "Neg":
+        return _lows(expr.args[0], -times)
+    if expr.name == "Mul":
+        return [-abs(float(part.value) * times) for part in expr.args if isinstance(part, Const)][:1]
+    return [low for part in expr.args for low in _lows(part, times)]
 
 
 def _resolved(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:

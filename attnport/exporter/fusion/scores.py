@@ -171,7 +171,7 @@ class _Walk:
                     )
                 if self.factors and low != -math.inf:
                     raise NotRecognised("the masked scores are multiplied with a tensor", "mask after the product")
-                self.reader.where(self._located(condition, index), hides=hides)
+                self.reader.where(self._located(condition, index), low, hides=hides)
                 return rest
         raise NotRecognised("the scores are chosen from two tensors")
 

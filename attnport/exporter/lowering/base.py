@@ -8,17 +8,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from attnport import registry
 from attnport.artifacts import AUTO, INTEGERS, SourceAttention
 from attnport.errors import UsageError
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.blocks import Local, to_blocks
 from attnport.exporter.forms.canonical import Layouts, attention_of
-from attnport.exporter.forms.heads import CannotRepeat
+from attnport.exporter.forms.heads import CannotRepeat, repeated
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.forms.sinks import with_sink_key
 from attnport.exporter.fusion.attention import Attention, Recognised
 from attnport.exporter.fusion.layout import Located
+from attnport.exporter.fusion.moves import dims_of
 from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
@@ -175,6 +178,7 @@ class Lowering(abc.ABC):
         from attnport.exporter.fusion.recognise import recognise
         from attnport.exporter.passes.cleanup import clean_up, inline_functions
         from attnport.exporter.passes.sizes import infer_sizes
+        from attnport.exporter.tokens.padding import seen_without_key
         from attnport.exporter.tokens.real import run_real_tokens
 
         inline_functions(model)
@@ -184,18 +188,23 @@ class Lowering(abc.ABC):
         build = Builder(model, sizes)
         writer = self.mask_writer(build)
         result = Lowered(model, {}, {}, {}, dict(recognition.reasons))
+        seen = seen_without_key(model.graph, recognition.attentions, masks)
         replaced: dict[ir.Value, ir.Value] = {}
         padding = [mask for mask in masks if mask.input and self.real_tokens and "padding" in mask.kinds]
         locals_: list[Local] = []
         hiding: dict[str, set[str]] = {str(mask.input): set() for mask in padding}
         for recognised in recognition.attentions:
             current = _current(recognised, replaced)
+            own = seen.get(current.name)
+            if own and current.mask.gives != "mean":
+                result.notes[current.name] = (
+                    f"other rows see its rows without a key ({own}), and no form has the module's numbers there; it "
+                    "stays as exported"
+                )
+                continue
             build.before, build.scope = current.last, current.name
             try:
-                attention = attention_of(build, current)
-                if attention.sink is not None:
-                    attention = with_sink_key(build, writer, attention)
-                written = self.write(build, writer, attention, plan)
+                written = self._write(build, writer, current, plan, own)
             except CannotRepeat as err:
                 result.notes[current.name] = f"{err}; it stays as it is"
                 continue
@@ -224,6 +233,30 @@ class Lowering(abc.ABC):
             if extra:
                 result.costs[recognised.name] = extra
         return result
+
+    def _write(
+        self, build: Builder, writer: MaskWriter, recognised: Recognised, plan: str, seen: str | None
+    ) -> Written:
+        """One attention; `seen` says why its rows without a key have to be the module's own."""
+        attention = attention_of(build, recognised)
+        if attention.sink is not None:
+            attention = with_sink_key(build, writer, attention)
+        written = self.write(build, writer, attention, plan)
+        return _with_mean(build, writer, attention, written, seen) if seen else written
+
+
+def _with_mean(build: Builder, masks: MaskWriter, attention: Attention, written: Written, why: str) -> Written:
+    """A form whose rows without an allowed key have the mean of all values, as in the module."""
+    keep = masks.keep(attention)
+    assert keep is not None
+    values = repeated(build, attention, attention.v)
+    mean = build.op("ReduceMean", values, build.const([2], np.int64), name="mean_BH1D", keepdims=1)
+    output = build.op(
+        "Where", masks.any_key(keep), written.output, mean, name="own_rows", dtype=written.output.dtype,
+        shape=dims_of(written.output),
+    )  # fmt: skip
+    note = f"rows without a key have the mean of all values, as in the module: {why}"
+    return dataclasses.replace(written, output=output, note="; ".join(filter(None, (written.note, note))))
 
 
 def _current(attention: Recognised, replaced: Mapping[ir.Value, ir.Value]) -> Recognised:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnport.exporter.fusion.attention import Recognised
+from attnport.exporter.fusion.kinds import hides_padding
+from attnport.exporter.fusion.layout import ROW, Located
 from attnport.exporter.naming import module_of
 from attnport.exporter.tokens.rows import (
     DOMAINS,
@@ -23,7 +26,9 @@ from attnport.exporter.tokens.rows import (
     axis_of,
     dims_of,
     numbers,
+    tokens_of,
 )
+from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -146,6 +151,44 @@ def picked_positions(
     return walk.picked
 
 
+def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: Collection[MaskSpec]) -> dict[str, str]:
+    """The attentions whose rows without an allowed key are not proved to be out of sight of all other rows.
+
+    Such a row may be set to zero only where nothing sees it, unless the module gives zero (or NaN) there too.
+
+    Args:
+        graph: As exported, with the standard's names of dims on its values.
+        attentions: Those recognised in it.
+        masks: The mask contracts of the graph's inputs.
+
+    Returns:
+        By name of the attention, why not: the node that lets other rows see them.
+    """
+    inputs = {value.name: value for value in graph.inputs}
+    found: dict[str, str] = {}
+    for attention in attentions:
+        mask = attention.mask
+        if mask.empty == "none" or mask.gives == "zero" or attention.sink is not None:
+            continue
+        keeps = [factor.keep for factor in mask.factors]
+        padding = [spec for spec in masks if spec.input in inputs and hides_padding(keeps, spec)]
+        if mask.empty == "any" or len(padding) != 1:
+            found[attention.name] = "rows that are no padding may be without a key"
+            continue
+        tokens = tokens_of(graph, inputs[padding[0].input])
+        hiding = {
+            other.last
+            for other in attentions
+            if hides_padding([factor.keep for factor in other.mask.factors], padding[0])
+        }
+        walk = _Walk(tokens, ())
+        try:
+            walk.from_output(graph, attention, {other.last: other for other in attentions}, hiding)
+        except Mixed as err:
+            found[attention.name] = str(err)
+    return found
+
+
 def _place(node: ir.Node) -> str:
     module = module_of(node)
     return f"{node.op_type} in {module}" if module else f"{node.op_type} {node.name}"
@@ -178,6 +221,63 @@ class _Walk:
             raise Mixed(f"{_place(node)} may mix tokens")
         axes: Axes | None = rule(node, given)
         return axes
+
+    def from_output(
+        self,
+        graph: ir.Graph,
+        start: Recognised,
+        attentions: Mapping[ir.Node, Recognised],
+        hiding: Collection[ir.Node],
+    ) -> None:
+        """Follows the rows of padding of an attention's output; each attention of `attentions` is one step.
+
+        Args:
+            attentions: By its last node.
+            hiding: Those that hide the keys of padding.
+
+        Raises:
+            Mixed: other rows see them.
+        """
+        within = {node: _nodes_within(each) for node, each in attentions.items()}
+        inside = set().union(*within.values())
+        for node in graph:
+            if node is start.last:
+                axes = _rows_of(start, start.output)
+                if axes is None or not self.are_tokens(dims_of(start.output.value), axes):
+                    raise Mixed(f"{_place(node)} has rows in an order that is not known")
+                self.reach[start.output.value] = axes
+            elif node in attentions:
+                self._pass_attention(attentions[node], within[node], hiding)
+            elif node not in inside and (axes := self.through(node)) is not None:
+                self.reach.update(dict.fromkeys(node.outputs, axes))
+            if any(
+                user.graph is not graph for value in node.outputs if value in self.reach for user, _ in value.uses()
+            ):
+                raise Mixed(f"{_place(node)} is read inside of a branch or loop")
+        for value in graph.outputs:
+            if value in self.reach and not self.are_tokens(dims_of(value), self.reach[value]):
+                raise Mixed(f"output {value.name} has no row for each token")
+        if self.picked:
+            raise Mixed(f"rows at position {min(self.picked)} are picked out")
+
+    def _pass_attention(self, attention: Recognised, within: Collection[ir.Node], hiding: Collection[ir.Node]) -> None:
+        """Padded queries give padded rows; keys and values of padding have to be hidden by the mask."""
+        node = attention.last
+        reached = self.reach.keys() & _operands_of(attention)
+        if not reached:
+            return
+        for value in (value for inner in within if inner is not node for value in inner.outputs):
+            if value.is_graph_output() or any(user not in within for user, _ in value.uses()):
+                raise Mixed(f"{_place(node)} has steps that are used elsewhere too")
+        if reached - {attention.q.value, attention.k.value, attention.v.value}:
+            raise self._fail(node)
+        if {attention.k.value, attention.v.value} & reached and node not in hiding:
+            raise Mixed(f"{_place(node)} does not hide the keys of padding")
+        if attention.q.value in reached:
+            query, output = _rows_of(attention, attention.q), _rows_of(attention, attention.output)
+            if query != self.reach[attention.q.value] or output is None:
+                raise self._fail(node)
+            self.reach[attention.output.value] = output
 
     def are_tokens(self, dims: Sequence[int | str | None], axes: Axes) -> bool:
         """Whether the dims at these axes are those of items and tokens."""
@@ -293,6 +393,33 @@ class _Walk:
             raise self._fail(node)
         self.picked |= set(picked)
         return None
+
+
+def _operands_of(attention: Recognised) -> set[ir.Value]:
+    """What an attention of the graph reads."""
+    mask = attention.mask
+    origins = [factor.origin.at for factor in mask.factors if factor.origin is not None]
+    others = [factor.at for factor in attention.factors] + [bias.at for bias in mask.biases]
+    return {at.value for at in (attention.q, attention.k, attention.v, *others, *origins)}
+
+
+def _nodes_within(attention: Recognised) -> set[ir.Node]:
+    """The nodes that compute an attention from what it reads."""
+    operands, nodes, pending = _operands_of(attention), set[Any](), [attention.last]
+    while pending:
+        node = pending.pop()
+        nodes.add(node)
+        made_by = [value.producer() for value in node.inputs if value is not None and value not in operands]
+        pending += [each for each in made_by if each is not None and each not in nodes]
+    return nodes
+
+
+def _rows_of(attention: Recognised, at: Located) -> Axes | None:
+    """The axes of items and queries of what an attention reads or gives; None if either is merged with another."""
+    batch = attention.layout.batch
+    if len(batch) != 1 or batch[0].axis not in at.index or ROW not in at.index:
+        return None
+    return at.index.index(batch[0].axis), at.index.index(ROW)
 
 
 def _positions(node: ir.Node) -> tuple[int, ...]:

@@ -187,6 +187,11 @@ class _Rewrite:
         for node in region:
             self.build.before = node
             self._put_back(node, region)
+        for value in list(self.graph.outputs):
+            made_by = value.producer()
+            floats = value.dtype is not None and value.dtype.is_floating_point()
+            if made_by is not None and floats and dims_of(value)[:2] == (self.tokens.batch, self.tokens.seq):
+                self._zero_padding(value, made_by)
         passes.TopologicalSortPass()(self.model)
 
     def _is_along(self, node: ir.Node, at: int, value: ir.Value) -> bool:
@@ -240,14 +245,26 @@ class _Rewrite:
                 for user, at in outside:
                     user.replace_input_with(at, whole)
                 if is_output:
-                    name, value.name = value.name, f"{value.name}/rows"
-                    whole.name, whole.shape, whole.type = name, value.shape, value.type
-                    outputs = self.graph.outputs
-                    for at, output in enumerate(outputs):
-                        if output is value:
-                            outputs[at] = whole
+                    self._give(value, whole)
             lead = self.tokens.lead(value)
             value.shape = ir.Shape([*[1] * (lead - 1), self.count, *dims[lead:]])
+
+    def _give(self, value: ir.Value, instead: ir.Value) -> None:
+        """Makes another value the output in place of `value`, under its name."""
+        name, value.name = value.name, f"{value.name}/rows"
+        instead.name, instead.shape, instead.type = name, value.shape, value.type
+        for at, output in enumerate(self.graph.outputs):
+            if output is value:
+                self.graph.outputs[at] = instead
+
+    def _zero_padding(self, value: ir.Value, made_by: ir.Node) -> None:
+        """Sets the rows of padding of an output `[batch, seq, ...]` to zero, unless they are known to be."""
+        self.build.before = made_by
+        real = self.build.once(("real", 2, len(dims_of(value)) - 2), lambda: self._real(2, len(dims_of(value)) - 2))
+        if made_by.op_type == "Where" and made_by.inputs[0] is real:
+            return
+        zero = self.build.like(0.0, value)
+        self._give(value, self.build.op("Where", real, value, zero, name="zeroed", dtype=value.dtype))
 
     def _whole(self, value: ir.Value, dims: tuple[int | str | None, ...], *, zero: bool) -> ir.Value:
         """A result `[batch, seq, ...]`; its rows of padding hold their known number, zero, or anything."""

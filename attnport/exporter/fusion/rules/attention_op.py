@@ -81,7 +81,7 @@ def _read_mask(node: ir.Node, layout: Layout, reader: MaskReader) -> None:
         if index is None or not bringable(layout, Located(mask, index), ROW, KEY):
             raise NotRecognised("the sizes of the mask of the Attention operator are not known; it stays as it is")
         if mask.dtype is not None and mask.dtype.name == "BOOL":
-            reader.where(Located(mask, index), hides=False)
+            reader.where(Located(mask, index), -math.inf, hides=False)
         else:
             reader.add(Located(mask, index))
     if _number(node, "is_causal", 0):

@@ -142,14 +142,14 @@ def _check_axis(node: ir.Node, between: Probabilities) -> None:
 
 def _check_zeroed(zeroed: tuple[Zeroed, ...], reader: MaskReader) -> None:
     for step in zeroed:
-        hidden = reader.keeps(step.at) if step.number else reader.implies(step.at, hides=step.hides)
+        hidden = reader.zeroes(step.at, hides=step.hides, number=step.number)
         empty = of_every_key(step.at) if step.hides else None
         if step.number and not hidden:
             raise NotRecognised(
                 "after the softmax the probabilities are multiplied by a tensor, not by v",
                 "where the factor is the same for every key, multiply the output with it",
             )
-        if not hidden and (empty is None or not reader.implies(empty, hides=True)):
+        if not hidden and (empty is None or not reader.zeroes(empty, hides=True)):
             raise NotRecognised(
                 "after the softmax, probabilities become zero that no mask before it hides",
                 "hide these keys before the softmax",

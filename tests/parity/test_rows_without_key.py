@@ -1,0 +1,171 @@
+"""Rows without a key: what the module gives there is what every form gives wherever another row sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attnport
+from attnport.artifact import Artifact
+from attnport.artifacts import FusionItem, ParityReport
+from attnport.exporter.tokens import padding
+from attnport.verbs.check import check
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
+
+MODULE = Path(__file__).parent.parent.parent / "examples" / "custom_attention.py"
+INPUTS = ("x=float32[batch,seq,256]", "attention_mask=int64[batch,seq]:padding")
+ROW = ("one row fully masked", "output")
+LOW = torch.finfo(torch.float32).min
+
+
+@pytest.fixture(scope="module")
+def of_nan(tmp_path_factory: pytest.TempPathFactory) -> ParityReport:
+    """A check of attention whose hidden scores are -inf, so that a row without a key is NaN."""
+    made = tmp_path_factory.mktemp("own") / "out"
+    export(f"{MODULE}:make", made, inputs=INPUTS, dims=("batch=1:2:3", "seq=1:6:9"))
+    fuse(made, targets=["ort_cpu"])
+    return check(made, ["torch_eager", "onnx_reference", "ort_cpu"])
+
+
+@pytest.mark.slow
+def test_the_export_is_not_judged_where_the_module_gives_nan_and_says_so(of_nan: ParityReport) -> None:
+    row = of_nan.runtimes["onnx_reference"]
+    assert row.reason.endswith("1 results left out, in which the module itself gives NaN or Inf")
+    assert ROW not in {(case.case, case.output) for case in row.cases}
+    assert "the module itself gives NaN or Inf in 1 results" in of_nan.notes[0]
+    assert "one row fully masked, output" in of_nan.notes[0]
+
+
+def test_forms_are_judged_there(of_nan: ParityReport) -> None:
+    for found in (of_nan.runtimes["torch_eager"], of_nan.runtimes["ort_cpu"], of_nan.forms["ort_cpu"]):
+        verdicts = {(case.case, case.output): case.verdict for case in found.cases}
+        assert verdicts[ROW] == "PASS"
+
+
+def hidden_pairs(scores: Tensor, mask: Tensor) -> Tensor:
+    """A mask of queries and keys: each row of padding has no key."""
+    return scores.masked_fill(~(mask[:, None, :, None] & mask[:, None, None]), LOW)
+
+
+def added_pairs(scores: Tensor, mask: Tensor) -> Tensor:
+    """The same, by a number that scores are still seen beside."""
+    return scores + (~(mask[:, None, :, None] & mask[:, None, None])) * -1e4
+
+
+def causal(scores: Tensor, mask: Tensor) -> Tensor:
+    """Padding at the left leaves its own rows without a key."""
+    at = torch.arange(scores.shape[-1])
+    return scores.masked_fill(~((at <= at[:, None]) & mask[:, None, None]), LOW)
+
+
+def zeroed_after(scores: Tensor, mask: Tensor) -> Tensor:
+    pairs = mask[:, None, :, None] & mask[:, None, None]
+    return scores.masked_fill(~pairs, LOW).softmax(-1).masked_fill(~pairs, 0.0)
+
+
+class Layers(nn.Module):
+    """Attention written out, twice, with its mask by `hide`, and a convolution over tokens if `mixes`."""
+
+    def __init__(self, hide: Callable[[Tensor, Tensor], Tensor], *, mixes: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.hide, self.mixes = hide, mixes
+        self.first, self.second = nn.Linear(16, 48), nn.Linear(16, 48)
+        self.convolution = nn.Conv1d(16, 16, 5, padding=2)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        for layer in (self.first, self.second):
+            q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in layer(x).chunk(3, -1))
+            weights = self.hide(q @ k.mT * 8**-0.5, mask)
+            weights = weights if self.hide is zeroed_after else weights.softmax(-1)
+            x = (weights @ v).transpose(1, 2).flatten(2)
+        return self.convolution(x.mT).mT if self.mixes else x
+
+
+def fused(module: nn.Module, folder: Path, target: str = "ort_cpu") -> tuple[Artifact, tuple[FusionItem, ...]]:
+    given = {"x": "float32[batch,seq,16]", "mask": "bool[batch,seq]:padding"}
+    artifact = attnport.export(module.eval(), folder, inputs=given, dims={"batch": (1, 3, 4), "seq": (1, 7, 16)})
+    return artifact, artifact.fuse([target]).targets[target].items
+
+
+def worst(artifact: Artifact, module: nn.Module, target: str = "ort_cpu") -> float:
+    """The largest error of a form in valid rows, beside the module as it is."""
+    torch.manual_seed(1)
+    x, mask = torch.randn(3, 9, 16), torch.ones(3, 9, dtype=torch.bool)
+    mask[1, 5:] = mask[2, :4] = False
+    with torch.no_grad():
+        expected = module(x, mask).numpy()
+    with artifact.open(target) as session:
+        (got,) = session.run(x=x.numpy(), mask=mask.numpy()).values()
+    return float(np.abs(got - expected)[mask.numpy()].max())
+
+
+@pytest.mark.parametrize("target", ["ort_cpu", pytest.param("openvino", marks=pytest.mark.slow)])
+def test_a_mean_that_another_row_sees_is_kept_beside_the_fused_attention(tmp_path: Path, target: str) -> None:
+    module = Layers(hidden_pairs, mixes=True)
+    artifact, items = fused(module, tmp_path / "out", target)
+    assert [item.fused for item in items] == [True, True]
+    assert worst(artifact, module, target) < 1e-5
+
+
+def test_without_the_mean_check_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Layers(hidden_pairs, mixes=True)
+    monkeypatch.setattr(padding, "seen_without_key", lambda *given: {})
+    artifact, _ = fused(module, tmp_path / "out")
+    assert worst(artifact, module) > 1e-2
+    assert artifact.check(["ort_cpu"]).verdict == "FAIL"
+
+
+@pytest.mark.slow
+def test_what_no_form_has_stays_as_exported_with_the_reason(tmp_path: Path) -> None:
+    module = Layers(added_pairs, mixes=True)
+    artifact, items = fused(module, tmp_path / "out")
+    assert [item.fused for item in items] == [False, False]
+    assert all("Conv" in item.reason and "stays as exported" in item.reason for item in items)
+    assert worst(artifact, module) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hide", [hidden_pairs, added_pairs, causal])
+def test_rows_of_padding_that_no_row_sees_are_zero_and_need_nothing(
+    hide: Callable[..., Tensor], tmp_path: Path
+) -> None:
+    module = Layers(hide, mixes=False)
+    artifact, items = fused(module, tmp_path / "out")
+    assert all(item.fused for item in items)
+    nodes = (tmp_path / "out" / "model.ort_cpu.onnx").read_bytes()
+    assert b"mean_BH1D" not in nodes
+    assert worst(artifact, module) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_module_that_gives_zero_itself_needs_nothing(tmp_path: Path) -> None:
+    module = Layers(zeroed_after, mixes=True)
+    artifact, items = fused(module, tmp_path / "out")
+    assert all(item.fused for item in items)
+    assert b"mean_BH1D" not in (tmp_path / "out" / "model.ort_cpu.onnx").read_bytes()
+    assert worst(artifact, module) < 1e-5
+
+
+class Pooled(nn.Module):
+    """A vector for each item: tokens weighted by the softmax of a score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.score = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        weights = self.score(x).squeeze(-1).masked_fill(~mask, -1e9).softmax(-1)
+        return (weights.unsqueeze(-1) * x).sum(1)
+
+
+def test_a_pooling_by_a_score_passes(tmp_path: Path) -> None:
+    artifact, _ = fused(Pooled(), tmp_path / "out")
+    assert artifact.check(["ort_cpu"]).verdict == "PASS"
