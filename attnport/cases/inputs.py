@@ -29,7 +29,7 @@ class Case:
     Attributes:
         feeds: An array for every input.
         valid: For every output a bool array over its leading dims; True where the result is compared. Elements that
-            are False are rows of padding, or of an item without any key: unspecified, but finite.
+            are False are rows of padding: unspecified, but finite.
         group: `masks`, `sizes`, `extremes`, `text`, `given`, or `decode`, which a session runs token by token.
     """
 
@@ -110,11 +110,15 @@ def keeps(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
     return {str(mask.input): keep_of(io, mask, feeds[str(mask.input)], sizes) for mask in io.padding_masks()}
 
 
-def validity(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
+def validity(io: IOContract, feeds: Mapping[str, Array], *, empty_items: bool = True) -> dict[str, Array]:
     """The elements of each output that are compared: bool over its leading dims.
 
-    These are the rows of tokens that the padding masks keep. In an output without the dim of the keys, they are all
-    rows of items for which a mask keeps a key.
+    These are the rows of tokens that the padding masks keep.
+
+    Args:
+        io: The contract.
+        feeds: An array for each input.
+        empty_items: Whether all rows of items for which a mask keeps no key are compared too, or none.
     """
     sizes = check_feeds(io, feeds)
     kept = keeps(io, feeds)
@@ -126,10 +130,11 @@ def validity(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
             spec = _spec(io, str(mask.input))
             batch = spec.dims[0] if len(spec.dims) > 1 or mask.carries != "mask" else None
             keys = keys_dim(io, mask)
-            rows = kept[spec.name]
-            along = [dim for dim in (batch, keys) if dim]
+            keep, along = kept[spec.name], [dim for dim in (batch, keys) if dim]
+            full = np.asarray(keep.any(axis=-1))
+            rows = keep | ~full[..., None] if empty_items else keep
             if not isinstance(keys, str) or keys not in output.dims:
-                rows, along = np.asarray(rows.any(axis=-1)), along[:-1]
+                rows, along = full | empty_items, along[:-1]
             if not along or not all(dim in output.dims for dim in along):
                 continue
             axes = [output.dims.index(dim) for dim in along]

@@ -111,11 +111,13 @@ class Sliced:
     Attributes:
         ran: As the session's.
         undefined: As of a session of PyTorch eager, for the last call.
+        gave_numbers: The same.
     """
 
     def __init__(self, session: Session, io: IOContract) -> None:
         self._session, self._io, self.ran = session, io, session.ran
         self.undefined: frozenset[str] = frozenset()
+        self.gave_numbers = False
         batch = batch_dim(io)
         self._batch = batch if all(batch in spec.dims for spec in io.outputs) else None
 
@@ -126,7 +128,7 @@ class Sliced:
             spec.name: spec.dims.index(batch) for spec in self._io.inputs if batch is not None and batch in spec.dims
         }
         counts = {feeds[name].shape[axis] for name, axis in axes.items()}
-        self.undefined = frozenset()
+        self.undefined, self.gave_numbers = frozenset(), False
         if batch is None or len(counts) != 1 or counts == {1}:
             return self._ran(feeds)
         parts = []
@@ -141,6 +143,7 @@ class Sliced:
     def _ran(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         outputs = self._session.run(feeds)
         self.undefined |= getattr(self._session, "undefined", frozenset())
+        self.gave_numbers |= getattr(self._session, "gave_numbers", False)
         return outputs
 
     def close(self) -> None:

@@ -123,7 +123,8 @@ class Ground:
         dims, known = probes.made[name].dims, {dim.name for dim in self.io.dims}
         if dims and all(isinstance(dim, int) or dim in known for dim in dims):
             spec = TensorSpec(name, "float32", tuple(dim for dim in dims if dim is not None))
-            found = validity(dataclasses.replace(self.io, outputs=(spec,)), case.feeds)[name]
+            # A form may give zero in items without any key where the module gives other numbers.
+            found = validity(dataclasses.replace(self.io, outputs=(spec,)), case.feeds, empty_items=False)[name]
             if found.shape == shape[: found.ndim]:
                 return found
         return np.ones(shape[:1], dtype=bool)

@@ -172,9 +172,6 @@ def judge_invariance(spreads: Spreads, by: Yardstick, cases: Sequence[str]) -> l
     return judged
 
 
-_NOTHING = "no case was compared"
-
-
 def conclude(
     plan: str,
     ran: Ran | None,
@@ -191,8 +188,8 @@ def conclude(
     bad_cases = [result for result in cases if result.verdict == "FAIL"]
     judged = [result for result in cases if result.verdict == "PASS"]
     bad_pairs = [result for result in invariance if result.verdict != "PASS"]
-    if not bad_cases and not any(result.elements for result in judged):
-        reason = _NOTHING
+    if not judged and not bad_cases:
+        reason = "no case was compared"
     elif bad_cases:
         reason = _failure(bad_cases, cases, sizes or {})
     elif bad_pairs:
@@ -207,7 +204,7 @@ def conclude(
         )
         if len(judged) < len(cases):
             reason += f"; {len(cases) - len(judged)} extreme results without a bound: PyTorch has no finite one there"
-    verdict: Verdict = "FAIL" if bad_cases or bad_pairs or reason == _NOTHING else "PASS"
+    verdict: Verdict = "FAIL" if bad_cases or bad_pairs or not judged else "PASS"
     reason = f"{reason}; {note}" if note else reason
     return RuntimeParity(verdict, reason, plan, ran, tuple(cases), tuple(invariance))
 

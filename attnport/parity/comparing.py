@@ -99,6 +99,11 @@ class Comparison:
                 f"the module itself gives NaN or Inf in {len(undefined)} results; there forms are compared with what "
                 f"it gives if rows without a key are zero: {found}"
             )
+        if cases := sorted(self.store.without_empty):
+            self.notes.append(
+                f"items without any key are not compared, as the module gives other numbers than zero there: "
+                f"{', '.join(cases)}"
+            )
         runtimes: dict[str, RuntimeParity | _Tried] = {}
         for runtime in chosen:
             runtimes.update(self._runtime(runtime))

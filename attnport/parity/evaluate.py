@@ -7,7 +7,7 @@ time, whatever the number of runtimes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 from attnport.artifacts import IOContract, Ran, Session
 from attnport.cases.decoding import GROUP as DECODING
 from attnport.cases.decoding import in_steps
-from attnport.cases.inputs import Array, Case
+from attnport.cases.inputs import Array, Case, validity
 from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, SpecError, whole_cause
 from attnport.parity.invariance import IN_A_BATCH, Spreads, Variant, tells_items, variants
@@ -31,11 +31,14 @@ class References:
 
     Attributes:
         undefined: The cases and outputs in which the unchanged module gives NaN or Inf.
+        without_empty: By name, cases whose items without any key are not compared, as the module gives numbers there
+            where forms give zero.
     """
 
     def __init__(self, folder: Path) -> None:
         """`folder`: an empty folder that the caller deletes."""
         self.undefined: set[tuple[str, str]] = set()
+        self.without_empty: dict[str, Case] = {}
         self._folder = folder
         self._index: dict[str, int] = {}
 
@@ -96,11 +99,25 @@ def make_references(
             if "float" in spec.dtype and outputs[spec.name].dtype != np.float64:
                 narrow[spec.name] = str(outputs[spec.name].dtype)
         store.save(case.name, outputs)
+        compared = as_compared(session, io, case)
+        if compared is not case:
+            store.without_empty[case.name] = compared
         store.undefined |= {(case.name, name) for name in getattr(session, "undefined", ())}
     return [
         f"the reference of {name} came back in {dtype}: the module casts inside, so its own rounding is in every error"
         for name, dtype in narrow.items()
     ]
+
+
+def as_compared(session: Session, io: IOContract, case: Case) -> Case:
+    """The case that a float64 session has just run, with the rows that are compared.
+
+    These are not the rows of items without any key if the module gives other numbers than zero there.
+    """
+    if not getattr(session, "gave_numbers", False):
+        return case
+    valid = validity(io, case.feeds, empty_items=False)
+    return replace(case, valid=valid) if any((valid[name] != case.valid[name]).any() for name in valid) else case
 
 
 def measure_session(
@@ -134,7 +151,9 @@ def measure_session(
         if isinstance(outputs, str):
             found.errors[case.name] = failed(io, outputs)
             continue
-        found.errors[case.name] = measure_all(outputs, store.load(case.name, names), case, io)
+        found.errors[case.name] = measure_all(
+            outputs, store.load(case.name, names), store.without_empty.get(case.name, case), io
+        )
         if case.name in pairs and items:
             share = -(-items // len(pairs))
             _measure_items(session, io, case, outputs, found, share)

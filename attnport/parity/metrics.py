@@ -65,6 +65,8 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
         return Errors(rms=0.0, max=0.0)  # an output that is empty at these sizes has its shape alone
     result, wanted = got.astype(np.float64), expected.astype(np.float64)
     picked, reference = result[valid], wanted[valid]
+    if picked.size == 0:
+        return Errors(problem="no element to compare")
     scale = rms(np.where(np.isfinite(reference), reference, 0.0))
     inside, padded = census(picked), _padded(result, wanted, valid)
     embedding = len(spec.dims) == 2 and _floating(spec)
@@ -82,11 +84,6 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
             problem=f"NaN or Inf in {inside.total} of {picked.size} valid elements ({_kinds(inside)})",
         )
     beside = padded.nonfinite if padded else NonFinite()
-    not_finite = f"NaN or Inf in {beside.total} elements of padded query rows, which may hold anything finite"
-    if picked.size == 0:  # such as those of a single item without any key
-        return Errors(
-            rms=0.0, max=0.0, nonfinite=beside.total, padded=padded, problem=not_finite if beside.total else ""
-        )
     error = picked - reference
     return Errors(
         elements=picked.size,
@@ -101,17 +98,21 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
         census=inside,
         padded=padded,
         argmax=argmax_agreement(result, wanted, valid) if has_logits(spec) else None,
-        problem=not_finite if beside.total else "",
+        problem=f"NaN or Inf in {beside.total} elements of padded query rows, which may hold anything finite"
+        if beside.total
+        else "",
     )
 
 
 def measure_all(
     outputs: Mapping[str, Array], expected: Mapping[str, Array], case: Case, io: IOContract
 ) -> dict[str, Errors]:
-    """Compares every declared output; one that was not declared is an error of the first."""
+    """Compares every declared output of which an element is valid; one that was not declared is an error of the
+    first."""
     found = {
         spec.name: measure(outputs.get(spec.name), expected[spec.name], case.valid[spec.name], spec)
         for spec in io.outputs
+        if case.valid[spec.name].any() or not case.valid[spec.name].size
     }
     unknown = sorted(set(outputs) - set(found))
     if unknown:

@@ -26,6 +26,11 @@ _NO_MEMORY = re.compile(
 )
 
 
+def undefined_outputs(call: object, io: IOContract) -> frozenset[str]:
+    """The outputs in which the unchanged module gave NaN or Inf, as an `EagerCall` noted in its last call."""
+    return frozenset(spec.name for spec, bad in zip(io.outputs, getattr(call, "undefined", ()), strict=False) if bad)
+
+
 class CheckedSession(abc.ABC):
     """A session whose feeds are checked against the contract before the runtime sees them.
 

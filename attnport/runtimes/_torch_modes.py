@@ -76,6 +76,35 @@ class AttentionMode(DispatchMode):
         return func(*args, **kwargs)
 
 
+class Hidden(AttentionMode):
+    """Changes nothing.
+
+    Attributes:
+        gave_numbers: Whether attention, or any softmax, gave other numbers than zero in a row with no allowed key.
+    """
+
+    gave_numbers = False
+
+    def attention(self, func: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Looks at the output rows whose mask allows no key."""
+        output = func(q, k, v, *args, **kwargs)
+        mask = args[0] if args else kwargs.get("attn_mask")
+        if mask is not None:
+            allowed = mask if mask.dtype == torch.bool else ~(mask <= HIDDEN)
+            self._look(output, ~allowed.any(-1, keepdim=True))
+        return output
+
+    def softmax(self, func: Any, scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Any:
+        """Looks at the probabilities of rows whose scores are all hidden."""
+        probabilities = func(scores, dim, *args, **kwargs)
+        if scores.is_floating_point() and scores.dim():
+            self._look(probabilities, scores.amax(dim, keepdim=True) <= HIDDEN)
+        return probabilities
+
+    def _look(self, output: Tensor, rows: Tensor) -> None:
+        self.gave_numbers = self.gave_numbers or bool((rows & output.isfinite() & (output != 0)).any())
+
+
 class ZeroWithoutKey(AttentionMode):
     """Gives zero in an attention row with no allowed key for which PyTorch gives NaN. All other numbers are the
     module's own, from the same kernels, in any precision."""

@@ -8,18 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import DEVICE_PARTS, IOContract, Ran
 from attnport.runtimes._device_timing import GRAPH, DeviceTimed
-from attnport.runtimes._session import Array, refused
+from attnport.runtimes._session import Array, refused, undefined_outputs
 from attnport.runtimes._torch_device import TorchDevice, whole_sums
 
 if TYPE_CHECKING:
     import torch
 
 Call = Callable[[dict[str, "torch.Tensor"]], Any]
-
-
-def undefined_outputs(call: Call | None, io: IOContract) -> frozenset[str]:
-    """The outputs in which the unchanged module gave NaN or Inf, as an `EagerCall` noted in its last call."""
-    return frozenset(spec.name for spec, bad in zip(io.outputs, getattr(call, "undefined", ()), strict=False) if bad)
 
 
 class DeviceSession(DeviceTimed):
@@ -50,6 +45,11 @@ class DeviceSession(DeviceTimed):
     def undefined(self) -> frozenset[str]:
         """The outputs in which the unchanged module gave NaN or Inf in the last call."""
         return undefined_outputs(self._call, self._io)
+
+    @property
+    def gave_numbers(self) -> bool:
+        """Whether the module gave other numbers than zero in a row with no allowed key, in the last call."""
+        return bool(getattr(self._call, "gave_numbers", False))
 
     def _timed(self, feeds: Mapping[str, torch.Tensor], mode: str) -> dict[str, int]:
         import torch

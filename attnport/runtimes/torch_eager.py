@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnport.artifacts import AUTO, PLANS, Capabilities, IOContract, ModelSpec, Ran, Session
 from attnport.errors import SpecError, UnavailableError, UsageError
 from attnport.optional import require
-from attnport.runtimes._session import Array, CheckedSession, refused
+from attnport.runtimes._session import Array, CheckedSession, refused, undefined_outputs
 from attnport.runtimes._torch_cast import cast
 from attnport.runtimes._torch_nudge import Draw, nudge_parameters, nudged
-from attnport.runtimes._torch_session import undefined_outputs
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
 from attnport_bundle.feeds import check_feeds
 
@@ -91,6 +90,8 @@ class EagerCall:
     Attributes:
         undefined: By position among the returned tensors, whether the unchanged module gave NaN or Inf in the last
             call.
+        gave_numbers: In float64: whether it gave other numbers than zero in a row with no allowed key in the last
+            call.
     """
 
     def __init__(self, opening: Opening, module: torch.nn.Module, *, widens: bool = False, own: bool = False) -> None:
@@ -110,7 +111,9 @@ class EagerCall:
             widens=widens,
         )
         self._contract = opening.contract
+        self._looks = opening.float64
         self.undefined: tuple[bool, ...] = ()
+        self.gave_numbers = False
         self._island = None if opening.float64 else HALF_OF_ISLANDS.get(opening.plan)
         self._rounds = opening.plan == AUTO and not opening.float64
 
@@ -118,7 +121,7 @@ class EagerCall:
         """What the module returns for inputs by name."""
         from torch.utils._pytree import tree_leaves, tree_map
 
-        from attnport.runtimes._torch_modes import AttentionMode, ZeroWithoutKey, active
+        from attnport.runtimes._torch_modes import AttentionMode, Hidden, ZeroWithoutKey, active
         from attnport.runtimes._written_attention import Found, Rounded
 
         if self._nudged is not None:
@@ -143,8 +146,10 @@ class EagerCall:
         if not self._contract:
             with active(*modes):
                 return self._module(**tensors)
-        with active(*modes, AttentionMode()):
+        hidden = Hidden()
+        with active(*modes, hidden if self._looks else AttentionMode()):
             result = self._module(**tensors)
+        self.gave_numbers = hidden.gave_numbers
         self.undefined = tuple(not bool(leaf.isfinite().all()) for leaf in tree_leaves(result))
         if not any(self.undefined):
             return result
@@ -172,6 +177,11 @@ class _TorchSession(CheckedSession):
     def undefined(self) -> frozenset[str]:
         """The outputs in which the unchanged module gave NaN or Inf in the last call."""
         return undefined_outputs(self._call, self._io)
+
+    @property
+    def gave_numbers(self) -> bool:
+        """Whether the module gave other numbers than zero in a row with no allowed key, in the last call."""
+        return self._call is not None and self._call.gave_numbers
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         import torch

@@ -204,7 +204,7 @@ class Lowering(abc.ABC):
                 continue
             build.before, build.scope = current.last, current.name
             try:
-                written = self._write(build, writer, current, plan, own)
+                written = self._write(build, writer, current, plan, own_rows=bool(own))
             except CannotRepeat as err:
                 result.notes[current.name] = f"{err}; it stays as it is"
                 continue
@@ -222,30 +222,31 @@ class Lowering(abc.ABC):
                 locals_.append(written.local)
             if written.note:
                 result.notes[current.name] = written.note
+            if own:
+                result.costs[current.name] = f"the mean of all values for rows without a key, which others see: {own}"
         clean_up(model)
         for mask in padding:
             infer_sizes(model)
             result.padding[str(mask.input)] = run_real_tokens(model, mask, hiding[str(mask.input)])
         if locals_:
             to_blocks(model, locals_)
-        for recognised in recognition.attentions:
-            extra = second_branch.cost(model.graph, recognised, build.sizes) if recognised.name in result.forms else ""
-            if extra:
-                result.costs[recognised.name] = extra
+        for recognised in (each for each in recognition.attentions if each.name in result.forms):
+            costs = result.costs.get(recognised.name, ""), second_branch.cost(model.graph, recognised, build.sizes)
+            result.costs[recognised.name] = "; ".join(filter(None, costs))
         return result
 
     def _write(
-        self, build: Builder, writer: MaskWriter, recognised: Recognised, plan: str, seen: str | None
+        self, build: Builder, writer: MaskWriter, recognised: Recognised, plan: str, *, own_rows: bool
     ) -> Written:
-        """One attention; `seen` says why its rows without a key have to be the module's own."""
+        """One attention; `own_rows`: those without a key are the module's, whose mean of all values others see."""
         attention = attention_of(build, recognised)
         if attention.sink is not None:
             attention = with_sink_key(build, writer, attention)
         written = self.write(build, writer, attention, plan)
-        return _with_mean(build, writer, attention, written, seen) if seen else written
+        return _with_mean(build, writer, attention, written) if own_rows else written
 
 
-def _with_mean(build: Builder, masks: MaskWriter, attention: Attention, written: Written, why: str) -> Written:
+def _with_mean(build: Builder, masks: MaskWriter, attention: Attention, written: Written) -> Written:
     """A form whose rows without an allowed key have the mean of all values, as in the module."""
     keep = masks.keep(attention)
     assert keep is not None
@@ -255,8 +256,7 @@ def _with_mean(build: Builder, masks: MaskWriter, attention: Attention, written:
         "Where", masks.any_key(keep), written.output, mean, name="own_rows", dtype=written.output.dtype,
         shape=dims_of(written.output),
     )  # fmt: skip
-    note = f"rows without a key have the mean of all values, as in the module: {why}"
-    return dataclasses.replace(written, output=output, note="; ".join(filter(None, (written.note, note))))
+    return dataclasses.replace(written, output=output)
 
 
 def _current(attention: Recognised, replaced: Mapping[ir.Value, ir.Value]) -> Recognised:
