@@ -238,8 +238,8 @@ class _Walk:
         Raises:
             Mixed: other rows see them.
         """
-        within = {node: _nodes_within(each) for node, each in attentions.items()}
-        inside = set().union(*within.values())
+        within = {node: _nodes_within(graph, each) for node, each in attentions.items()}
+        inside = {node for nodes in within.values() for node in nodes}
         for node in graph:
             if node is start.last:
                 axes = _rows_of(start, start.output)
@@ -266,9 +266,14 @@ class _Walk:
         reached = self.reach.keys() & _operands_of(attention)
         if not reached:
             return
-        for value in (value for inner in within if inner is not node for value in inner.outputs):
-            if value.is_graph_output() or any(user not in within for user, _ in value.uses()):
-                raise Mixed(f"{_place(node)} has steps that are used elsewhere too")
+        steps = set(reached)
+        for inner in within:
+            if inner is node or not steps.intersection(inner.inputs):
+                continue
+            steps.update(inner.outputs)
+            for value in inner.outputs:
+                if value.is_graph_output() or any(user not in within for user, _ in value.uses()):
+                    raise Mixed(f"{_place(node)} has steps that are used elsewhere too")
         if reached - {attention.q.value, attention.k.value, attention.v.value}:
             raise self._fail(node)
         if {attention.k.value, attention.v.value} & reached and node not in hiding:
@@ -403,15 +408,15 @@ def _operands_of(attention: Recognised) -> set[ir.Value]:
     return {at.value for at in (attention.q, attention.k, attention.v, *others, *origins)}
 
 
-def _nodes_within(attention: Recognised) -> set[ir.Node]:
-    """The nodes that compute an attention from what it reads."""
+def _nodes_within(graph: ir.Graph, attention: Recognised) -> dict[ir.Node, None]:
+    """The nodes that compute an attention from what it reads, in the order of the graph."""
     operands, nodes, pending = _operands_of(attention), set[Any](), [attention.last]
     while pending:
         node = pending.pop()
         nodes.add(node)
         made_by = [value.producer() for value in node.inputs if value is not None and value not in operands]
         pending += [each for each in made_by if each is not None and each not in nodes]
-    return nodes
+    return {node: None for node in graph if node in nodes}
 
 
 def _rows_of(attention: Recognised, at: Located) -> Axes | None:
