@@ -79,8 +79,8 @@ def _shape(text: str) -> dict[str, int]:
 
 def _seconds(text: str) -> float:
     seconds = float(text)
-    if not 0 < seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"got {text}; expected more than 0 and at most 3600")
+    if not 0 < seconds <= timing.MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"got {text}; expected more than 0 and at most {timing.MOST_SECONDS:g}")
     return seconds
 
 

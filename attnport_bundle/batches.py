@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .contract import IO, MaskSpec, TensorSpec
+from . import expressions
+from .arguments import integer, mapping, several
+from .contract import IO, Dim, MaskSpec, TensorSpec
 from .errors import FeedError
 from .memory import Memory
 
@@ -28,21 +30,25 @@ WINDOW = 1024
 """Texts that are tokenised and sorted together. If one has 512 tokens, the inputs are 13 MB; 4096 are no faster."""
 
 
-def groups(lengths: Sequence[int], places: Callable[[int], int], most: int) -> Iterator[list[int]]:
+def groups(lengths: Sequence[int], places: Callable[[int], int], sizes: Dim) -> Iterator[list[int]]:
     """The items of each batch, of like length, the longest first: if one is too large, that is known before others ran.
 
     Args:
         lengths: The places of each item.
         places: The most places of a batch whose longest item has the given length; asked before each batch. An item
             that is longer has a batch of its own.
-        most: The most items of a batch.
+        sizes: The numbers of items that the model takes. Where fewer are left, a batch has these alone, and is filled
+            up.
     """
     order = sorted(range(len(lengths)), key=lambda at: -lengths[at])
     begin = 0
     while begin < len(order):
         longest = lengths[order[begin]]
-        end, last = begin + 1, begin + min(places(longest) // longest, most)
-        while end < min(last, len(order)) and ((end - begin) * longest < FULL or lengths[order[end]] >= LIKE * longest):
+        room = min(places(longest) // longest, sizes.max) // sizes.step * sizes.step
+        end, last = begin + 1, min(begin + max(room, sizes.at_least(1)), len(order))
+        while end < last and (
+            (end - begin) * longest < FULL or lengths[order[end]] >= LIKE * longest or not sizes.takes(end - begin)
+        ):
             end += 1
         yield order[begin:end]
         begin = end
@@ -74,8 +80,8 @@ def mapped(
     """
     import numpy as np
 
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-        raise FeedError(f"tokens: got {tokens!r:.60}; expected 1 or more.")
+    tokens = integer("tokens", tokens, 1)
+    feeds = mapping("feeds", feeds, "an array for each input")
     memory = memory or Memory()
     masks, spec = padding(io)
     _require_rows(io, spec, only)
@@ -87,22 +93,27 @@ def mapped(
     for step in memory.steps(items.lengths[longest]):
         size = items.at_least(step)
         if size < items.lengths[longest]:
-            memory.run(size, size, partial(run, **items.part([longest], size)))
+            alone = items.filled([longest])
+            memory.run(len(alone) * size, size, partial(run, **items.part(alone, size)))
     whole: Arrays = {}
-    for batch in groups(items.lengths, lambda length: memory.places(length, tokens), items.most):
-        length = items.lengths[batch[0]]
-        found = memory.run(len(batch) * length, length, partial(run, **items.part(batch, length)))
-        kept = {name: array for name, array in found.items() if only in ("", name)}
+    for batch in groups(items.lengths, lambda length: memory.places(length, tokens), items.sizes):
+        length, filled = items.lengths[batch[0]], items.filled(batch)
+        found = memory.run(len(filled) * length, length, partial(run, **items.part(filled, length)))
+        kept = {name: array[: len(batch)] for name, array in found.items() if only in ("", name)}
         whole = whole or items.whole(kept, memory)
         for name, array in kept.items():
-            whole[name][items.places_of(name, batch, array.shape)] = array
+            items.put(whole[name], name, batch, array)
     return whole
 
 
 def _require_rows(io: IO, spec: TensorSpec, only: str) -> None:
-    outside = [each.name for each in io.outputs if each.dims[:1] != spec.dims[:1] and only in ("", each.name)]
-    if outside:
-        raise FeedError(f"output {outside[0]!r} has no row for each item of {spec.dims[0]}; run one batch at a time.")
+    item, asked = str(spec.dims[0]), [each for each in io.outputs if only in ("", each.name)]
+    for each in asked:
+        if each.dims[:1] != spec.dims[:1]:
+            raise FeedError(f"output {each.name!r} has no row for each item of {item}; run one batch at a time.")
+        # As scores of every item beside every other one: they would be of the items of one batch alone.
+        if any(item in expressions.names(dim) for dim in each.dims[1:] if isinstance(dim, str)):
+            raise FeedError(f"output {each.name!r} depends on the number of items, {item}; run one batch at a time.")
 
 
 def padding(io: IO) -> tuple[list[MaskSpec], TensorSpec]:
@@ -127,7 +138,7 @@ class _Items:
 
     Attributes:
         count: How many there are.
-        most: How many a batch may have.
+        sizes: How many a batch may have.
         lengths: For each, the places that it needs, in sizes that the model takes; 1 in a model without places.
         left: Whether padding stands before the items.
     """
@@ -153,7 +164,7 @@ class _Items:
         counts = {name: len(self._feeds[name]) for name in self._own}
         if len(set(counts.values())) > 1 or not min(counts.values()):
             raise FeedError(f"items: got {counts}; expected the same number for every input, at least one.")
-        self.count, self.most = counts[spec.name], dims[item].max
+        self.count, self.sizes = counts[spec.name], dims[item]
         self._width = self._feeds[spec.name].shape[-1] if masks else 0
         self.lengths, self.left = [1] * self.count, False
         if masks and self._width:  # of a model without places it says itself what is wrong
@@ -166,6 +177,10 @@ class _Items:
         """The least size of the model that has room for the length."""
         return length if self._place is None else self._place.at_least(length)
 
+    def filled(self, batch: list[int]) -> list[int]:
+        """The items of a batch, and its last one once more for each that is missing to a size that the model takes."""
+        return batch + batch[-1:] * (self.sizes.at_least(len(batch)) - len(batch))
+
     def part(self, batch: list[int], length: int) -> Arrays:
         """The inputs of a batch, cut to the length."""
         part = {}
@@ -175,11 +190,25 @@ class _Items:
             part[each.name] = array[cut][batch] if each.name in self._own else array[cut]
         return part
 
-    def places_of(self, output: str, batch: list[int], shape: Sequence[int]) -> Any:
-        """Where the output of a batch belongs in that of all items, as an index."""
+    def put(self, whole: Array, output: str, batch: list[int], array: Array) -> None:
+        """Puts an output of a batch where it belongs in that of all items.
+
+        Raises:
+            FeedError: it has no room there, or none that is known: its size follows from the values of inputs, or from
+                the places of items that padding stands before.
+        """
         dims = next(each.dims for each in self._io.outputs if each.name == output)
-        sizes = zip(dims[1:], shape[1:], strict=True)
-        return (batch, *(self._kept(got) if self._is_place(dim) else slice(0, got) for dim, got in sizes))
+        index: list[Any] = [batch]
+        for axis, (dim, got) in enumerate(zip(dims[1:], array.shape[1:], strict=True), 1):
+            index.append(self._kept(got) if self._is_place(dim) else slice(0, got))
+            follows = self._place is not None and isinstance(dim, str) and self._place.name in expressions.names(dim)
+            moved = self.left and follows and not self._is_place(dim)
+            if got > whole.shape[axis] or moved or (got < whole.shape[axis] and not follows):
+                raise FeedError(
+                    f"output {output!r}: its size {dim!r} differs from batch to batch, and says not where items stand; "
+                    "run one batch at a time."
+                )
+        whole[tuple(index)] = array
 
     def whole(self, outputs: Mapping[str, Array], memory: Memory) -> Arrays:
         """Zeros for the outputs of all items, from those of a batch.
@@ -260,7 +289,7 @@ def embedded(
     Raises:
         FeedError: there is no text, or as `embedding` and `mapped`.
     """
-    output, rest = embedding(io), iter(texts)
+    output, rest = embedding(io), several("texts", texts, "several texts")
     vectors: Array | None = None
     while window := list(itertools.islice(rest, WINDOW)):
         count = 0 if vectors is None else len(vectors)

@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from . import feeds as feeding
+from .arguments import integer, mapping, number
 from .contract import IO, MaskSpec, TensorSpec
 from .errors import FeedError
 from .model import Model
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 WINDOW = 5
 """Calls in a window; the median of each window is compared with that of the window before."""
 AGREE = 0.05
+MOST_SECONDS = 3600.0
 P90_SAMPLES = 20
 """The fewest samples from which a 90th percentile is computed."""
 
@@ -56,14 +58,15 @@ def bench(
     Args:
         model: An open model; load it with the number of threads that is to be measured.
         sizes: Sizes of named dims; a dim that is not named has its usual size.
-        seconds: How long samples are taken; at least one is taken.
+        seconds: How long samples are taken, at most `MOST_SECONDS`; at least one is taken.
         clock: Returns the time in nanoseconds.
 
     Raises:
-        FeedError: a dim is unknown, or its size is out of range.
+        FeedError: a dim is unknown, or its size or the time is out of range.
         BundleError: the runtime failed.
     """
-    feeds = sample_feeds(model.io, sizes or {})
+    seconds = number("seconds", seconds, 0, MOST_SECONDS, above=True)
+    feeds = sample_feeds(model.io, mapping("sizes", {} if sizes is None else sizes, "the size of each dim"))
     checked_sizes = feeding.check_feeds(model.io, feeds)
 
     def call() -> int:
@@ -137,7 +140,7 @@ def _check_sizes(io: IO, sizes: Mapping[str, int]) -> None:
     for name, size in sizes.items():
         if name not in known:
             raise FeedError(f"dim {name!r}: the model has no such dim; expected {', '.join(known)}.")
-        if not known[name].takes(size):
+        if not known[name].takes(integer(f"dim {name!r}", size, 0)):
             raise FeedError(f"dim {name!r}: got {size}; expected {known[name].span}.")
 
 

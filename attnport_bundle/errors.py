@@ -48,7 +48,7 @@ class BundleError(AttnportError):
 
 
 class FeedError(BundleError, UsageError):
-    """Inputs do not fit the model: the message names the tensor, what was got and what is expected."""
+    """Inputs do not fit the model, or an argument has no meaning: the message names it, got and expected."""
 
 
 class RuntimeMissing(BundleError, UnavailableError):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .arguments import integer, several
 from .contract import IO, Dim, MaskSpec, TensorSpec
 from .device_tensors import Described
 from .errors import BundleError, FeedError, UsageError
@@ -207,10 +207,7 @@ def padding_masks(
 
 def _integers(name: str, values: Sequence[int]) -> list[int]:
     """Integers from a list or an array. Raises FeedError for anything else."""
-    try:
-        return [operator.index(value) for value in values]
-    except TypeError as err:
-        raise FeedError(f"{name}: got {values!r:.60}; expected integers.") from err
+    return [integer(name, value, 0) for value in several(name, values, "integers")]
 
 
 def _padding_mask(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import operator
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import flag, integer, mapping, several, shown
 from .contract import IO
 from .decoding import Decoding, MakeSteps, Run
 from .encoder import Encoder
 from .errors import BundleError, FeedError, UsageError
+from .feeds import not_an_array
 from .generation import Options, generated, searched
 from .package_tokenizer import open_file
 from .roles import roles_of
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 Prompts = str | Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any]
 OnToken = Callable[[int, Any], None]
+_OPTIONS = frozenset(field.name for field in dataclasses.fields(Options)) - {"stop", "rules"}
+"""What a call may say besides the arguments of `generate` and the rules."""
 
 
 def generate(
@@ -48,16 +52,20 @@ def generate(
         options: Those of `generation.Options` and of `rules.Rules`; None = the model's own.
     """
     single = isinstance(prompts, str)
-    given: Any = [prompts] if isinstance(prompts, str) else prompts if isinstance(prompts, Mapping) else list(prompts)
+    given: Any = prompts
+    if not isinstance(prompts, Mapping):
+        given = [prompts] if single else list(several("prompts", prompts, "texts, or lists of token ids"))
     texts = not isinstance(given, Mapping) and any(isinstance(prompt, str) for prompt in given)
     if texts and not all(isinstance(prompt, str) for prompt in given):
         raise FeedError("prompts: got texts and token ids; expected one kind.")
+    start, stop = _named(start, "start"), _named(stop, "stop")
     stops = io.stop if stop is None else stop
-    as_text = texts if as_text is None else as_text
+    as_text = texts if as_text is None else flag("as_text", as_text)
+    context, on_token = _arrays(io, context), _function("on_token", on_token)
     named = any(isinstance(each, str) for each in (*(start or ()), *stops))
     words = _Words(tokenizer) if as_text or named or (texts and encoder is None) else None
     if encoder is not None:
-        context = _context(io, encoder, _read(given, _Words(encoder.tokenizer) if texts else None), context or {})
+        context = _context(io, encoder, _read(given, _Words(encoder.tokenizer) if texts else None), context)
         ids = [_begin(io, start, words)] * _texts_in(io, context)
     else:
         ids = _alone(given, words, start)
@@ -96,6 +104,9 @@ def _options(io: IO, ends: Sequence[int], options: Mapping[str, Any]) -> Options
         rules = (io.rules or Rules()).changed(**ruled)
     except UsageError as err:
         raise FeedError(str(err)) from err
+    if unknown := given.keys() - _OPTIONS:
+        known = ", ".join(sorted(_OPTIONS | NAMES))
+        raise FeedError(f"{min(unknown)}: generate has no such option; it has {known}.")
     chosen = Options(stop=tuple(ends), rules=rules, **given)
     chosen.check()
     return chosen
@@ -141,15 +152,42 @@ def _texts_in(io: IO, context: Mapping[str, Array]) -> int:
     return counts[0] if counts else 1
 
 
+def _named(tokens: Any, option: str) -> Any:
+    """Tokens and ids as a list, of which one text is one token; None as it is."""
+    if tokens is None or isinstance(tokens, str):
+        return tokens if tokens is None else [tokens]
+    return list(several(option, tokens, "a list of tokens or ids"))
+
+
 def _tokens(tokens: Sequence[int | str], words: _Words | None, option: str) -> list[int]:
-    return [words.id(each, option) if words and isinstance(each, str) else int(each) for each in tokens]
+    return [
+        words.id(each, option)
+        if words and isinstance(each, str)
+        else integer(option, each, 0, what="tokens, or ids of")
+        for each in tokens
+    ]
 
 
 def _ids(prompt: Any) -> list[int]:
-    try:
-        return [operator.index(token) for token in prompt]
-    except TypeError as err:
-        raise FeedError(f"prompts: got {prompt!r:.60}; expected texts alone, or lists of token ids alone.") from err
+    of = "texts alone, or lists of token ids"
+    return [integer("prompts", token, 0, what=f"{of} of") for token in several("prompts", prompt, of)]
+
+
+def _arrays(io: IO, context: Any) -> dict[str, Array]:
+    """The arrays of a context; none for None. Raises FeedError if something else is given."""
+    dtypes = {spec.name: spec.dtype for spec in io.inputs}
+    found = mapping("context", {} if context is None else context, "an array for each input")
+    for name, value in found.items():
+        if name in dtypes and (problem := not_an_array(value, dtypes[name])):
+            raise FeedError(f"context: {name!r}: {problem}.")
+    return dict(found)
+
+
+def _function(name: str, value: Any) -> Any:
+    """A function, or None. Raises FeedError for anything else."""
+    if value is not None and not callable(value):
+        raise FeedError(f"{name}: got {shown(value)}; expected a function.")
+    return value
 
 
 class _Words:

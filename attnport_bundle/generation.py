@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from .arguments import integer, number
 from .decoding import Decoding
 from .errors import BundleError, FeedError
 from .rules import Ruled, Rules
@@ -43,14 +44,12 @@ class Options:
 
     def check(self) -> None:
         """Raises FeedError for what has no meaning."""
-        for name, fits, expected in (
-            ("max_tokens", self.max_tokens >= 1, "1 or more"),
-            ("temperature", self.temperature >= 0, "0 or more"),
-            ("top_k", self.top_k >= 0, "0 or more"),
-            ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
-        ):
-            if not fits:
-                raise FeedError(f"{name}: got {getattr(self, name)}; expected {expected}.")
+        integer("max_tokens", self.max_tokens, 1)
+        number("temperature", self.temperature, 0)
+        integer("top_k", self.top_k, 0)
+        number("top_p", self.top_p, 0, 1, above=True)
+        if self.seed is not None:
+            integer("seed", self.seed, 0)
         if self.rules.beams > 1 and self.temperature > 0:
             raise FeedError("temperature: beam search draws nothing; expected 0.")
 
@@ -69,7 +68,7 @@ def generated(decoding: Decoding, prompts: Sequence[Sequence[int]], options: Opt
     logits = _begun(decoding, prompts, options.max_tokens)
     draw, ended = np.random.default_rng(options.seed), np.zeros(len(prompts), dtype=bool)
     ruled, texts = Ruled(options.rules, options.stop, options.max_tokens), [list[int]() for _ in prompts]
-    for number in range(options.max_tokens):
+    for step in range(options.max_tokens):
         _require_numbers(logits)
         scores = ruled.applied(logits, [None if done else (prompt, text)
                                         for prompt, text, done in zip(prompts, texts, ended, strict=True)])  # fmt: skip
@@ -79,7 +78,7 @@ def generated(decoding: Decoding, prompts: Sequence[Sequence[int]], options: Opt
             text.append(int(token))
         yield [None if done else int(token) for done, token in zip(ended, chosen, strict=True)]
         ended |= np.isin(chosen, list(options.stop))
-        if ended.all() or number + 1 == options.max_tokens:
+        if ended.all() or step + 1 == options.max_tokens:
             return
         logits = decoding.push(chosen[:, None], np.ones((len(chosen), 1), dtype=bool))
 

@@ -14,9 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .arguments import LARGEST, shown
 from .errors import FeedError
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ START = 64
 """Places of the first call of a model under a limit, of which nothing is known."""
 RESERVE = 16
 """The part of the limit that batches are not planned to fill: a batch of longer items takes more a place."""
-_TEXT = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGT])(i?))?B")
+_TEXT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?(?:([KMGT])(i?))?B")
 _POWERS = {None: 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -37,20 +39,19 @@ def limit_bytes(limit: int | str | None) -> int | None:
     """A limit in bytes, from a number or text such as `512MB` or `1.5GiB`; None stays None.
 
     Raises:
-        FeedError: it is neither, or less than a byte.
+        FeedError: it is neither, or less than a byte, or 2**63 bytes or more.
     """
     if limit is None:
         return None
-    if isinstance(limit, str):
-        found = _TEXT.fullmatch(limit)
-        if found is None:
-            raise FeedError(f"max_memory: got {limit!r:.60}; expected bytes, or text such as '512MB' or '1.5GiB'.")
-        limit = int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2]])
-    if isinstance(limit, bool) or not isinstance(limit, int):
-        raise FeedError(f"max_memory: got {limit!r:.60}; expected bytes, or text such as '512MB' or '1.5GiB'.")
-    if limit < 1:
-        raise FeedError(f"max_memory: got {limit}; expected 1 byte or more.")
-    return limit
+    found: int | str = limit
+    if isinstance(limit, str) and (text := _TEXT.fullmatch(limit)):
+        found = int(Fraction(text[1]) * (1024 if text[3] else 1000) ** _POWERS[text[2]])
+    if isinstance(found, str | bool) or not hasattr(found, "__index__"):
+        raise FeedError(f"max_memory: got {shown(limit)}; expected bytes, or text such as '512MB' or '1.5GiB'.")
+    if not 1 <= found <= LARGEST:
+        expected = "1 byte or more" if found < 1 else "less than 2**63 bytes"
+        raise FeedError(f"max_memory: got {shown(limit)}; expected {expected}.")
+    return int(found)
 
 
 class Used(NamedTuple):

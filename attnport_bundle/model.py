@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import batches, files, trust
 from . import feeds as feeding
+from .arguments import MOST_THREADS, flag, integer, mapping, shown
+from .arguments import path as path_argument
 from .cache import Cache, entry, find
 from .contract import IO
 from .decoding import steps_of
@@ -107,6 +109,7 @@ class Model:
             RuntimeMissing: this onnxruntime is older than 1.28.
             BundleError: the model is closed, the runtime failed, or the shape of an output breaks the contract.
         """
+        feeds = mapping("feeds", feeds, "a tensor for each input")
         shapes = {name: described(name, value) for name, value in feeds.items()}
         sizes = feeding.check_shapes(self.io, shapes, self.dtypes)
         feeding.check_arrays(self.io, feeds)
@@ -182,8 +185,6 @@ class Model:
             BundleError: as `run`; or the bundle has no tokenizer, or one that needs the package `tokenizers`, which is
                 not installed.
         """
-        if isinstance(texts, str):
-            raise FeedError(f"texts: got {texts!r:.60}; expected several texts.")
         before, memory = self.manifest.prompts.chosen(prompt), self._memory(max_memory)
         batches.embedding(self.io)  # a model that is no embedder is refused before its tokenizer is read
         encode = functools.partial(self._text().encode_part, prompt=before)
@@ -219,6 +220,8 @@ class Model:
             FeedError: the model does not generate (of `hf:`, export it with `--with-past`), or not from these prompts.
             BundleError: as `run`; or texts are given and there is no tokenizer, or not the package `tokenizers`.
         """
+        if not isinstance(encoder, Model | None):
+            raise FeedError(f"encoder: got {shown(encoder)}; expected an open model.")
         reader = Encoder(encoder.run, encoder.io, encoder._tokenizer_file()) if encoder else None
         file = self._tokenizer_file()
         return generate(self.run, self.io, file, prompts, steps=steps_of(self._session), encoder=reader, **options)
@@ -274,7 +277,7 @@ def load(
     Args:
         folder: The bundle; None = the one that contains this package.
         form: The only form to try; None = the first in the bundle's order that can be opened here.
-        threads: Compute threads; None = the runtime's own choice.
+        threads: Compute threads, 1 or more; None = the runtime's own choice.
         check_files: Compare every file with its digest first. False trusts the disk and saves the time to read it; an
             engine, which is code for a device, is compared all the same.
         require_signature: A public key, as a PEM file from outside the bundle; a bundle that is not signed with it is
@@ -282,16 +285,23 @@ def load(
         cache: The folder for proofs and for what TensorRT-RTX compiles; None = `$ATTNPORT_CACHE`, or the user's own.
 
     Raises:
-        BundleError: the folder is not a bundle, has a version that this reader does not know, or has no such form.
+        BundleError: the folder is not a bundle, has a version that this reader does not know, or has no such form; or
+            an argument has no meaning.
         IntegrityError: a file was changed, is missing or was added, or the signature is wrong.
         RuntimeMissing: no form's runtime is installed in a release that the bundle accepts.
         NumbersOff: a form that had to be proved computes other numbers here.
     """
-    path = HERE if folder is None else Path(folder)
-    manifest, _ = trust.read(path, None if require_signature is None else Path(require_signature))
-    if check_files:
+    folder, key, keep = (
+        None if value is None else path_argument(name, value)
+        for name, value in (("folder", folder), ("require_signature", require_signature), ("cache", cache))
+    )
+    if threads is not None:
+        threads = integer("threads", threads, 1, MOST_THREADS)
+    path = HERE if folder is None else folder
+    manifest, _ = trust.read(path, key)
+    if flag("check_files", check_files):
         files.require(path, manifest)
-    store = find(path, None if cache is None else Path(cache)) if cache or _keeps(manifest, form) else None
+    store = find(path, keep) if keep or _keeps(manifest, form) else None
 
     def proved(name: str) -> Model:
         model = Model(manifest, name, open_session(path, manifest, name, threads, store))
@@ -379,8 +389,8 @@ def _passed(data: bytes | None, name: str) -> bool:
 
 
 def _candidates(manifest: Manifest, form: str | None) -> tuple[str, ...]:
-    if form is not None and form not in manifest.forms:
-        raise BundleError(f"form {form!r}: the bundle has {', '.join(manifest.order)}.")
+    if form is not None and form not in manifest.order:
+        raise BundleError(f"form {shown(form)}: the bundle has {', '.join(manifest.order)}.")
     return manifest.order if form is None else (form,)
 
 

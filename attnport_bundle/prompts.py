@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .arguments import shown
 from .decode import STRICT, AnyText
 from .errors import FeedError
 
@@ -43,6 +44,8 @@ class Prompts:
         """
         if name is None:
             return self.usual
+        if not isinstance(name, str):
+            raise FeedError(f'prompt: got {shown(name)}; expected the name of a prompt, None or "".')
         if name in self.named:
             return self.named[name]
         if name == "" or name in USUAL:

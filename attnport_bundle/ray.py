@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import batches
+from .arguments import path, several
 from .columns import column, joined, names
 from .contract import TensorSpec
 from .errors import BundleError, FeedError
@@ -46,7 +47,7 @@ class _OnRows(ABC):
         form: str | None = None,
         require_signature: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._folder = os.fspath(folder)
+        self._folder = os.fspath(path("folder", folder))
         self._error = error
         self._limits: dict[str, Any] = {"tokens": tokens, "max_memory": max_memory}
         self._threads = threads
@@ -201,7 +202,9 @@ class Run(_OnRows):
 
     def __init__(self, folder: str | os.PathLike[str], *, outputs: Sequence[str] | None = None, **options: Any) -> None:
         super().__init__(folder, **options)
-        self._wanted = None if outputs is None else tuple(outputs)
+        one = isinstance(outputs, str)
+        names = [outputs] if one else None if outputs is None else several("outputs", outputs, "names of outputs")
+        self._wanted = None if names is None else tuple(names)
 
     def _outputs(self) -> tuple[TensorSpec, ...]:
         found = {spec.name: spec for spec in self._model.io.outputs}

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .arguments import flag, integer, number, several
 from .decode import STRICT
 from .errors import UsageError
 
@@ -87,16 +88,27 @@ class Rules:
         """
         if "min_tokens" in given:
             given = {**given, "min_length": 0}
-        try:
-            if "bad_words" in given:
-                given["bad_words"] = tuple(map(tuple, given["bad_words"]))
-            return dataclasses.replace(self, **given)
-        except TypeError as err:
-            told = ", ".join(f"{name}={value!r}" for name, value in given.items())
-            raise UsageError(f"rules: got {told}; expected numbers, and lists of token ids.") from err
+        return dataclasses.replace(self, **{name: _value(name, value) for name, value in given.items()})
 
 
-NAMES = frozenset(field.name for field in dataclasses.fields(Rules))
+_USUAL = {field.name: field.default for field in dataclasses.fields(Rules)}
+NAMES = frozenset(_USUAL)
+
+
+def _value(name: str, value: Any) -> Any:
+    """A caller's value of a rule, as the rule keeps it. Raises FeedError if it is of another kind."""
+    usual = _USUAL[name]
+    if name == "bad_words":
+        return tuple(_ids(name, word) for word in several(name, value, "lists of token ids"))
+    if isinstance(usual, tuple):
+        return _ids(name, value)
+    if isinstance(usual, bool):
+        return flag(name, value)
+    return integer(name, value, 0) if isinstance(usual, int) else number(name, value)
+
+
+def _ids(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(integer(name, each, 0, what="token ids of") for each in several(name, value, "lists of token ids"))
 
 
 class Ruled:

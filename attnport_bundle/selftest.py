@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import files, trust
+from .arguments import MOST_THREADS, integer
 from .contract import Verdict
 from .errors import BundleError, IntegrityError, NumbersOff, RuntimeMissing
 from .goldens import GoldenCases, Result
@@ -40,7 +41,7 @@ def selftest(folder: Path, threads: int | None = None, key: Path | None = None) 
 
     Args:
         folder: The bundle.
-        threads: Compute threads; None = the runtime's own choice.
+        threads: Compute threads, 1 or more; None = the runtime's own choice.
         key: The public key that the bundle must be signed with, a PEM file from outside the bundle; None = not checked.
 
     Raises:
@@ -48,6 +49,8 @@ def selftest(folder: Path, threads: int | None = None, key: Path | None = None) 
         IntegrityError: the manifest is malformed or, with a key, not signed with it.
         RuntimeMissing: a key is given and the package cryptography is not installed.
     """
+    if threads is not None:
+        threads = integer("threads", threads, 1, MOST_THREADS)
     manifest, fingerprint = trust.read(folder, key)
     problems = files.check(folder, manifest)
     if problems:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import package_tokenizer
+from .arguments import integer, several, shown
+from .arguments import path as path_argument
 from .contract import IO, Dim
 from .errors import BundleError, FeedError
 from .feeds import padding_masks
@@ -41,8 +43,8 @@ class Tokenizer:
         last = self._tensors[IDS].dims[1]
         fixed = last if isinstance(last, int) else 0
         self._length = next((dim for dim in io.dims if dim.name == last), Dim("length", fixed, fixed, fixed))
-        longest = self._length.max if limit is None else min(limit, self._length.max)
-        self._words, self._rows = _read(Path(path), longest)
+        longest = self._length.max if limit is None else min(integer("limit", limit, 1), self._length.max)
+        self._words, self._rows = _read(path_argument("path", path), longest)
         # Lengths alone cannot say that padding stands before a text.
         self._left = self._words.left and all(mask.carries == "mask" for mask in io.padding_masks())
 
@@ -64,6 +66,8 @@ class Tokenizer:
         """As `encode`, of texts the first of which is called number `first` in messages."""
         import numpy as np
 
+        if not isinstance(prompt, str):
+            raise FeedError(f"prompt: got {shown(prompt)}; expected the text to put before each text.")
         rows = self._rows([prompt + text for text in _checked(texts, first)])
         lengths = [len(row.ids) for row in rows]
         size = self._length.at_least(max(lengths))
@@ -113,8 +117,9 @@ def _read(
 
 def _checked(texts: Sequence[str], first: int) -> Sequence[str]:
     """The texts. Raises FeedError for what is none, by its number."""
-    if isinstance(texts, str) or not texts:
-        raise FeedError(f"texts: got {texts!r:.60}; expected a list of one text or more.")
+    texts = list(several("texts", texts, "a list of one text or more"))
+    if not texts:
+        raise FeedError("texts: got none; expected a list of one text or more.")
     for number, text in enumerate(texts, first):
         if not isinstance(text, str):
             raise FeedError(f"texts[{number}]: got {text!r:.60}; expected text.")

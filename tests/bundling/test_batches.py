@@ -86,7 +86,7 @@ def test_a_place_is_real_where_one_of_several_masks_says_so() -> None:
 
 def test_a_batch_has_items_of_like_length() -> None:
     lengths = [int(length) for length in np.random.default_rng(0).integers(1, 60, 500)]
-    found = list(batches.groups(lengths, lambda _: 256, 64))
+    found = list(batches.groups(lengths, lambda _: 256, Dim("batch", 1, 1, 64)))
     assert sorted(at for batch in found for at in batch) == list(range(500))
     computed = sum(len(batch) * max(lengths[at] for at in batch) for batch in found)
     assert computed < 1.1 * sum(lengths)
@@ -94,7 +94,7 @@ def test_a_batch_has_items_of_like_length() -> None:
 
 def test_a_full_batch_takes_nothing_that_is_much_shorter() -> None:
     lengths = [64, 60, 49, 47, 33, 32, 31, 30, 29, 10, 10, 10, 7, 7]
-    found = [[lengths[at] for at in batch] for batch in batches.groups(lengths, lambda _: 1024, 64)]
+    found = [[lengths[at] for at in batch] for batch in batches.groups(lengths, lambda _: 1024, Dim("batch", 1, 1, 64))]
     assert found == [[64, 60, 49], [47, 33, 32], [31, 30, 29, 10, 10], [10, 7, 7]]
 
 
@@ -115,6 +115,45 @@ def test_a_model_without_a_mask_runs_in_batches_too() -> None:
     io = IO((TensorSpec("image", "float32", ("batch", 4)),), (VECTORS,), (Dim("batch", 1, 2, 3),))
     got = batches.mapped(lambda image: {"vector": image[:, :3] * 2}, io, {"image": np.eye(7, 4, dtype=np.float32)})
     assert np.array_equal(got["vector"], np.eye(7, 4, dtype=np.float32)[:, :3] * 2)
+
+
+@pytest.mark.parametrize(
+    "batch", [Dim("batch", 2, 2, 8), Dim("batch", 4, 4, 8, 4), Dim("batch", 8, 8, 8), Dim("batch", 0, 3, 6, 3)]
+)
+@pytest.mark.parametrize("tokens", [1, 16, 10_000])
+@pytest.mark.parametrize("left", [False, True])
+def test_a_batch_is_filled_up_to_a_size_that_the_model_takes(batch: Dim, tokens: int, left: bool) -> None:
+    io = IO((IDS, MASK), (ROWS, VECTORS), (batch, DIMS[1]), (MaskSpec(("padding",), "mask"),))
+    for lengths in ([5], [3, 9, 1, 9, 2, 0, 5, 4, 1, 1, 1, 7, 2]):
+        given, run = feeds(lengths, 9, left=left), Runs()
+        got = batches.mapped(run, io, given, tokens)
+        assert got["vector"].tolist() == np.repeat((given["ids"] * given["mask"]).sum(1)[:, None], 3, 1).tolist()
+        assert got["rows"][..., 0].tolist() == given["ids"].tolist()
+        assert all(shape[0] and batch.takes(shape[0]) for shape in run.shapes)
+        missing = sum(shape[0] for shape in run.shapes) - len(lengths)
+        assert missing < batch.at_least(1), "items that are left join a batch that is too small"
+
+
+def test_outputs_of_which_nobody_knows_where_an_item_stands_are_refused() -> None:
+    def io(*dims: str | int) -> IO:
+        known = (*DIMS, Dim("found", 0, 1, 99))
+        return IO((IDS, MASK), (TensorSpec("out", "float32", dims),), known, (MaskSpec(("padding",), "mask"),))
+
+    def run(size: Any) -> Any:
+        return lambda ids, mask: {"out": np.ones((len(ids), size(ids)), np.float32)}
+
+    whole = batches.mapped(run(lambda ids: (ids.shape[1] + 1) // 2), io("batch", "(seq+1)//2"), feeds([2, 8], 8), 1)
+    assert whole["out"].sum(1).tolist() == [1, 4]  # of two places, one row; the others are zero
+    with pytest.raises(FeedError, match=r"size '\(seq\+1\)//2' differs from batch to batch"):
+        batches.mapped(
+            run(lambda ids: (ids.shape[1] + 1) // 2), io("batch", "(seq+1)//2"), feeds([2, 8], 8, left=True), 1
+        )
+    for size in (lambda ids: ids.shape[1], lambda ids: 10 - ids.shape[1]):
+        with pytest.raises(FeedError, match="size 'found' differs from batch to batch"):
+            batches.mapped(run(size), io("batch", "found"), feeds([2, 8], 8), 1)
+    for dim in ("batch", "2*batch"):
+        with pytest.raises(FeedError, match="depends on the number of items"):
+            batches.mapped(run(len), io("batch", dim), feeds([2, 8], 8))
 
 
 def test_what_does_not_fit_is_refused_with_words() -> None:
