@@ -4,12 +4,14 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include <attnport/error.hpp>
 
 #include "blocks.hpp"
 #include "contract.hpp"
+#include "expression.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
@@ -63,13 +65,30 @@ Counted counted(const IO& io) {
     return {first, masks};
 }
 
+/// Whether a size is a dim, or an expression of it: then it is no expression of the other dims.
+bool follows(const IO& io, const Axis& axis, const std::string& dim) {
+    const auto* const text = std::get_if<std::string>(&axis);
+    std::set<std::string> others;
+    for (const auto& each : io.dims) {
+        if (each.name != dim) others.insert(each.name);
+    }
+    return text != nullptr && !expression_problem(*text, others).empty();
+}
+
 bool is_first(const TensorSpec& spec, const Axis& item) { return !spec.dims.empty() && spec.dims[0] == item; }
 
 void require_rows(const IO& io, const Axis& item, std::string_view only) {
+    const auto& name = std::get<std::string>(item);
     for (const auto& spec : io.outputs) {
-        if (is_first(spec, item) || (!only.empty() && only != spec.name)) continue;
-        throw FeedError("output " + reader::quoted(spec.name) + " has no row for each item of " +
-                        std::get<std::string>(item) + "; run one batch at a time.");
+        if (!only.empty() && only != spec.name) continue;
+        const std::string about = "output " + reader::quoted(spec.name);
+        if (!is_first(spec, item)) {
+            throw FeedError(about + " has no row for each item of " + name + "; run one batch at a time.");
+        }
+        // As scores of every item beside every other one: they would be of the items of one batch alone.
+        if (std::any_of(spec.dims.begin() + 1, spec.dims.end(), [&](const Axis& axis) { return follows(io, axis, name); })) {
+            throw FeedError(about + " depends on the number of items, " + name + "; run one batch at a time.");
+        }
     }
 }
 
@@ -161,7 +180,15 @@ public:
     }
 
     [[nodiscard]] const std::vector<std::int64_t>& lengths() const noexcept { return lengths_; }
-    [[nodiscard]] std::size_t most() const { return static_cast<std::size_t>(named(io_, item_)->max); }
+    /// The numbers of items that a batch may have.
+    [[nodiscard]] const Dim& sizes() const { return *named(io_, item_); }
+
+    /// The items of a batch, and its last one once more for each that is missing to a size that the model takes.
+    [[nodiscard]] Batch filled(Batch batch) const {
+        const std::int64_t size = reader::at_least(sizes(), static_cast<std::int64_t>(batch.size()));
+        batch.resize(static_cast<std::size_t>(size), batch.back());
+        return batch;
+    }
 
     /// The least size of the model that has room for the length.
     [[nodiscard]] std::int64_t at_least(std::int64_t length) const {
@@ -222,13 +249,15 @@ public:
         return found;
     }
 
-    /// Puts the outputs of a batch in the places of its items.
+    /// Puts the outputs of a batch in the places of its items. Throws FeedError: one has no room there, or none that is
+    /// known, as its size follows from the values of inputs, or from the places of items that padding stands before.
     void put(const Outputs& outputs, const Batch& batch, std::string_view only,
              const std::vector<Filled>& whole) const {
         auto into = whole.begin();
         for (std::size_t index = 0; index < outputs.size(); ++index) {
             if (!is_asked(index, only)) continue;
             const Tensor& output = outputs[index];
+            require_room(io_.outputs[index], output.shape(), into->shape);
             const std::size_t width = size_bytes(output.dtype());
             const Block row(width, rest(output.shape()), rest(into->shape));
             const auto* const data = static_cast<const std::byte*>(output.data());
@@ -243,6 +272,18 @@ public:
 
 private:
     [[nodiscard]] bool is_place(const Axis& axis) const { return place_ != nullptr && axis == Axis(place_->name); }
+
+    void require_room(const TensorSpec& spec, const Shape& got, const Shape& whole) const {
+        for (std::size_t axis = 1; axis < got.size(); ++axis) {
+            const bool of_places = place_ != nullptr && follows(io_, spec.dims[axis], place_->name);
+            const bool is_moved = left_ && of_places && !is_place(spec.dims[axis]);
+            if (got[axis] <= whole[axis] && !is_moved && (got[axis] == whole[axis] || of_places)) continue;
+            const auto* const text = std::get_if<std::string>(&spec.dims[axis]);
+            throw FeedError("output " + reader::quoted(spec.name) + ": its size " +
+                            (text == nullptr ? std::to_string(whole[axis]) : reader::quoted(*text)) +
+                            " differs from batch to batch, and says not where items stand; run one batch at a time.");
+        }
+    }
 
     [[nodiscard]] bool is_asked(std::size_t output, std::string_view only) const {
         return only.empty() || only == io_.outputs[output].name;
@@ -316,8 +357,9 @@ Outputs mapped(const std::function<Outputs(const Inputs&)>& run, const IO& io, c
     const Items items(io, std::move(*ordered), by);
     const std::vector<std::int64_t>& lengths = items.lengths();
     const auto ran = [&](const Batch& batch, std::int64_t length) {
-        const std::vector<Tensor> part = items.part(batch, length);
-        const auto places = static_cast<std::int64_t>(batch.size()) * length;
+        const Batch filled = items.filled(batch);
+        const std::vector<Tensor> part = items.part(filled, length);
+        const auto places = static_cast<std::int64_t>(filled.size()) * length;
         return memory.run(places, length, [&] { return run(views_of(part)); });
     };
     // The longest items first: if one is too large, that is known before others ran.
@@ -331,10 +373,15 @@ Outputs mapped(const std::function<Outputs(const Inputs&)>& run, const IO& io, c
     std::vector<Filled> whole;
     for (std::size_t begin = 0; begin < order.size();) {
         const std::int64_t length = lengths[order[begin]];
-        const auto fitting = static_cast<std::size_t>(memory.places(length, tokens) / length);
-        const std::size_t last = std::min(order.size(), begin + std::min(fitting, items.most()));
+        const Dim& sizes = items.sizes();
+        const std::int64_t room = std::min(memory.places(length, tokens) / length, sizes.max) / sizes.step * sizes.step;
+        const std::size_t most = static_cast<std::size_t>(std::max(room, reader::at_least(sizes, 1)));
+        const std::size_t last = begin + std::min(most, order.size() - begin);
         std::size_t end = begin + 1;
-        const auto full = [&] { return static_cast<std::int64_t>(end - begin) * length >= full_places; };
+        const auto full = [&] {
+            const auto count = static_cast<std::int64_t>(end - begin);
+            return count * length >= full_places && reader::takes(sizes, count);
+        };
         while (end < last && (!full() || 4 * lengths[order[end]] >= 3 * length)) ++end;
         const auto first = order.begin() + static_cast<std::ptrdiff_t>(begin);
         const Batch batch(first, first + static_cast<std::ptrdiff_t>(end - begin));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,8 @@ IO_OF_ROWS = IO(
 class Case:
     """Items to run, and a process: it holds `base`, from the first call on `first` more, and keeps what the largest
     batch took, `rate` bytes a place. During a call, it holds `passing` more. Each call
-    adds `creep`; the model gives back what it keeps if it `gives_back`. Padding stands at the `left`, or the right."""
+    adds `creep`; the model gives back what it keeps if it `gives_back`. Padding stands at the `left`, or the right. A
+    batch has `least` items or more, in steps of `step`."""
 
     lengths: tuple[int, ...]
     limit: int | None = None
@@ -38,9 +40,26 @@ class Case:
     gives_back: bool = False
     times: int = 1
     left: bool = False
+    least: int = 1
+    step: int = 1
+
+    @property
+    def io(self) -> IO:
+        """The contract, with the numbers of items that the model takes."""
+        return dataclasses.replace(
+            IO_OF_ROWS,
+            dims=(
+                Dim("batch", self.least, max(self.least, self.step), 64 // self.step * self.step, self.step),
+                IO_OF_ROWS.dims[1],
+            ),
+        )
 
 
 CASES = {
+    "batches_of_at_least_four": Case((3, 90, 7, 64, 0, 1, 200, 200, 5), tokens=128, least=4),
+    "batches_in_steps": Case((3, 90, 7, 64, 0, 1, 200, 200, 5), tokens=700, least=3, step=3),
+    "batches_of_any_size_in_steps": Case((3, 90), tokens=700, least=0, step=4, left=True),
+    "batches_of_one_size": Case((3, 90, 7) * 30, 115 * MB, least=64, times=2),
     "padded_at_the_left": Case((3, 90, 7, 64, 0, 1, 200, 200), tokens=128, left=True),
     "padded_at_the_left_within_a_limit": Case((3, 90, 7, 64, 64, 1, 0, 200) * 20, 108 * MB, left=True),
     "left_and_all_of_one_length": Case((9, 9, 9), tokens=16, left=True),
@@ -106,7 +125,7 @@ def shapes_and_outputs(case: Case) -> tuple[list[tuple[int, ...]], dict[str, np.
         try:
             for _ in range(case.times):
                 limit = memory.Memory(case.limit, learned, process.give_back)
-                outputs = batches.mapped(process.run, IO_OF_ROWS, feeds, case.tokens, memory=limit)
+                outputs = batches.mapped(process.run, case.io, feeds, case.tokens, memory=limit)
         except FeedError as err:
             return process.shapes, str(err)
     return process.shapes, outputs

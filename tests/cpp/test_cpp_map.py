@@ -42,6 +42,8 @@ def made_up(count: int) -> dict[str, Case]:
             gives_back=chance.choice([False, True]),
             times=chance.choice([1, 3]),
             left=chance.choice([False, True]),
+            least=(step := chance.choice([1, 1, 3])) * chance.choice([0, 1, 1, 4]),
+            step=step,
         )
         for number in range(count)
     }
@@ -49,7 +51,20 @@ def made_up(count: int) -> dict[str, Case]:
 
 def line(case: Case) -> str:
     numbers = dataclasses.asdict(case) | {"lengths": ",".join(map(str, case.lengths))}
-    order = ("lengths", "limit", "tokens", "base", "first", "rate", "passing", "creep", "gives_back", "times")
+    order = (
+        "lengths",
+        "limit",
+        "tokens",
+        "base",
+        "first",
+        "rate",
+        "passing",
+        "creep",
+        "gives_back",
+        "times",
+        "least",
+        "step",
+    )
     numbers["gives_back"] = int(case.gives_back)
     said = " ".join("-" if numbers[name] is None else str(numbers[name]) for name in order)
     return f"{said} left" if case.left else said

@@ -1,6 +1,6 @@
 // Runs many items on a model, in a process, that are made up: those of tests/bundling/limited_memory.py.
 //
-// A line is a case: LENGTHS LIMIT TOKENS BASE FIRST RATE PASSING CREEP GIVES TIMES, a limit of `-` for none. Answers with the shapes
+// A line is a case: LENGTHS LIMIT TOKENS BASE FIRST RATE PASSING CREEP GIVES TIMES LEAST STEP, a limit of `-` for none. Answers with the shapes
 // of the calls, then the elements of rows and vectors, or the message of what was thrown. A word behind the numbers says
 // that the inputs are padded at the `left`, or what is wrong with them: `fewer`, `narrow`, `cuda` or `nowhere`.
 #include <algorithm>
@@ -34,6 +34,8 @@ struct Case {
     std::int64_t creep = 0;
     std::int64_t gives_back = 0;
     std::int64_t times = 0;
+    std::int64_t least = 1;
+    std::int64_t step = 1;
     std::string word;
 };
 
@@ -43,20 +45,21 @@ Case read(const std::string& line) {
     std::string limit;
     Case found;
     words >> lengths >> limit >> found.tokens >> found.base >> found.first >> found.rate >> found.passing >>
-        found.creep >> found.gives_back >> found.times >> found.word;
+        found.creep >> found.gives_back >> found.times >> found.least >> found.step >> found.word;
     std::istringstream numbers(lengths);
     for (std::string number; std::getline(numbers, number, ',');) found.lengths.push_back(std::stoll(number));
     if (limit != "-") found.limit = std::stoll(limit);
     return found;
 }
 
-attnport::IO contract() {
+attnport::IO contract(const Case& asked) {
     const std::vector<attnport::Axis> places{"batch", "seq"};
     attnport::IO io;
     io.inputs = {{"ids", DType::Int64, places, std::nullopt}, {"mask", DType::Int64, places, std::nullopt}};
     io.outputs = {{"rows", DType::Float32, {"batch", "seq", std::int64_t{2}}, std::nullopt},
                   {"vector", DType::Float32, {"batch", std::int64_t{3}}, std::nullopt}};
-    io.dims = {{"batch", 1, 2, 64, 1}, {"seq", 1, 8, 512, 1}};
+    io.dims = {{"batch", asked.least, std::max(asked.least, asked.step), 64 / asked.step * asked.step, asked.step},
+               {"seq", 1, 8, 512, 1}};
     io.masks = {{{"padding"}, "mask", "keep", "upper_left", 0, "mask", std::nullopt}};
     return io;
 }
@@ -133,7 +136,7 @@ attnport::Input ids_of(const Case& asked, const std::vector<std::int64_t>& ids, 
 std::string answer(const Case& asked) {
     Process process(asked);
     attnport::reader::Learned learned;
-    const attnport::IO io = contract();
+    const attnport::IO io = contract(asked);
     const std::int64_t size = *std::max_element(asked.lengths.begin(), asked.lengths.end());
     std::vector<std::int64_t> ids;
     std::vector<std::int64_t> mask;
