@@ -9,7 +9,7 @@ from attnport.artifacts import INTEGERS
 from attnport.console import cells
 from attnport.reporting import document as doc
 from attnport.reporting.absences import line, not_checked
-from attnport.reporting.measures import largest
+from attnport.reporting.measures import largest, part_compared
 from attnport.reporting.metrics import worst_metrics
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _MOST_OUTPUTS = 4
 _MOST_ULPS = 99_999.5
+_PART = "padding of some outputs: the notes say why the others were not compared"
 
 
 def show_parity(report: ParityReport) -> Iterator[doc.Block]:
@@ -65,6 +66,7 @@ def _of_runtimes(report: ParityReport) -> Iterator[doc.Block]:
     yield from cells.quiet(
         "worst: the largest error over its bound; above 1 fails",
         "padding: the same for changes when only padding changes; - without padding",
+        *[_PART] * any(part_compared(row.invariance) for row in report.runtimes.values()),
     )
 
 
@@ -96,6 +98,8 @@ def _padding(row: RuntimeParity) -> doc.Line:
     share = _share(largest(row.invariance))
     if any(pair.verdict == "FAIL" for pair in row.invariance):
         return doc.Verdict(share or "FAIL", "fail")
+    if share and (part := part_compared(row.invariance)):
+        return f"{share}, {part}"
     return share or ("-" if row.cases else "")
 
 

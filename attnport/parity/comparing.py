@@ -33,7 +33,7 @@ from attnport.folder.portable import portable
 from attnport.parity import bound as parity
 from attnport.parity.eager import EAGER, EAGER_ON_GPU, Eager
 from attnport.parity.evaluate import Progress, References, SessionErrors, make_references, measure_session
-from attnport.parity.invariance import ON_THE_LEFT, Spreads
+from attnport.parity.invariance import ON_THE_LEFT, Spread, Spreads, untold
 from attnport.processes.child import ChildError
 from attnport.processes.isolated import IsolatedSession, Limits, absent, reason_of_failure, unavailable
 from attnport.runtimes import base
@@ -48,6 +48,7 @@ _SLOW_TOKENS, _SLOW_HALF_TOKENS = 20_000, 10_000
 # A mask that leaks does so for each item. In a thorough check every item is run on the runtimes; forms are asked for an
 # item or so of each batch there too.
 _FEW_ITEMS, _ALL_ITEMS = 8, 1 << 30
+_UNTOLD = "rows of an item are not told by the size"
 
 
 @dataclass
@@ -87,7 +88,8 @@ class Comparison:
         self._eager_on_gpu = Eager(*given, EAGER_ON_GPU, items=self._items)
         self._graphs: dict[tuple[str, str, str], tuple[str, _Tried]] = {}
         self._passed: dict[tuple[Path, str], tuple[str, _Tried]] = {}
-        self._moved: frozenset[str] = frozenset()
+        self._moved: frozenset[tuple[str, str]] = frozenset()
+        self._not_compared: dict[tuple[str, str], Spread] = {}
 
     def report(self, chosen: Sequence[Runtime], forms: Mapping[str, Form]) -> ParityReport:
         """Everything, in order: the reference, runtimes, forms of the artifact, verdicts."""
@@ -118,8 +120,7 @@ class Comparison:
             self.notes += self._eager_on_gpu.notes()
         if self._moved:
             self.notes.append("padding on the left moves the module's own rows, as positions do, and is not compared")
-        if not own.spreads.found:
-            self.notes.append("padding invariance was not compared: no input says which keys of an item are padding")
+        self.notes += self._padding_notes(own)
         self.notes += untried(self.io)
         return parity.report(
             {name: self._judged(tried) for name, tried in runtimes.items()},
@@ -141,7 +142,7 @@ class Comparison:
             self._results(tried)  # for the bounds: all are judged by the same, after the last that needs another run
         single = {name for tried in every if tried.plan == "fp32" for name in tried.found.errors}
         own = self._eager.measured("fp32", single or None)
-        self._moved = self._moves(own)
+        self._moved, self._not_compared = self._moves(own)
         return own
 
     def _runtime(self, runtime: Runtime) -> dict[str, RuntimeParity | _Tried]:
@@ -255,8 +256,12 @@ class Comparison:
         if missing := sum(map(len, tried.found.errors.values())) - len(results):
             notes.append(f"{missing} results left out, in which the module itself gives NaN or Inf")
         found = tried.found.spreads.found
-        kept = Spreads({key: one for key, one in found.items() if key[0] not in self._moved})
+        left_out = self._moved | self._not_compared.keys()
+        kept = Spreads({key: one for key, one in found.items() if key not in left_out})
         pairs = parity.judge_invariance(kept, by, tried.found.compared)
+        if found:
+            pairs += [parity.not_compared(*key, str(spread)) for key, spread in self._not_compared.items()]
+            pairs += [parity.not_compared(_UNTOLD, spec.name) for spec in untold(self.io)]
         return parity.conclude(tried.plan, tried.found.ran, results, pairs, "; ".join(notes), self._sizes())
 
     def _sizes(self) -> dict[str, str]:
@@ -287,12 +292,43 @@ class Comparison:
         able = judge is not None and judge.available and tried.plan in judge.plans
         return self._eager_on_gpu if tried.on_gpu and able and tried.plan != "fp32" else self._eager
 
-    def _moves(self, own: SessionErrors) -> frozenset[str]:
-        """The comparisons of padding on the left in which the module's own rows change, where nothing else moves them:
-        it has positions, declared or not."""
-        pairs = parity.judge_invariance(own.spreads, self._eager.yardstick("fp32"), own.compared)
-        changed = frozenset(pair.comparison for pair in pairs if pair.verdict != "PASS")
-        return changed if all(name.startswith(ON_THE_LEFT) for name in changed) else frozenset()
+    def _moves(self, own: SessionErrors) -> tuple[frozenset[tuple[str, str]], dict[tuple[str, str], Spread]]:
+        """Comparisons and outputs in which the module's own rows change, so that no runtime is judged by them.
+
+        Returns:
+            Those of padding on the left where nothing else moves rows: the module has positions, declared or not. And
+            those in which an item's rows are told by their number, each with the change.
+        """
+        changed: dict[tuple[str, str], Spread] = {}
+        for key, spread in own.spreads.found.items():
+            (pair,) = parity.judge_invariance(Spreads({key: spread}), self._eager.yardstick("fp32"), own.compared)
+            if pair.verdict != "PASS":
+                changed[key] = spread
+        by_size = {key: spread for key, spread in changed.items() if key[1] in own.by_size}
+        names = {name for name, output in changed.keys() - by_size.keys()}
+        moves = all(name.startswith(ON_THE_LEFT) for name in names)
+        moved = frozenset(key for key in own.spreads.found if moves and key[0] in names)
+        return moved, by_size
+
+    def _padding_notes(self, own: SessionErrors) -> list[str]:
+        """What was not compared with other padding, and why."""
+        if not own.spreads.found:
+            masked = bool(self.io.padding_masks())
+            why = "no item of a case can be run alone" if masked else "no input says which keys of an item are padding"
+            return [f"padding invariance was not compared: {why}"]
+        changed: dict[str, Spread] = {}
+        for (_, output), spread in self._not_compared.items():
+            changed[output] = max(changed.get(output, spread), spread, key=lambda each: each.largest)
+        notes = [
+            f"{output}: padding beside an item changes its rows in the module itself, {spread}, so that these are not "
+            "compared with other padding; they are taken to be the first rows, as many as the output's size gives for "
+            "the item's length"
+            for output, spread in changed.items()
+        ]
+        if specs := untold(self.io):
+            named = ", ".join(map(str, specs))
+            notes.append(f"not compared with other padding, as sizes say not which rows are an item's: {named}")
+        return notes
 
     def _apart(self, runtime: Runtime, opening: Opening) -> contextlib.closing[Session]:
         """A session, in a process of its own where the runtime gets one."""

@@ -19,7 +19,7 @@ from attnport.cases.decoding import in_steps
 from attnport.cases.inputs import Array, Case, validity
 from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, SpecError, whole_cause
-from attnport.parity.invariance import IN_A_BATCH, Spreads, Variant, tells_items, variants
+from attnport.parity.invariance import IN_A_BATCH, Spreads, Variant, follows, tells_items, variants
 from attnport.parity.metrics import Errors, failed, measure_all
 from attnport.processes.child import Died
 
@@ -64,12 +64,14 @@ class SessionErrors:
     Attributes:
         errors: By case and output.
         compared: The cases whose batch items went into `spreads`.
+        by_size: The outputs in which an item's rows are told by their number: see `invariance.follows`.
     """
 
     ran: Ran
     errors: dict[str, dict[str, Errors]] = field(default_factory=dict)
     spreads: Spreads = field(default_factory=Spreads)
     compared: list[str] = field(default_factory=list)
+    by_size: set[str] = field(default_factory=set)
 
 
 def make_references(
@@ -175,9 +177,11 @@ def _measure_items(
     session: Session, io: IOContract, case: Case, outputs: Mapping[str, Array], found: SessionErrors, limit: int
 ) -> None:
     for count, variant in enumerate(variants(io, case)):
-        outputs_told = [spec for spec in io.outputs if tells_items(io, variant.keys, spec)]
+        by_size = [spec for spec in io.outputs if follows(io, variant.keys, spec)]
+        outputs_told = [spec for spec in io.outputs if spec in by_size or tells_items(io, variant.keys, spec)]
         if count == limit or not outputs_told:
             break
+        found.by_size |= {spec.name for spec in by_size}
         alone = _run(session, variant.alone)
         padded = {name: (start, _run(session, feeds)) for name, (start, feeds) in variant.padded.items()}
         for spec in outputs_told:
@@ -185,6 +189,8 @@ def _measure_items(
             inside = _part(io, variant, outputs, spec, variant.row, 0)
             found.spreads.add(f"{IN_A_BATCH}{variant.about}", spec.name, whole, inside)
             for name, (start, result) in padded.items():
+                if start and spec in by_size:
+                    continue  # rows that follow from several places do not move with them
                 part = _part(io, variant, result, spec, 0, start)
                 found.spreads.add(f"{name}{variant.about}", spec.name, whole, part)
         if case.name not in found.compared:

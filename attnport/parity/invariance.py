@@ -15,9 +15,12 @@ from attnport.dims import TensorSpec
 from attnport.masks.encoding import encode_mask, numpy_dtype
 from attnport.masks.spec import MaskSpec
 from attnport_bundle import expressions
+from attnport_bundle.feeds import check_feeds
 
 MORE = 17
 """Padding added beside a sequence; a prime, so that no tile size divides it."""
+_TRIED = 1024
+"""So many lengths are tried, to see whether a size ever gets less."""
 IN_A_BATCH = "alone against in a padded batch"
 ON_THE_RIGHT, ON_THE_LEFT = (f"alone against up to {MORE} more padding on the {side}" for side in ("right", "left"))
 """Comparisons; the one on the left holds only where positions do not matter."""
@@ -35,6 +38,7 @@ class Variant:
         valid: Which elements of each output of `alone` are compared: another mask may leave padded query rows.
         padded: By comparison (`alone against up to 17 more padding on the right`), where the first token stands and
             the feeds.
+        sizes: The size of each named dim of `alone`.
         about: `, of MASK` where the model has several masks, to tell comparisons apart; else "".
     """
 
@@ -44,11 +48,12 @@ class Variant:
     alone: Mapping[str, Array]
     valid: Mapping[str, Array]
     padded: Mapping[str, tuple[int, Mapping[str, Array]]]
+    sizes: Mapping[str, int]
     about: str = ""
 
     def part(self, io: IOContract, output: TensorSpec, result: Array, row: int, start: int) -> Array:
         """The valid elements of a result that belong to this item: see `rows_of`."""
-        rows, valid = rows_of(io, self.keys, output, result, row, start, self.length), self.valid[output.name]
+        rows, valid = rows_of(io, self.keys, output, result, row, start, self.sizes), self.valid[output.name]
         return np.asarray(rows[valid]) if rows.shape[: valid.ndim] == valid.shape else rows
 
 
@@ -73,6 +78,9 @@ class Spread:
         self.squares += float((difference * difference).sum())
         self.elements += difference.size
         self.largest = max(self.largest, float(np.abs(difference).max()))
+
+    def __str__(self) -> str:
+        return f"by up to {self.largest:.2e}" + (f", with {self.problem}" if self.problem else "")
 
     @property
     def rms(self) -> float | None:
@@ -140,26 +148,68 @@ def _variants(io: IOContract, case: Case, mask: MaskSpec, keep_BT: Array, about:
         for name, side in sides.items() if more > 0 else ():
             feeds = {item.name: _pad(io, item, alone[item.name], keys, more, side) for item in io.inputs}
             padded[name] = (more if side == "left" else 0, feeds)
-        yield Variant(row, length, keys, alone, validity(io, alone), padded, about)
+        yield Variant(row, length, keys, alone, validity(io, alone), padded, check_feeds(io, alone), about)
 
 
 def tells_items(io: IOContract, keys: str, tensor: TensorSpec) -> bool:
     """Whether the rows of an item can be told in a tensor: not where the batch or `keys` are part of an expression."""
+    return not any(names & {keys, str(batch_dim(io))} for names in _computed(io, tensor))
+
+
+def follows(io: IOContract, keys: str, output: TensorSpec) -> bool:
+    """Whether an output has rows that follow from those of `keys` alone, as many as its size gives.
+
+    A convolution with a stride makes `(frames-1)//4+1` rows of `frames`: the first ones are an item's, as many as its
+    length gives, if no length gives fewer than a shorter one. Of `past+seq` or `batch*seq` nobody can tell.
+    """
+    limit, computed = io.dim(keys), _computed(io, output)
+    if not any(computed) or any(names != {keys} for names in computed if names & {keys, str(batch_dim(io))}):
+        return False
+    lengths = range(max(limit.min, 1), min(limit.max, limit.min + _TRIED) + 1)
+    for dim in {str(dim) for dim, names in zip(output.dims, computed, strict=True) if keys in names}:
+        try:
+            sizes = [expressions.evaluate(dim, {keys: length}) for length in lengths if limit.takes(length)]
+        except ValueError:
+            return False
+        if sizes != sorted(sizes):
+            return False
+    return any(keys in names for names in computed)
+
+
+def untold(io: IOContract) -> list[TensorSpec]:
+    """The outputs of which a size says not which rows are an item's: they are not compared for padding."""
+    keys = {str(keys_dim(io, mask)) for mask in item_masks(io)}
+    return [
+        output
+        for output in io.outputs
+        if not all(tells_items(io, each, output) or follows(io, each, output) for each in keys)
+    ]
+
+
+def _computed(io: IOContract, tensor: TensorSpec) -> list[frozenset[str]]:
+    """For each axis of a tensor, the dims of which its size is an expression; none for a dim or a number."""
     known = {dim.name for dim in io.dims}
-    computed = [expressions.names(dim) for dim in tensor.dims if isinstance(dim, str) and dim not in known]
-    return not any(names & {keys, str(batch_dim(io))} for names in computed)
+    return [expressions.names(dim) if isinstance(dim, str) and dim not in known else frozenset() for dim in tensor.dims]
 
 
-def rows_of(io: IOContract, keys: str, output: TensorSpec, result: Array, row: int, start: int, length: int) -> Array:
-    """The part of a result that belongs to batch item `row`: its tokens where the output has the dim `keys`."""
+def rows_of(
+    io: IOContract, keys: str, output: TensorSpec, result: Array, row: int, start: int, sizes: Mapping[str, int]
+) -> Array:
+    """The part of a result that belongs to batch item `row`: its tokens where the output has rows of the dim `keys`.
+
+    Args:
+        sizes: The size of each dim where the item is alone.
+    """
     if result.ndim != len(output.dims):
         return result[:0]
     index: list[int | slice] = [slice(None)] * result.ndim
-    for axis, dim in enumerate(output.dims):
+    for axis, (dim, names) in enumerate(zip(output.dims, _computed(io, output), strict=True)):
         if dim == batch_dim(io):
             index[axis] = slice(row, row + 1)
         elif dim == keys:
-            index[axis] = slice(start, start + length)
+            index[axis] = slice(start, start + sizes[keys])
+        elif keys in names:
+            index[axis] = slice(0, expressions.evaluate(str(dim), sizes))
     return np.asarray(result[tuple(index)])
 
 

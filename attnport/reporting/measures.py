@@ -74,6 +74,14 @@ def worst(verdicts: list[Verdict]) -> Verdict:
     return "FAIL" if "FAIL" in verdicts else "PASS" if "PASS" in verdicts else "NOT_RUN"
 
 
+def part_compared(results: Iterable[InvarianceResult]) -> str:
+    """`1 of 2 outputs` where not every output was compared with other padding; else ""."""
+    results = list(results)
+    every = {result.output for result in results}
+    left_out = {result.output for result in results if result.verdict == "NOT_RUN"}
+    return f"{len(every - left_out)} of {len(every)} outputs" if left_out else ""
+
+
 def largest(results: Iterable[CaseResult | InvarianceResult]) -> float | None:
     """The largest error of some results, divided by its bound."""
     return max((part for result in results if (part := share(result)) is not None), default=None)

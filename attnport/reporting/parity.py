@@ -9,7 +9,7 @@ from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, Runti
 from attnport.reporting import document as doc
 from attnport.reporting.absences import not_checked, without
 from attnport.reporting.facts import BOUND, ran, times
-from attnport.reporting.measures import NONE, count, largest, scientific, worst
+from attnport.reporting.measures import NONE, count, largest, part_compared, scientific, worst
 from attnport.reporting.metrics import (
     ARGMAX,
     CENSUS,
@@ -40,7 +40,8 @@ def _matrix(report: ParityReport) -> doc.Table:
         if judged.verdict == "NOT_RUN" and not judged.cases:
             return doc.Row(first, judged.reason)
         cells = [_share([result for result in judged.cases if _column(result.case) == case]) for case in batches]
-        return doc.Row((*first, *cells, *([_share(judged.invariance)] if invariance else [])))
+        padding = (_share(judged.invariance), f" {part_compared(judged.invariance)}".rstrip())
+        return doc.Row((*first, *cells, *([padding] if invariance else [])))
 
     groups = []
     for kind, title, members in _members(report):

@@ -9,7 +9,7 @@ from attnport.artifacts import IOContract
 from attnport.cases import inputs
 from attnport.dims import Dim, TensorSpec
 from attnport.masks.spec import MaskSpec
-from attnport.parity.invariance import MORE, Spread, item_masks, rows_of, tells_items, variants
+from attnport.parity.invariance import MORE, Spread, follows, item_masks, rows_of, tells_items, untold, variants
 from attnport_bundle.feeds import check_feeds
 
 IO = IOContract(
@@ -125,9 +125,11 @@ def test_several_masks_are_tested_one_after_another_and_rows_padded_by_the_other
 
 def test_rows_of_an_item_are_cut_where_the_output_has_the_dims() -> None:
     hidden, pooled = np.arange(4 * 9 * 8).reshape(4, 9, 8), np.arange(32).reshape(4, 8)
-    assert (rows_of(IO, "seq", IO.outputs[0], hidden, 2, 1, 5) == hidden[2:3, 1:6]).all()
-    assert (rows_of(IO, "seq", IO.outputs[1], pooled, 2, 1, 5) == pooled[2:3]).all()
-    assert rows_of(IO, "seq", IO.outputs[0], pooled, 2, 1, 5).size == 0  # a result of another rank never compares equal
+    assert (rows_of(IO, "seq", IO.outputs[0], hidden, 2, 1, {"seq": 5}) == hidden[2:3, 1:6]).all()
+    assert (rows_of(IO, "seq", IO.outputs[1], pooled, 2, 1, {"seq": 5}) == pooled[2:3]).all()
+    assert (
+        rows_of(IO, "seq", IO.outputs[0], pooled, 2, 1, {"seq": 5}).size == 0
+    )  # a result of another rank never compares equal
 
 
 def test_a_spread_gathers_differences_over_pairs() -> None:
@@ -160,3 +162,19 @@ def test_an_output_in_which_the_rows_of_an_item_cannot_be_told_is_left_out() -> 
     assert [tells_items(io, "past", output) for output in io.outputs] == [True, False]
     assert not tells_items(io, "other", TensorSpec("flat", "float32", ("batch*seq", 4)))
     assert tells_items(io, "past", TensorSpec("twice", "float32", ("batch", "2*seq", 4)))
+    assert [output.name for output in untold(io)] == ["k"]
+
+
+@pytest.mark.parametrize(
+    ("dim", "rows"),
+    [("(seq-1)//2+1", 3), ("2*seq", 10), ("seq+1", 6), ("min(seq,4)", 4), ("seq%4", None), ("8-seq", None),
+     ("batch*seq", None), ("other+seq", None), ("seq-3", None), ("other", None)],
+)  # fmt: skip
+def test_rows_that_follow_from_the_keys_are_the_first_as_many_as_the_size_gives(dim: str, rows: int | None) -> None:
+    io = dataclasses.replace(IO, dims=(IO.dims[0], Dim("seq", 1, 8, 16), Dim("other", 1, 2, 4)))
+    output = TensorSpec("y", "float32", ("batch", dim, 2))
+    assert follows(io, "seq", output) is (rows is not None)
+    if rows is not None:
+        result = np.arange(3 * 12 * 2).reshape(3, 12, 2)
+        sizes = {"batch": 1, "seq": 5}
+        assert (rows_of(io, "seq", output, result, 2, 0, sizes) == result[2:3, :rows]).all()

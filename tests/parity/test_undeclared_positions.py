@@ -1,4 +1,4 @@
-"""A plain module says nothing of positions: whether it has some shows in its own rows, never in a runtime's alone."""
+"""Rows that change with padding in the module itself: by positions nobody declared, or by what it does not mask."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from attnport.artifacts import ParityReport, Session
+from attnport.console import cells
+from attnport.console.parity_tables import show_parity
 from attnport.errors import ParityFailed
 from attnport.parity import evaluate
 from attnport.parity.invariance import ON_THE_LEFT
+from attnport.reporting.parity import section
 from attnport.verbs.check import check, raise_for
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
@@ -88,3 +91,52 @@ def test_a_runtime_that_alone_moves_with_padding_on_the_left_fails(
     with pytest.raises(ParityFailed) as caught:
         raise_for(report)
     assert "by itself" not in caught.value.hint
+
+
+STRIDED = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.halve = nn.Conv1d(8, 16, 5, stride=2, padding=2)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, mel, lengths):
+        shown = torch.arange(mel.shape[2])[None] < lengths[:, None]
+        heard = self.halve({heard}).transpose(1, 2)
+        counts = (lengths + 1) // 2
+        hide = torch.arange(heard.shape[1])[None] >= counts[:, None]
+        return self.attention(heard, heard, heard, key_padding_mask=hide, need_weights=False)[0], counts
+
+def make():
+    return Model().eval()
+"""
+
+
+@pytest.mark.parametrize(
+    ("heard", "leaks"), [("mel * shown[:, None].to(mel.dtype)", False), ("mel + 10 * ~shown[:, None]", True)]
+)
+def test_rows_that_follow_from_positions_are_compared_unless_they_change_in_the_module_itself(
+    tmp_path: Path, heard: str, leaks: bool
+) -> None:
+    source = tmp_path / "model.py"
+    source.write_text(STRIDED.format(heard=heard))
+    inputs = ("mel=float32[batch,8,frames]", "lengths=int64[batch]:padding")
+    manifest = export(f"{source}:make", tmp_path / "out", inputs=inputs, dims=("batch=1:4:4", "frames=1:16:48"))
+    rows, counts = manifest.io.outputs
+    assert rows.dims[1] != "frames"
+    fuse(tmp_path / "out", targets=["ort_cpu"])
+    report = check(tmp_path / "out", ["ort_cpu"])
+    found = report.runtimes["ort_cpu"]
+    assert report.verdict == found.verdict == "PASS"
+    by_output = {output: {one.verdict for one in found.invariance if one.output == output}
+                 for output in (rows.name, counts.name)}  # fmt: skip
+    assert by_output == {rows.name: {"NOT_RUN" if leaks else "PASS"}, counts.name: {"PASS"}}
+    told = [note for note in report.notes if note.startswith(f"{rows.name}: padding beside an item changes its rows")]
+    assert len(told) == leaks
+    shown = cells.render(show_parity, report)
+    assert ("1 of 2 outputs" in shown) is leaks
+    assert ("1 of 2 outputs" in str(list(section(report, "out")))) is leaks
