@@ -94,7 +94,7 @@ def _same_largest(found: Sequence[Array], expected: Sequence[Array]) -> Score:
     same = np.concatenate(
         [np.atleast_1d(got.argmax(-1) == wanted.argmax(-1)) for got, wanted in zip(found, expected, strict=True)]
     )
-    return Score(float(same.mean()))
+    return Score(float(same.mean()), counts={"largest logits": (int(same.sum()), same.size)})
 
 
 def vectors_agree(found: Sequence[Array], expected: Sequence[Array]) -> Score:
@@ -109,7 +109,8 @@ def vectors_agree(found: Sequence[Array], expected: Sequence[Array]) -> Score:
         float(np.abs(similar[at, expected_nearest]).sum()), 1e-30
     )
     parts = {"mean cosine": cosine, "likeness of neighbours": 1 - float(lost), "neighbours unchanged": same}
-    return Score(min(cosine, 1 - float(lost)), parts)
+    counts = {"nearest neighbours": (int((nearest == expected_nearest).sum()), len(nearest))}
+    return Score(min(cosine, 1 - float(lost)), parts, counts)
 
 
 def _directions(rows: Sequence[Array]) -> Array:

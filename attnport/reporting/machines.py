@@ -13,6 +13,7 @@ from attnport.reporting.facts import count, fastest
 from attnport.reporting.markup import el, join, text, verdict
 from attnport.reporting.measures import NONE, largest, milliseconds
 from attnport.reporting.page import whole
+from attnport.reporting.tuning import change
 
 
 def blocks(report: MachinesReport) -> Iterator[doc.Block]:
@@ -107,9 +108,8 @@ def _tuned(results: Sequence[MachineResult]) -> Iterator[doc.Block]:
         one = found.chosen
         if one is None:
             return (doc.Verdict("nothing", "miss"),)
-        drop = "" if one.drop is None else f"{-one.drop:+.2%}"
         times = (f"{one.ms[name]:.3g}" if name in one.ms else NONE for name in workloads)
-        return (one.form, str(one.threads), *times, drop)
+        return (one.form, str(one.threads), *times, change(one))
 
     columns = (
         *doc.words("machine", "chosen"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attnport.artifacts import TuneReport
+from attnport.artifacts import Candidate, TuneReport
 from attnport.reporting import document as doc
 
 
@@ -34,13 +34,23 @@ def lines(report: TuneReport, shapes: Sequence[str]) -> list[tuple[doc.Line, ...
             one.form,
             str(one.threads),
             *(f"{one.ms[shape]:.3g}" if shape in one.ms else "" for shape in shapes),
-            "" if one.drop is None else f"{-one.drop:+.2%}",
+            change(one),
             doc.Verdict(one.verdict, "pass" if one.verdict == "chosen" else "quiet"),
         )
         for one in report.candidates
     ]
 
 
+def change(one: Candidate) -> str:
+    """`-0.16%, 184 of 200`: how the metric changes, and how many answers stay the same; "" where nothing was scored."""
+    if one.drop is None:
+        return ""
+    counts = one.score.counts.values() if one.score else ()
+    return ", ".join((f"{-one.drop:+.2%}", *(f"{same} of {every}" for same, every in counts)))
+
+
 def meaning(report: TuneReport) -> str:
     """What the column of the metric says."""
-    return f"metric: {report.metric}, against float32; in integers it may be {report.max_drop:.2%} worse"
+    kinds = dict.fromkeys(kind for one in report.candidates if one.score for kind in one.score.counts)
+    counted = f", and how many {' and '.join(kinds)} stay the same" if kinds else ""
+    return f"metric: {report.metric}, against float32{counted}; in integers it may be {report.max_drop:.2%} worse"

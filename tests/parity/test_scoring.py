@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnport.artifacts import IOContract, Ran, Score, drop
+from attnport.artifacts import Candidate, IntegerPlan, IOContract, Ran, Score, TuneReport, drop
 from attnport.cases.inputs import Array, Case, case
+from attnport.console import cells
+from attnport.console.tune_tables import show_tune
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError
 from attnport.parity.scoring import FEWEST, Agreement, UserMetric, items_of
+from attnport.reporting.tuning import section
 
 ITEMS, WIDTH = 40, 8
 
@@ -64,6 +68,9 @@ def test_logits_count_the_positions_with_the_same_largest() -> None:
 
     _, score = scores("logits", (WIDTH,), lambda x: x, other_for_some)
     assert 0.2 < score.value < 0.8
+    ((same, every),) = score.counts.values()
+    assert score.same == f"{same} of {every} largest logits the same"
+    assert same / every == score.value
     _, scaled = scores("logits", (WIDTH,), lambda x: x, lambda x: 3 * x)
     assert scaled.value == 1
 
@@ -86,6 +93,9 @@ def test_neighbours_that_are_less_alike_cost_what_they_are_less_alike() -> None:
 
     _, score = scores("embedding", (WIDTH,), lambda x: x, two_channels)
     assert score.parts["neighbours unchanged"] < 0.5
+    ((same, every),) = score.counts.values()
+    assert same / every == score.parts["neighbours unchanged"]
+    assert score.same == f"{same} of {every} nearest neighbours the same"
     assert 0 < score.parts["likeness of neighbours"] < 0.5
 
 
@@ -162,3 +172,19 @@ def test_a_function_that_is_not_there_is_refused(tmp_path: Path, text: str) -> N
 def test_arrays_without_items_are_refused(feeds: dict[str, Array]) -> None:
     with pytest.raises(UsageError, match="expected the same number for each"):
         items_of(contract("embedding", WIDTH), "mine.npz", feeds)
+
+
+def test_a_form_in_integers_says_how_many_answers_stay_the_same_beside_the_drop() -> None:
+    reference, counted = Score(1.0), Score(0.9984, counts={"nearest neighbours": (184, 200)})
+    plan = IntegerPlan(8, "agreement", counted, reference, 0.005, 6, (), 0.0016, (200, 200), 1, "")
+    said = "6 of 6 layers in int8; agreement: worse by 0.16% (0.50% allowed)"
+    assert str(plan) == f"{said}; 184 of 200 nearest neighbours the same"
+    assert str(dataclasses.replace(plan, score=Score(0.9984))) == said
+    plain, tried = (Candidate(f"form{number}", f"form{number}", "int8", 1, "slower", "", score, 0.0016)
+                    for number, score in enumerate((Score(0.9984), counted)))  # fmt: skip
+    report = TuneReport(metric="agreement", max_drop=0.005, candidates=(tried, plain), latency={})
+    for shown in (cells.render(show_tune, report), str(section(report))):
+        assert "-0.16%, 184 of 200" in shown
+        assert "nearest neighbours stay" in " ".join(shown.split())
+    alone = dataclasses.replace(report, candidates=(plain,))
+    assert "stay" not in cells.render(show_tune, alone)
