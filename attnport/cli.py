@@ -173,9 +173,10 @@ def check(
 
     def finish() -> None:
         if kind == "github":
+            from attnport.console.bisect_tables import annotated
             from attnport.reporting.annotations import workflow_commands
 
-            out.print(workflow_commands(report))
+            out.print(workflow_commands(report, annotated(bisected) if bisected else ()))
         else:
             table = "show_bisected" if bisected else "show_parity_whole" if out.verbose else "show_parity"
             out.show(bisected or report, table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,29 @@ import numpy as np
 from attnport.artifacts import Manifest
 from attnport.cases.decoding import GROUP as DECODING
 from attnport.cases.decoding import decoding_cases, of_all_tokens
-from attnport.cases.inputs import Case, cases
+from attnport.cases.inputs import Case, cases, full_case
 from attnport.cases.inputs import case as given_case
 from attnport.cases.text import SENTENCES, text_cases
 from attnport.errors import UsageError
 
 
 def cases_of(
-    folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Path | None, seed: int, batch: int
+    folder: Path,
+    manifest: Manifest,
+    sentences: Sequence[str],
+    inputs: Path | None,
+    seed: int,
+    batch: int,
+    sizes: Sequence[Mapping[str, int]] = (),
 ) -> list[Case]:
-    """The cases of a check. Raises UsageError if there are sentences and the folder has no tokenizer."""
+    """The cases of a check, each name once.
+
+    Args:
+        sizes: Sizes of dims, of which full batches are further cases.
+
+    Raises:
+        UsageError: there are sentences and the folder has no tokenizer.
+    """
     chosen = [*cases(manifest.io, seed), *decoding_cases(manifest.io, seed)]
     if inputs:
         chosen.append(given_case(manifest.io, inputs.name, "given", read_feeds(inputs)))
@@ -38,7 +51,8 @@ def cases_of(
         group = "text" if whole is manifest.io else DECODING
         read = text_cases(whole, texts, folder / manifest.tokenizer, batch)
         chosen += [dataclasses.replace(one, group=group) for one in read]
-    return chosen
+    chosen += [full_case(manifest.io, each, seed) for each in sizes]
+    return list({case.name: case for case in chosen}.values())
 
 
 def few_batches(tried: Sequence[Case], count: int) -> list[Case]:

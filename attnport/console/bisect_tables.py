@@ -27,18 +27,39 @@ def show_bisected(bisected: Bisected) -> Iterator[doc.Block]:
         yield from _finding(finding)
 
 
+def annotated(bisected: Bisected) -> Iterator[tuple[str, str]]:
+    """A title and a text for each runtime or form that failed, as annotations of a CI system."""
+    for result in bisected.findings:
+        if result.reason:
+            yield f"bisect: {result.subject}", f"nothing found: {result.reason}"
+        else:
+            yield f"bisect: {result.subject} goes wrong in {_where(result)}", "; ".join(_place(result))
+
+
+def _where(result: SearchResult) -> str:
+    return result.module or "the outermost module"
+
+
+def _place(result: SearchResult) -> tuple[str, ...]:
+    """What diverges first, behind what, and in how many cases."""
+    told = f" ({result.difference})" if result.difference else ""
+    fine = f"{_some(result.fine)} (measured)" if result.fine else "the inputs and weights"
+    count = len(result.samples) + len(result.elsewhere)
+    return (
+        f"first diverging tensor: {result.tensor}, made by {_last(result.between)}{told}",
+        f"fine before it: {fine}",
+        f"in {len(result.samples)} of {count} failing cases tried: {_some(result.samples)}",
+    )
+
+
 def _finding(result: SearchResult) -> Iterator[doc.Block]:
     if result.reason:
         yield doc.Text((doc.Span(f"bisect: {result.subject}", "strong"), f": nothing found: {result.reason}"))
         return
-    where = doc.Span(result.module or "the outermost module", "fail")
+    where = doc.Span(_where(result), "fail")
     yield doc.Text((doc.Span(f"bisect: {result.subject} goes wrong in ", "strong"), where))
-    told = f" ({result.difference})" if result.difference else ""
-    yield doc.Text(f"  first diverging tensor: {result.tensor}, made by {_last(result.between)}{told}")
-    fine = f"{_some(result.fine)} (measured)" if result.fine else "the inputs and weights"
-    yield doc.Text(f"  fine before it: {fine}")
-    count = len(result.samples) + len(result.elsewhere)
-    yield doc.Text(f"  in {len(result.samples)} of {count} failing cases tried: {_some(result.samples)}")
+    for line in _place(result):
+        yield doc.Text(f"  {line}")
     yield from _readings(result)
     if result.odd:
         odd = doc.Span(result.odd, "strong")

@@ -7,7 +7,7 @@ against the float64 run, by eager's error at that very tensor. See docs/bisect.m
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -43,6 +43,7 @@ def bisect(
     inputs: Path | None = None,
     seed: int = 0,
     batch: int = 8,
+    sizes: Sequence[Mapping[str, int]] = (),
     threads: int | None = None,
     timeout_s: float = TIMEOUT_S,
     isolate: bool = False,
@@ -56,6 +57,7 @@ def bisect(
     Args:
         folder: The artifact folder.
         report: What `check` gave, with the same arguments.
+        sizes: Those of the further cases that its `shapes` name.
         probes: The most tensors marked as outputs at once.
         cap_bytes: The most that the tensors of one run may take.
         samples: The most cases that each search runs.
@@ -69,7 +71,7 @@ def bisect(
     manifest = open_folder(folder)
     check_files(folder, manifest, *model_files(manifest))
     sentences = read_sentences(text) if text else []
-    cases = cases_of(folder, manifest, sentences, inputs, seed, batch)
+    cases = cases_of(folder, manifest, sentences, inputs, seed, batch, sizes)
     limits, budget = Limits(timeout_s, every=isolate), Budget(probes, cap_bytes)
     ground = Ground(folder, manifest, cases, report, threads, limits, budget, samples, progress)
     return Bisected(report, tuple(_finding(ground, name, row) for name, row in _failed(ground)))

@@ -149,7 +149,7 @@ class Search:
         self._changed += 1
         again = self._measured(outputs, results)
         for place, start in enumerate(self._starts):
-            if start is not None and (again[start][place] or 0.0) <= 1:
+            if start is not None and (now := again[start][place]) is not None and now <= 1:
                 self._healed |= set(names)
 
     def _measured(self, names: Sequence[str], results: Sequence[Mapping[str, Array]]) -> dict[str, list[Excess]]:

@@ -25,7 +25,7 @@ from attnport.folder.workspace import change, check_files, fresh, open_folder, r
 from attnport.jsonfile import digest_text, to_json
 from attnport.parities import FILE as PARITY
 from attnport.parity.bisect_ground import Ground
-from attnport.parity.bound import FACTORS_OF_ONE_RUN, Errors, Yardstick
+from attnport.parity.bound import FACTORS_OF_ONE_RUN, Errors, Yardstick, share_of_bound
 from attnport.parity.eager import EAGER
 from attnport.parity.evaluate import Progress
 from attnport.parity.probes import Probes
@@ -47,6 +47,7 @@ def layers(
     inputs: Path | None = None,
     seed: int = 0,
     batch: int = 8,
+    sizes: Sequence[Mapping[str, int]] = (),
     threads: int | None = None,
     timeout_s: float = TIMEOUT_S,
     isolate: bool = False,
@@ -59,6 +60,7 @@ def layers(
     Args:
         folder: The artifact folder.
         report: What `check` gave, with the same arguments.
+        sizes: Those of the further cases that its `shapes` name.
         cap_bytes: The most that the tensors of one run may take.
 
     Raises:
@@ -74,7 +76,7 @@ def layers(
         if not force and (found := read_layers(folder, manifest)) is not None:
             return found
         check_files(folder, manifest, *model_files(manifest))
-        cases = cases_of(folder, manifest, sentences, inputs, seed, batch)
+        cases = cases_of(folder, manifest, sentences, inputs, seed, batch, sizes)
         limits = Limits(timeout_s, every=isolate)
         ground = Ground(folder, manifest, cases, report, threads, limits, Budget(cap_bytes=cap_bytes), 1, progress)
         with tempfile.TemporaryDirectory(prefix="attnport-layers-") as scratch:
@@ -203,16 +205,12 @@ def nearest(report: ParityReport, cases: Sequence[Case]) -> Case:
     for row in report.runtimes.values():
         for result in row.cases:
             if result.case in known:
-                share = math.inf if result.nonfinite else _share(result.rms_error, result.rms_bound)
+                share = math.inf if result.nonfinite else share_of_bound(result)
                 usual = known[result.case].group != "extremes"
-                shares.setdefault((usual, max(share, _share(result.max_error, result.max_bound))), result.case)
+                shares.setdefault((usual, share), result.case)
     if not shares:
         raise ArtifactError("no case of the parity report is there.", hint="Check with the same --text and --inputs.")
     return known[shares[max(shares)]]
-
-
-def _share(error: float | None, bound: float) -> float:
-    return error / bound if error is not None and bound > 0 else 0.0
 
 
 def layers_of(

@@ -6,7 +6,7 @@ escaped: packages/core/src/command.ts of https://github.com/actions/toolkit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from attnport.artifacts import ParityReport
 from attnport.reporting.by_case import by_case, members
@@ -14,12 +14,16 @@ from attnport.reporting.facts import tallies
 from attnport.reporting.markup import printable
 
 
-def workflow_commands(report: ParityReport) -> str:
+def workflow_commands(report: ParityReport, found: Iterable[tuple[str, str]] = ()) -> str:
     """A line for the verdict, an error for each failed case, and a notice for each runtime or form that was not run.
 
     Runtimes for which this machine lacks a package or a device share one notice.
+
+    Args:
+        found: A title and a text for each search for what is wrong; each is an error of its own.
     """
-    return "".join(f"{line}\n" for line in _lines(report))
+    lines = (*_lines(report), *(_line("error", title, text) for title, text in found))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _lines(report: ParityReport) -> Iterator[str]:

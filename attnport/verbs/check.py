@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import Manifest, ParityReport, RuntimeParity
 from attnport.cases.choosing import cases_of, few_batches
-from attnport.cases.inputs import full_case
 from attnport.cases.text import read_sentences
 from attnport.errors import (
     ArtifactError,
@@ -150,10 +149,7 @@ def check(
             chosen = [runtime for runtime in chosen if not _is_known(known, runtime.name, again & able)]
             if not chosen and not forms:
                 return known
-        tried = cases_of(folder, manifest, sentences, inputs, seed, batch)
-        sizes = [each for shape in shapes for each in parse_grid(shape, manifest.io.dims)]
-        tried += [full_case(manifest.io, each, seed) for each in sizes]
-        every = list({case.name: case for case in tried}.values())
+        every = cases_of(folder, manifest, sentences, inputs, seed, batch, _sizes(manifest, shapes))
         tried = every if thorough else few_batches(every, FEW_BATCHES)
         with tempfile.TemporaryDirectory(prefix="attnport-check-") as scratch:
             store = References(Path(scratch))
@@ -204,10 +200,16 @@ def check_and_bisect(
         raise UsageError("--bisect goes without --dtype.", hint="It searches what a check without it finds.")
     same: Any = {"text": text, "inputs": inputs, "timeout_s": timeout_s, "isolate": isolate, "progress": progress}
     report = check(folder, runtimes, force=force, **same, **options)
+    same |= {name: options[name] for name in ("seed", "batch", "threads") if name in options}
+    same["sizes"] = _sizes(open_folder(folder), options.get("shapes", ()))
     bisected = bisect(folder, report, **same)
     if problem := why_no_layers(folder, report, force=force, **same):
         tell(problem)
     return bisected
+
+
+def _sizes(manifest: Manifest, shapes: Sequence[str]) -> list[dict[str, int]]:
+    return [sizes for shape in shapes for sizes in parse_grid(shape, manifest.io.dims)]
 
 
 def command(folder: Path, text: Path | None = None, inputs: Path | None = None) -> str:

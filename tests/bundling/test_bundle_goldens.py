@@ -70,6 +70,23 @@ def test_nothing_to_compare_and_bounds_or_references_that_are_not_finite_fail() 
     assert not compare(BOUND, REFERENCE, np.full_like(REFERENCE, 1e300), VALID).passed
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0), (2, 3, 0)])
+def test_an_output_that_is_empty_at_the_sizes_of_a_case_passes_by_its_shape_alone(shape: tuple[int, ...]) -> None:
+    empty, valid = np.zeros(shape), np.ones(shape[:1], bool)
+    result = compare(dataclasses.replace(BOUND, rms_bound=0.0, max_bound=0.0), empty, empty, valid)
+    assert (result.passed, result.rms_error, result.max_error) == (True, 0.0, 0.0)
+    for wrong in (np.zeros((2, 5)), np.zeros((*shape, 1)), None):
+        assert not compare(BOUND, wrong, empty, valid).passed
+
+
+def test_a_form_whose_golden_outputs_are_all_empty_proves_nothing(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = GoldenCases(app, read(app))
+    arrays = {name: array[:0] if "/out/" in name else array for name, array in cases._arrays.items()}
+    monkeypatch.setattr(cases, "_arrays", arrays)
+    with pytest.raises(BundleError, match="has an output with an element to compare"):
+        list(cases.check("ort_cpu", lambda **feeds: {}))
+
+
 def test_a_model_that_drifts_fails_the_selftest_with_exit_4(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import onnxruntime
 

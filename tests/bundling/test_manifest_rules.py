@@ -9,6 +9,7 @@ import json
 import random
 import re
 import time
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from bundle_folders import python
 from bundle_forms import UNRUN
 from manifest_windows import FINE_WINDOWS, WRONG_WINDOWS
 
+from attnport.bundling import write as writing
 from attnport_bundle import BundleError, IntegrityError
 from attnport_bundle.contract import CARRIES, IO, RANKS, Dim, MaskSpec, TensorSpec
-from attnport_bundle.manifest import Bound, Goldens, from_bytes
+from attnport_bundle.manifest import Bound, Goldens, Manifest, from_bytes
 from attnport_bundle.rules import Rules
 
 Edit = Callable[[dict[str, Any]], Any]
@@ -343,6 +345,30 @@ def test_the_copied_reader_says_what_is_expected_in_the_same_words(app: Path, ke
     assert f"{key}: got 1.5; expected {words}." in done.stderr
     with pytest.raises(IntegrityError, match=re.escape(f"{key}: got 1.5; expected {words}.")):
         from_bytes(json.dumps(found).encode(), "bundle.json")
+
+
+def test_the_format_names_every_key_and_those_that_may_be_missing() -> None:
+    text = (Path(writing.__file__).parent / "FORMAT.md").read_text()
+    keys: set[str] = set()
+    optional: set[str] = set()
+
+    def walk(kind: Any) -> None:
+        if dataclasses.is_dataclass(kind):
+            hints = typing.get_type_hints(kind)
+            for field in dataclasses.fields(kind):
+                keys.add(field.name)
+                optional.update({field.name} if field.metadata.get("optional") else ())
+                walk(hints[field.name])
+        for argument in typing.get_args(kind):
+            walk(argument)
+
+    walk(Manifest)
+    assert {"window", "places", "positions", "provenance"} <= keys
+    named = set(re.findall(r"`([^`]+)`", text))
+    words = {part for name in named for part in re.split(r"[^A-Za-z0-9_]+", name)}
+    assert sorted(keys - words) == []
+    (said,) = re.findall(r"only ((?:`\w+`(?:, | and )?)+) MAY be missing", text)
+    assert set(re.findall(r"\w+", said)) - {"and"} == optional
 
 
 def test_every_key_of_the_manifest_must_be_there(made_bundle: Path) -> None:

@@ -24,9 +24,11 @@ from attnport.errors import UnavailableError
 from attnport.exporter import capture
 from attnport.exporter.naming import SCOPES
 from attnport.folder.workspace import change
+from attnport.parity import layers as layer_errors
 from attnport.parity.bisect import bisect
 from attnport.parity.searching import SearchResult
 from attnport.runtimes import base
+from attnport.verbs import check as checking
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
@@ -352,6 +354,23 @@ def test_the_command_prints_the_layer_and_exits_as_a_check_does(layered: Path) -
     data = json.loads(CliRunner().invoke(cli, [*command, "--json"]).stdout)
     assert data["parity"]["verdict"] == "FAIL"
     assert data["findings"][0]["module"] == "layers.1.up"
+
+
+def test_a_case_that_only_the_options_make_is_searched_as_it_was_checked(
+    layered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(layered, "ort_cpu", other_weight("layers.1.up"))
+    shape, options = "batch=2,seq=11", {"shapes": ("batch=2,seq=11",), "seed": 3}
+    whole = check(layered, ["ort_cpu"], **options)
+    row = whole.runtimes["ort_cpu"]
+    row = dataclasses.replace(row, cases=tuple(one for one in row.cases if one.case == shape))
+    assert row.cases
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(checking, "check", lambda *_, **__: ParityReport("FAIL", {"ort_cpu": row}, {}, ()))
+    monkeypatch.setattr(layer_errors, "layers", lambda *_, **given: asked.append(given))
+    (found,) = checking.check_and_bisect(layered, ["ort_cpu"], **options).findings
+    assert (found.module, found.samples) == ("layers.1.up", (shape,))
+    assert [(given["sizes"], given["seed"]) for given in asked] == [([{"batch": 2, "seq": 11}], 3)]
 
 
 def test_the_command_says_that_nothing_failed(layered: Path) -> None:

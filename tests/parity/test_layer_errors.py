@@ -131,5 +131,7 @@ def test_the_case_nearest_to_its_bound_is_taken_and_an_extreme_one_only_without_
     assert nearest(report(_result(usual[0], 0.4), _result(usual[1], 0.6), _result(extreme, 9)), known).name == usual[1]
     assert nearest(report(_result(usual[0], 0.1, 3), _result(usual[1], 0.6)), known).name == usual[0]
     assert nearest(report(_result(extreme, 0.2)), known).name == extreme
+    exact = dataclasses.replace(_result(usual[0], 0.1), rms_bound=0.0, max_bound=0.0)
+    assert nearest(report(exact, _result(usual[1], 5.0)), known).name == usual[0]  # any error is beyond a bound of 0
     with pytest.raises(ArtifactError, match="no case of the parity report"):
         nearest(report(_result("sentences 1-32", 0.2)), known)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -216,6 +217,10 @@ def test_a_runtime_fails_by_one_case_by_one_pair_or_by_having_none() -> None:
     assert "1 of 2" in failed.reason
     assert failed.reason.endswith("; n")
     assert parity.conclude("fp32", None, []).verdict == "FAIL"
+    empty = dataclasses.replace(good, elements=0, rms_error=0.0, max_error=0.0)
+    assert parity.conclude("fp32", None, [good, empty]).verdict == "PASS"
+    nothing = parity.conclude("fp32", None, [empty, empty])
+    assert (nothing.verdict, nothing.reason) == ("FAIL", "no case was compared")
     leaky = parity.conclude("fp32", None, [good], [leak])
     assert isinstance(leaky.invariance[0], InvarianceResult)
     assert leaky.verdict == "FAIL"

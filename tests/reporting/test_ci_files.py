@@ -12,6 +12,9 @@ from click.testing import Result
 from refusing import call, refused
 
 from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, Ran, RuntimeParity, Verdict
+from attnport.console.bisect_tables import annotated
+from attnport.parity.bisect import Bisected
+from attnport.parity.searching import SearchResult
 from attnport.reporting.annotations import workflow_commands
 from attnport.reporting.by_case import by_case
 from attnport.reporting.junit import junit
@@ -119,6 +122,20 @@ def test_each_failed_case_is_one_line_for_github() -> None:
         "::error title=form onnx fails%3A all cases::no case was compared",
         "::notice title=not installed%2C or without its device here::tensorrt, ort_cuda; why: attnport doctor",
         "::notice title=parity::a note",
+    ]
+
+
+def test_what_a_search_found_is_an_error_of_its_own_for_github() -> None:
+    found = (
+        SearchResult("bad", tensor="t,1", module="layers.1", between=("Mul", "Add"), samples=("long",)),
+        SearchResult("worse", reason="it opens no file"),
+    )
+    lines = workflow_commands(FAILING, annotated(Bisected(FAILING, found))).splitlines()
+    assert lines[:-2] == workflow_commands(FAILING).splitlines()
+    assert lines[-2:] == [
+        "::error title=bisect%3A bad goes wrong in layers.1::first diverging tensor: t,1, made by Mul, Add; "
+        "fine before it: the inputs and weights; in 1 of 1 failing cases tried: long",
+        "::error title=bisect%3A worse::nothing found: it opens no file",
     ]
 
 
