@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from attnport.processes.isolated import TIMEOUT_S
 from attnport.runtimes.base import Opening, Runtime
+from attnport_bundle.arguments import MOST_THREADS, integer, number
 
 BASELINE = "torch_eager"
 
@@ -39,3 +40,12 @@ class Effort:
     timeout_s: float = TIMEOUT_S
     cold: bool = True
     starts: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises FeedError for a number that has no meaning."""
+        integer("threads", self.threads, 1, MOST_THREADS)
+        integer("samples", self.samples, 0)
+        integer("starts", self.starts, 1)
+        number("budget_s", self.budget_s, 0)
+        number("precision", self.precision, 0)
+        number("timeout_s", self.timeout_s, 0, above=True)

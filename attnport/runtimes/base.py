@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 from attnport import registry
 from attnport.artifacts import Capabilities, EngineRecord, Evidence, IOContract, ModelSpec, Session
 from attnport.errors import UnavailableError
+from attnport_bundle.arguments import MOST_THREADS, integer
 
 Kind = Literal["module", "onnx", "engine", "bundle"]
 
@@ -29,7 +30,7 @@ class Opening:
         model: The ONNX form, or the engine; None for runtimes that run the module itself.
         spec: The module, for the torch runtimes.
         engine: The engine's record, for the TensorRT runtimes; checked before the file is deserialised.
-        threads: Compute threads; None = the physical cores.
+        threads: Compute threads, 1 or more; None = the physical cores.
         contract: torch eager only: where the module gives NaN, an attention row with no allowed key counts as zero.
         float64: torch only: computes in float64, as the reference.
         step_by_step: torch only: the scores of attention are rounded to the half type, as when product, softmax and
@@ -55,6 +56,11 @@ class Opening:
     form: str = ""
     cache: Path | None = None
     lean: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises FeedError for a number of threads that is none."""
+        if self.threads is not None:
+            integer("threads", self.threads, 1, MOST_THREADS)
 
 
 class Runtime(abc.ABC):
@@ -128,7 +134,7 @@ def chosen(named: Sequence[str] | None, *, bundle: bool = False) -> list[Runtime
         UsageError: there is no such runtime.
     """
     if named:
-        return [get(name) for name in named]
+        return [get(name) for name in ([named] if isinstance(named, str) else named)]
     return [one for one in map(get, names()) if not one.by_name and (bundle or one.opens != "bundle")]
 
 

@@ -65,6 +65,8 @@ def bundle(
         ArtifactError, IntegrityError: the artifact is incomplete, or not what was written.
         ParityFailed: a form failed or was not checked, or the bundle fails its own golden cases here.
     """
+    lang = (lang,) if isinstance(lang, str) else lang
+    forms = (forms,) if isinstance(forms, str) else forms
     unknown = [language for language in lang if language not in LANGUAGES]
     if unknown or not lang:
         raise UsageError(f"language {', '.join(unknown) or 'missing'}; expected one of {', '.join(LANGUAGES)}.")

@@ -64,6 +64,7 @@ def fuse(
         ArtifactError, IntegrityError: the folder is not an artifact, or its model was changed.
         ExportError: an operator has no form at a target's opset.
     """
+    targets = (targets,) if isinstance(targets, str) else targets
     chosen = [lowerings.get(name) for name in targets or lowerings.names()]
     manifest = open_folder(folder)
     for number, lowering in enumerate(chosen, start=1):

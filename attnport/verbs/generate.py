@@ -85,6 +85,7 @@ def generate(
             f"{folder} has no tokenizer, so that it takes token ids alone.",
             hint="In Python: attnport.open(FOLDER).generate([[1, 2, 3]]).",
         )
+    prompts = (prompts,) if isinstance(prompts, str) else prompts
     given = list(prompts) if inputs is None else read_feeds(inputs)
     progress("opening the model")
     told: list[float] = []
