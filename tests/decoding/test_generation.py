@@ -88,6 +88,16 @@ def test_a_text_comes_back_as_text_and_in_pieces(artifacts: Once) -> None:
     assert artifact.generate(["ab c", "q"], max_tokens=9)[0] == text
 
 
+def test_one_text_that_ends_a_text_is_one_token_and_not_its_letters(artifacts: Once) -> None:
+    artifact = attnport.open(artifacts("llama"))
+    ids = artifact.generate([[65, 66, 0, 67]], max_tokens=9)[0]
+    last = next(one for one in ids if one < 95)
+    stop = chr(32 + last)
+    found = artifact.generate("ab c", max_tokens=9, stop=stop)
+    assert found == artifact.generate("ab c", max_tokens=9, stop=[stop])
+    assert len(found) < len(artifact.generate("ab c", max_tokens=9, stop=[]))
+
+
 @pytest.mark.slow
 def test_a_prompt_may_be_longer_than_a_pass_takes(artifacts: Once, tmp_path: Path) -> None:
     folder = exported("llama", tmp_path, dims=["seq=1:1:3"])
@@ -107,6 +117,19 @@ def test_a_prompt_may_be_longer_than_a_pass_takes(artifacts: Once, tmp_path: Pat
         ([[1]], {"temperature": -1.0}, "temperature: got -1.0"),
         ([[1]], {"temperature": 1.0, "beams": 2}, "beam search draws nothing"),
         ("ab", {"stop": ["nothing"]}, "no token of the model's tokenizer"),
+        ("ab", {"stop": "ab"}, "stop: got 'ab', which is no token of the model's tokenizer"),
+        ([[1]], {"stop": 5}, "stop: got 5; expected a list of tokens or ids"),
+        ([[1]], {"stop": [2.5]}, "stop: got 2.5; expected tokens, or ids of 0 or more"),
+        ([[-1]], {}, "prompts: got -1; expected texts alone, or lists of token ids of 0 or more"),
+        ([[10**30]], {}, "prompts: got 10"),
+        (5, {}, "prompts: got 5; expected texts, or lists of token ids"),
+        (b"ab", {}, "prompts: got b'ab'"),
+        ([[1]], {"max_token": 5}, "max_token: generate has no such option; it has bad_words, beams, "),
+        ([[1]], {"max_tokens": "5"}, "max_tokens: got '5'; expected 1 or more"),
+        ([[1]], {"seed": -1}, "seed: got -1; expected 0 or more"),
+        ([[1]], {"context": [1]}, "context: got .*; expected an array for each input by its name"),
+        ([[1]], {"as_text": "no"}, "as_text: got 'no'; expected True or False"),
+        ([[1]], {"on_token": 5}, "on_token: got 5; expected a function"),
     ],
 )
 def test_what_cannot_be_generated_is_an_error_that_says_why(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from attnport.artifacts import IOContract, Ran
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, FeedError, UsageError, first_line, whole_cause
+from attnport.latency.effort import Effort
 from attnport.runtimes import base
 from attnport.runtimes._session import CheckedSession, check_names, refused
 
@@ -94,3 +96,22 @@ def test_a_bundle_that_nobody_named_is_no_row_of_the_report() -> None:
     assert "bundle" not in {runtime.name for runtime in base.chosen(None)}
     assert "bundle" in {runtime.name for runtime in base.chosen(None, bundle=True)}
     assert [runtime.name for runtime in base.chosen(["bundle"])] == ["bundle"]
+    assert [runtime.name for runtime in base.chosen("bundle")] == ["bundle"]  # one text is one name
+
+
+@pytest.mark.parametrize("threads", [0, -5, 2.0, "2", True])
+def test_a_number_of_threads_is_1_or_more(threads: Any) -> None:
+    with pytest.raises(UsageError, match=r"^threads: got .*; expected 1"):
+        base.Opening(IO, threads=threads)
+    with pytest.raises(UsageError, match=r"^threads: got .*; expected 1"):
+        Effort(threads)
+    assert base.Opening(IO).threads is None
+    assert base.Opening(IO, threads=2).threads == Effort(2).threads == 2
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"samples": -1}, {"starts": 0}, {"budget_s": -1.0}, {"precision": float("nan")}, {"timeout_s": 0}]
+)
+def test_an_effort_has_numbers_with_a_meaning(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"^{next(iter(wrong))}: got"):
+        Effort(1, **wrong)
