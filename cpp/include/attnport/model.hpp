@@ -115,7 +115,8 @@ public:
     /// looked up, and one that is no memory of the GPU is a FeedError too.
     [[nodiscard]] Outputs run_device(const Inputs& inputs) const;
 
-    /// Runs any number of items, in batches of like length; results are in the order of the items. Inputs are as those
+    /// Runs any number of items, in batches of like length; results are in the order of the items. A batch is filled up
+    /// to a number of items that the model takes, and what is too much is cut off. Inputs are as those
     /// of `run`, padded to the longest item, all at the end or all at the beginning. In outputs with a row for each token,
     /// columns that are padding for all of a batch are zero.
     ///
