@@ -209,8 +209,8 @@ class Model:
             beams: More than 1: beam search; None, the default, as many as the model was exported with.
             repetition_penalty, no_repeat_ngram, min_tokens, suppress, ...: Every attribute of `rules.Rules`, of token
                 ids; None, the default, as the model was exported.
-            stop: Tokens or ids behind which a text ends, a text being one token; None, the default, those that the model
-                was exported with.
+            stop: Tokens or ids behind which a text ends, of which one text is one token; None, the default, those that
+                the model was exported with.
             as_text: Give texts and not ids; None, the default, where the prompts are texts.
             on_token: Called with the prompt's number and each new token, or of texts each new piece of text.
 

@@ -188,7 +188,9 @@ class _Planning:
                 # What the evaluator raises is no error of the plan, and ends the search as itself.
                 outputs = session.run(case.feeds)
                 found = measure_all(outputs, self.store.load(case.name, self.names), case, self.manifest.io)
-                share = max(self._share_of(case.name, output, errors) for output, errors in found.items())
+                share = max(
+                    (self._share_of(case.name, output, errors) for output, errors in found.items()), default=0.0
+                )
                 if share > worst:
                     worst, at = share, case
                 if math.isinf(worst):
