@@ -16,8 +16,8 @@ from .errors import FeedError
 LARGEST = (1 << 63) - 1
 """The largest integer that the runtimes, and the reader in C++, take."""
 
-MOST_THREADS = (1 << 31) - 1
-"""The most compute threads that may be asked for; runtimes keep the number in 32 bits."""
+_MOST_THREADS = (1 << 31) - 1
+"""Runtimes keep the number of compute threads in 32 bits."""
 
 
 def shown(value: object) -> str:
@@ -27,6 +27,12 @@ def shown(value: object) -> str:
     except Exception:  # of a caller's own class; or an integer of more than 4300 digits, which Python does not print
         text = f"a {type(value).__name__} that cannot be printed"
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def require(fits: bool, name: str, value: object, expected: str) -> None:
+    """Raises FeedError for a value that does not fit."""
+    if not fits:
+        raise FeedError(f"{name}: got {shown(value)}; expected {expected}.")
 
 
 def integer(name: str, value: object, least: int, most: int = LARGEST, what: str = "") -> int:
@@ -47,6 +53,11 @@ def integer(name: str, value: object, least: int, most: int = LARGEST, what: str
         expected = f"{what} {limits}" if what else limits
         raise FeedError(f"{name}: got {shown(value)}; expected {expected}.")
     return found
+
+
+def threads(value: object) -> int | None:
+    """A number of compute threads, or None. Raises FeedError for anything else, and below 1."""
+    return None if value is None else integer("threads", value, 1, _MOST_THREADS)
 
 
 def number(name: str, value: object, least: float = -math.inf, most: float = math.inf, *, above: bool = False) -> float:
@@ -71,9 +82,8 @@ def number(name: str, value: object, least: float = -math.inf, most: float = mat
 
 def flag(name: str, value: object) -> bool:
     """True or False, as a text such as "no" counts as true. Raises FeedError for anything else."""
-    if not isinstance(value, bool):
-        raise FeedError(f"{name}: got {shown(value)}; expected True or False.")
-    return value
+    require(isinstance(value, bool), name, value, "True or False")
+    return bool(value)
 
 
 def path(name: str, value: object) -> Path:

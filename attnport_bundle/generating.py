@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import flag, integer, mapping, several, shown
+from .arguments import flag, integer, mapping, require, several
 from .contract import IO
 from .decoding import Decoding, MakeSteps, Run
 from .encoder import Encoder
@@ -185,8 +185,7 @@ def _arrays(io: IO, context: Any) -> dict[str, Array]:
 
 def _function(name: str, value: Any) -> Any:
     """A function, or None. Raises FeedError for anything else."""
-    if value is not None and not callable(value):
-        raise FeedError(f"{name}: got {shown(value)}; expected a function.")
+    require(value is None or callable(value), name, value, "a function")
     return value
 
 

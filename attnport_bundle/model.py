@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import batches, files, trust
+from . import arguments, batches, files, trust
 from . import feeds as feeding
-from .arguments import MOST_THREADS, flag, integer, mapping, shown
-from .arguments import path as path_argument
 from .cache import Cache, entry, find
 from .contract import IO
 from .decoding import steps_of
 from .device_tensors import described
 from .encoder import Encoder
-from .errors import BundleError, BundleWarning, FeedError, IntegrityError, NumbersOff, RuntimeMissing
+from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing
 from .generating import Prompts, generate
 from .goldens import GoldenCases
 from .halves import from_file, to_file
@@ -109,7 +107,7 @@ class Model:
             RuntimeMissing: this onnxruntime is older than 1.28.
             BundleError: the model is closed, the runtime failed, or the shape of an output breaks the contract.
         """
-        feeds = mapping("feeds", feeds, "a tensor for each input")
+        feeds = arguments.mapping("feeds", feeds, "a tensor for each input")
         shapes = {name: described(name, value) for name, value in feeds.items()}
         sizes = feeding.check_shapes(self.io, shapes, self.dtypes)
         feeding.check_arrays(self.io, feeds)
@@ -145,8 +143,7 @@ class Model:
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Runs any number of items, in batches of like length; results are in the order of the items.
 
-        What a call needs of memory grows with `tokens`. In outputs with a row for each token, columns that are padding
-        for all of a batch are zero.
+        Memory grows with `tokens`. In outputs with a row for each token, columns of padding in all of a batch are zero.
 
         Args:
             feeds: As of `run`, padded to the longest item, all at the end or all at the beginning.
@@ -209,8 +206,7 @@ class Model:
             beams: More than 1: beam search; None, the default, as many as the model was exported with.
             repetition_penalty, no_repeat_ngram, min_tokens, suppress, ...: Every attribute of `rules.Rules`, of token
                 ids; None, the default, as the model was exported.
-            stop: Tokens or ids behind which a text ends, of which one text is one token; None, the default, those that
-                the model was exported with.
+            stop: A token, or tokens or ids, behind which a text ends; None, the default, those of the export.
             as_text: Give texts and not ids; None, the default, where the prompts are texts.
             on_token: Called with the prompt's number and each new token, or of texts each new piece of text.
 
@@ -221,11 +217,9 @@ class Model:
             FeedError: the model does not generate (of `hf:`, export it with `--with-past`), or not from these prompts.
             BundleError: as `run`; or texts are given and there is no tokenizer, or not the package `tokenizers`.
         """
-        if not isinstance(encoder, Model | None):
-            raise FeedError(f"encoder: got {shown(encoder)}; expected an open model.")
-        reader = Encoder(encoder.run, encoder.io, encoder._tokenizer_file()) if encoder else None
-        file = self._tokenizer_file()
-        return generate(self.run, self.io, file, prompts, steps=steps_of(self._session), encoder=reader, **options)
+        arguments.require(isinstance(encoder, Model | None), "encoder", encoder, "an open model")
+        options["encoder"] = Encoder(encoder.run, encoder.io, encoder._tokenizer_file()) if encoder else None
+        return generate(self.run, self.io, self._tokenizer_file(), prompts, steps=steps_of(self._session), **options)
 
     def _text(self) -> Tokenizer:
         from .text import Tokenizer
@@ -286,21 +280,17 @@ def load(
         cache: The folder for proofs and for what TensorRT-RTX compiles; None = `$ATTNPORT_CACHE`, or the user's own.
 
     Raises:
-        BundleError: the folder is not a bundle, has a version that this reader does not know, or has no such form; or
-            an argument has no meaning.
+        BundleError: the folder is no bundle, has an unknown version or no such form; or an argument has no meaning.
         IntegrityError: a file was changed, is missing or was added, or the signature is wrong.
         RuntimeMissing: no form's runtime is installed in a release that the bundle accepts.
         NumbersOff: a form that had to be proved computes other numbers here.
     """
-    folder, key, keep = (
-        None if value is None else path_argument(name, value)
-        for name, value in (("folder", folder), ("require_signature", require_signature), ("cache", cache))
-    )
-    if threads is not None:
-        threads = integer("threads", threads, 1, MOST_THREADS)
-    path = HERE if folder is None else folder
+    threads = arguments.threads(threads)
+    path = HERE if folder is None else arguments.path("folder", folder)
+    keep = None if cache is None else arguments.path("cache", cache)
+    key = None if require_signature is None else arguments.path("require_signature", require_signature)
     manifest, _ = trust.read(path, key)
-    if flag("check_files", check_files):
+    if arguments.flag("check_files", check_files):
         files.require(path, manifest)
     store = find(path, keep) if keep or _keeps(manifest, form) else None
 
@@ -341,10 +331,7 @@ def _first(manifest: Manifest, names: Sequence[str], opened: Callable[[str], Mod
 
 
 def open_form(folder: Path, manifest: Manifest, form: str, threads: int | None = None) -> Model:
-    """Opens one form of a bundle whose files were checked, without a proof: the caller runs the goldens.
-
-    Raises as `load`.
-    """
+    """Opens one form of a bundle whose files were checked; the caller runs the goldens. Raises as `load`."""
     (name,) = _candidates(manifest, form)
     return Model(manifest, name, open_session(folder, manifest, name, threads))
 
@@ -391,7 +378,7 @@ def _passed(data: bytes | None, name: str) -> bool:
 
 def _candidates(manifest: Manifest, form: str | None) -> tuple[str, ...]:
     if form is not None and form not in manifest.order:
-        raise BundleError(f"form {shown(form)}: the bundle has {', '.join(manifest.order)}.")
+        raise BundleError(f"form {arguments.shown(form)}: the bundle has {', '.join(manifest.order)}.")
     return manifest.order if form is None else (form,)
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import files, trust
-from .arguments import MOST_THREADS, integer
+from . import arguments, files, trust
 from .contract import Verdict
 from .errors import BundleError, IntegrityError, NumbersOff, RuntimeMissing
 from .goldens import GoldenCases, Result
@@ -49,8 +48,7 @@ def selftest(folder: Path, threads: int | None = None, key: Path | None = None) 
         IntegrityError: the manifest is malformed or, with a key, not signed with it.
         RuntimeMissing: a key is given and the package cryptography is not installed.
     """
-    if threads is not None:
-        threads = integer("threads", threads, 1, MOST_THREADS)
+    threads = arguments.threads(threads)
     manifest, fingerprint = trust.read(folder, key)
     problems = files.check(folder, manifest)
     if problems:

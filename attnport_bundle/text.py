@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import package_tokenizer
-from .arguments import integer, several, shown
+from .arguments import integer, require, several
 from .arguments import path as path_argument
 from .contract import IO, Dim
 from .errors import BundleError, FeedError
@@ -66,8 +66,7 @@ class Tokenizer:
         """As `encode`, of texts the first of which is called number `first` in messages."""
         import numpy as np
 
-        if not isinstance(prompt, str):
-            raise FeedError(f"prompt: got {shown(prompt)}; expected the text to put before each text.")
+        require(isinstance(prompt, str), "prompt", prompt, "the text to put before each text")
         rows = self._rows([prompt + text for text in _checked(texts, first)])
         lengths = [len(row.ids) for row in rows]
         size = self._length.at_least(max(lengths))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from attnport.processes.isolated import TIMEOUT_S
 from attnport.runtimes.base import Opening, Runtime
-from attnport_bundle.arguments import MOST_THREADS, integer, number
+from attnport_bundle.arguments import integer, number, threads
 
 BASELINE = "torch_eager"
 
@@ -43,7 +43,7 @@ class Effort:
 
     def __post_init__(self) -> None:
         """Raises FeedError for a number that has no meaning."""
-        integer("threads", self.threads, 1, MOST_THREADS)
+        threads(self.threads)
         integer("samples", self.samples, 0)
         integer("starts", self.starts, 1)
         number("budget_s", self.budget_s, 0)

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from attnport import registry
 from attnport.artifacts import Capabilities, EngineRecord, Evidence, IOContract, ModelSpec, Session
 from attnport.errors import UnavailableError
-from attnport_bundle.arguments import MOST_THREADS, integer
+from attnport_bundle import arguments
 
 Kind = Literal["module", "onnx", "engine", "bundle"]
 
@@ -59,8 +59,7 @@ class Opening:
 
     def __post_init__(self) -> None:
         """Raises FeedError for a number of threads that is none."""
-        if self.threads is not None:
-            integer("threads", self.threads, 1, MOST_THREADS)
+        arguments.threads(self.threads)
 
 
 class Runtime(abc.ABC):

@@ -4,14 +4,12 @@
 #include <map>
 #include <numeric>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include <attnport/error.hpp>
 
 #include "blocks.hpp"
 #include "contract.hpp"
-#include "expression.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
@@ -63,16 +61,6 @@ Counted counted(const IO& io) {
         throw FeedError("the model's padding masks are not [batch, seq]; run one batch at a time.");
     }
     return {first, masks};
-}
-
-/// Whether a size is a dim, or an expression of it: then it is no expression of the other dims.
-bool follows(const IO& io, const Axis& axis, const std::string& dim) {
-    const auto* const text = std::get_if<std::string>(&axis);
-    std::set<std::string> others;
-    for (const auto& each : io.dims) {
-        if (each.name != dim) others.insert(each.name);
-    }
-    return text != nullptr && !expression_problem(*text, others).empty();
 }
 
 bool is_first(const TensorSpec& spec, const Axis& item) { return !spec.dims.empty() && spec.dims[0] == item; }
@@ -180,7 +168,6 @@ public:
     }
 
     [[nodiscard]] const std::vector<std::int64_t>& lengths() const noexcept { return lengths_; }
-    /// The numbers of items that a batch may have.
     [[nodiscard]] const Dim& sizes() const { return *named(io_, item_); }
 
     /// The items of a batch, and its last one once more for each that is missing to a size that the model takes.

@@ -285,6 +285,15 @@ bool admits(const Profile& profile, const std::map<std::string, std::int64_t>& s
     });
 }
 
+bool follows(const IO& io, const Axis& axis, const std::string& dim) {
+    const auto* const text = std::get_if<std::string>(&axis);
+    std::set<std::string> others;
+    for (const Dim& each : io.dims) {
+        if (each.name != dim) others.insert(each.name);
+    }
+    return text != nullptr && !expression_problem(*text, others).empty();
+}
+
 bool takes(const Dim& dim, std::int64_t size) { return dim.min <= size && size <= dim.max && size % dim.step == 0; }
 
 std::int64_t at_least(const Dim& dim, std::int64_t size) {

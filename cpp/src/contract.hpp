@@ -18,6 +18,8 @@ class Located;
 /// Throws IntegrityError also unless the profile has the model's dims, in order, each inside its range and with its step.
 [[nodiscard]] Profile profile_of(const Located& at, const IO& io);
 
+/// Whether a size is a dim, or an expression of it: then it is no expression of the other dims.
+[[nodiscard]] bool follows(const IO& io, const Axis& axis, const std::string& dim);
 /// Whether a size lies in the dim's range, and is a multiple of its step.
 [[nodiscard]] bool takes(const Dim& dim, std::int64_t size);
 /// The smallest size that the dim takes and that is `size` or more; the largest one if there is none.
