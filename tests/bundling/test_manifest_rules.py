@@ -367,6 +367,7 @@ def test_the_format_names_every_key_and_those_that_may_be_missing() -> None:
     named = set(re.findall(r"`([^`]+)`", text))
     words = {part for name in named for part in re.split(r"[^A-Za-z0-9_]+", name)}
     assert sorted(keys - words) == []
+    assert sorted({f"io.{field.name}" for field in dataclasses.fields(IO)} - named) == []
     (said,) = re.findall(r"only ((?:`\w+`(?:, | and )?)+) MAY be missing", text)
     assert set(re.findall(r"\w+", said)) - {"and"} == optional
 
