@@ -204,14 +204,14 @@ def test_a_scalar_of_the_module_is_copied_with_tied_weights_and_parametrisations
 def test_assert_parity_passes_a_module_and_shows_the_table_of_one_that_fails() -> None:
     assert assert_parity(modules.DictOut(), (X,), runtimes="ort_cpu", dims="seq=1:5:9").verdict == "PASS"
 
-    class Mean(Encoder):
-        """Its padding counts."""
+    class Opposite(Encoder):
+        """Its mask is 1 for padding."""
 
         def forward(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-            return super().forward(ids, attention_mask)["hidden"].mean(1)
+            return super().forward(ids, 1 - attention_mask)["hidden"]
 
     with pytest.raises(AssertionError, match=r"padding changes valid rows"):
-        assert_parity(Mean(), (IDS, MASK))
+        assert_parity(Opposite(), (IDS, MASK))
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from attnport.artifacts import (
     Verdict,
 )
 from attnport.cases.decoding import of_all_tokens
-from attnport.cases.inputs import Case
+from attnport.cases.inputs import Case, cases
 from attnport.cases.sizes import untried
 from attnport.errors import ArtifactError, BundleError, IntegrityError, UnavailableError, whole_cause
 from attnport.exporter.lowering import base as lowerings
@@ -32,7 +32,14 @@ from attnport.folder.openings import MODEL, graph_digest, model_openings, why_no
 from attnport.folder.portable import portable
 from attnport.parity import bound as parity
 from attnport.parity.eager import EAGER, EAGER_ON_GPU, Eager
-from attnport.parity.evaluate import Progress, References, SessionErrors, make_references, measure_session
+from attnport.parity.evaluate import (
+    Progress,
+    References,
+    SessionErrors,
+    make_references,
+    measure_items,
+    measure_session,
+)
 from attnport.parity.invariance import ON_THE_LEFT, Spread, Spreads, untold
 from attnport.processes.child import ChildError
 from attnport.processes.isolated import IsolatedSession, Limits, absent, reason_of_failure, unavailable
@@ -101,10 +108,10 @@ class Comparison:
                 f"the module itself gives NaN or Inf in {len(undefined)} results; there forms are compared with what "
                 f"it gives if rows without a key are zero: {found}"
             )
-        if cases := sorted(self.store.without_empty):
+        if left := sorted(self.store.without_empty):
             self.notes.append(
                 f"items without any key are not compared, as the module gives other numbers than zero there: "
-                f"{', '.join(cases)}"
+                f"{', '.join(left)}"
             )
         runtimes: dict[str, RuntimeParity | _Tried] = {}
         for runtime in chosen:
@@ -297,7 +304,7 @@ class Comparison:
 
         Returns:
             Those of padding on the left where nothing else moves rows: the module has positions, declared or not. And
-            those in which an item's rows are told by their number, each with the change.
+            all others, each with the change; but none if a mask has the opposite meaning of what is declared.
         """
         changed: dict[tuple[str, str], Spread] = {}
         for key, spread in own.spreads.found.items():
@@ -306,9 +313,31 @@ class Comparison:
                 changed[key] = spread
         by_size = {key: spread for key, spread in changed.items() if key[1] in own.by_size}
         names = {name for name, output in changed.keys() - by_size.keys()}
-        moves = all(name.startswith(ON_THE_LEFT) for name in names)
-        moved = frozenset(key for key in own.spreads.found if moves and key[0] in names)
-        return moved, by_size
+        if all(name.startswith(ON_THE_LEFT) for name in names):
+            return frozenset(key for key in own.spreads.found if key[0] in names), by_size
+        opposite = self._opposite_masks()
+        if opposite:
+            self.notes.append(
+                f"the module takes {', '.join(opposite)} in the opposite meaning of what is declared (:keep or :hide): "
+                "with the other, padding changes no valid row"
+            )
+        return frozenset(), {} if opposite else changed
+
+    def _opposite_masks(self) -> list[str]:
+        """The padding masks of one meaning that the module takes in the other: with that, padding changes no row."""
+        turned = {"keep": "hide", "hide": "keep"}
+        masks = [mask for mask in self.io.padding_masks() if mask.carries == "mask" and mask.polarity in turned]
+        other = {mask: replace(mask, polarity=turned[mask.polarity]) for mask in masks}
+        io = replace(self.io, masks=tuple(other.get(mask, mask) for mask in self.io.masks))
+        padded = next((case for case in cases(io) if case.name == "right padding"), None)
+        if padded is None or not masks:
+            return []
+        with self._eager.session("fp32") as session:
+            found = SessionErrors(session.ran)
+            measure_items(session, io, padded, session.run(padded.feeds), found, _FEW_ITEMS)
+        spreads = {key: one for key, one in found.spreads.found.items() if not key[0].startswith(ON_THE_LEFT)}
+        pairs = parity.judge_invariance(Spreads(spreads), self._eager.yardstick("fp32"), [padded.name])
+        return [str(mask.input) for mask in masks] if pairs and all(pair.verdict == "PASS" for pair in pairs) else []
 
     def _padding_notes(self, own: SessionErrors) -> list[str]:
         """What was not compared with other padding, and why."""
@@ -321,8 +350,12 @@ class Comparison:
             changed[output] = max(changed.get(output, spread), spread, key=lambda each: each.largest)
         notes = [
             f"{output}: padding beside an item changes its rows in the module itself, {spread}, so that these are not "
-            "compared with other padding; they are taken to be the first rows, as many as the output's size gives for "
-            "the item's length"
+            "compared with other padding"
+            + (
+                "; they are taken to be the first rows, as many as the output's size gives for the item's length"
+                if output in own.by_size
+                else ""
+            )
             for output, spread in changed.items()
         ]
         if specs := untold(self.io):

@@ -158,7 +158,7 @@ def measure_session(
         )
         if case.name in pairs and items:
             share = -(-items // len(pairs))
-            _measure_items(session, io, case, outputs, found, share)
+            measure_items(session, io, case, outputs, found, share)
     return found
 
 
@@ -173,9 +173,19 @@ def invariance_cases(cases: Sequence[Case]) -> list[str]:
     return text or padded[:1]
 
 
-def _measure_items(
+def measure_items(
     session: Session, io: IOContract, case: Case, outputs: Mapping[str, Array], found: SessionErrors, limit: int
 ) -> None:
+    """Runs items of a case alone and with more padding, and adds what changes to `found.spreads`.
+
+    Args:
+        session: A session that gave `outputs` for the case.
+        io: The contract.
+        case: A case with padding on the right.
+        outputs: By name.
+        found: What the session gave so far.
+        limit: The number of items.
+    """
     for count, variant in enumerate(variants(io, case)):
         by_size = [spec for spec in io.outputs if follows(io, variant.keys, spec)]
         outputs_told = [spec for spec in io.outputs if spec in by_size or tells_items(io, variant.keys, spec)]
