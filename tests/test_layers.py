@@ -28,7 +28,7 @@ READER_UNIT = "reader"
 INSIDE = "attnport_bundle"
 LAYERS: tuple[tuple[str, ...], ...] = (
     (READER_UNIT,),
-    ("errors", "jsonfile", "module_path", "optional", "registry", "transaction", "user_cache", "version"),
+    ("bodies", "errors", "jsonfile", "module_path", "optional", "registry", "transaction", "user_cache", "version"),
     ("dims", "example_values", "known", "masks"),
     ("latencies", "machines", "parities", "precisions"),
     ("artifacts",),

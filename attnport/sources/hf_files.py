@@ -39,13 +39,13 @@ def check_link(folder: Path, path: Path) -> None:
     """
     root, real = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
     name = str(path.relative_to(folder))
-    if not (real.is_relative_to(root) or _is_blob(root, real)):
+    if not (real.is_relative_to(root) or is_blob(root, real)):
         raise SpecError(f"hf:{folder}: {name!r} links to {str(real)!r}, outside the folder.", hint=_INSIDE)
     if real.exists() and not (real.is_file() or real.is_dir()):
         raise SpecError(f"hf:{folder}: {name!r} is a pipe or a device; expected a file.")
 
 
-def _is_blob(root: Path, real: Path) -> bool:
+def is_blob(root: Path, real: Path) -> bool:
     """Whether `real` is a blob of the hub cache that has `root` as a snapshot.
 
     `CACHE/models--OWNER--NAME/snapshots/COMMIT` has links to `CACHE/models--OWNER--NAME/blobs/DIGEST`, which since

@@ -95,14 +95,13 @@ def settle_decoder(model: ir.Model) -> Decoder | None:
     return Decoder(past, seq, most, tuple(dropped), forgetting)
 
 
-def stops_of(file: Path) -> tuple[int, ...]:
-    """The tokens behind which a text ends, by the config beside a decoder; none without one.
+def stops_of(config: Path | None) -> tuple[int, ...]:
+    """The tokens behind which a text ends, by the config of a decoder; none without one.
 
     Raises:
         SpecError: the config cannot be read.
     """
-    config = file.resolve().parent / CONFIG
-    if not config.is_file():
+    if config is None:
         return ()
     try:
         found: Any = json.loads(config.read_text())["model"].get("eos_token_id", [])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnport.bodies import write_out
 from attnport.errors import SpecError, first_line
+from attnport.sources.hf_files import is_blob
 from attnport.sources.onnx_decoder import Decoder, settle_decoder
 from attnport.sources.structure import flat_name
 from attnport_bundle.external import references
@@ -17,6 +20,10 @@ if TYPE_CHECKING:
 
 PREFIX = "onnx:"
 _HALVES = ("FLOAT16", "BFLOAT16")
+_OF_TYPES = {"to", "dtype", "output_dtype", "softmax_precision", "stash_type"}
+"""Attributes of operators that hold a type."""
+_WEIGHTS_ARE_INPUTS = 3
+"""The last IR version in which every weight is listed among the inputs as well."""
 
 
 def is_onnx(text: str) -> bool:
@@ -35,23 +42,61 @@ def files_of(text: str) -> list[Path]:
     Raises:
         SpecError: it is no file of ONNX, or its weights are missing or outside its folder.
     """
+    return [path_of(text), *_weights_files(text).values()]
+
+
+def _weights_files(text: str) -> dict[str, Path]:
+    """Where weights lie, by the name that the file has for them: beside it or, where it is a link, beside its target.
+
+    A link may lead no further than that, or to a blob of the hub cache that the file is in: whoever sends a folder must
+    not have other files read.
+
+    Raises:
+        SpecError: as `files_of`.
+    """
     path = path_of(text)
     if not path.is_file():
         raise SpecError(f"{text}: {path} is {'a folder' if path.is_dir() else 'not there'}; expected a file of ONNX.",
-                        hint="Write onnx:FOLDER/model.onnx.")  # fmt: skip
+                        hint="Write onnx:PATH, with the path of the file, such as onnx:exported/model.onnx.")  # fmt: skip
     try:
         names = {each.location for each in references(path.resolve())}
     except (ValueError, OSError) as err:
         raise SpecError(f"{text}: {path} is not a readable file of ONNX: {first_line(err)}.") from err
-    folder = path.resolve().parent
+    found = {}
     for name in sorted(names):
-        place = Path(name)
-        if place.is_absolute() or ".." in place.parts or not (folder / place).resolve().is_relative_to(folder):
+        if Path(name).is_absolute() or ".." in Path(name).parts:
             raise SpecError(f"{text}: its weights lie in {name!r}, outside the file's folder.")
-        if not (folder / place).is_file():
+        place = beside(text, name)
+        if place is None:
             raise SpecError(f"{text}: its weights lie in {name!r}, which is missing.",
                             hint="Copy the file of weights beside the file of ONNX.")  # fmt: skip
-    return [path, *(path.parent / name for name in sorted(names))]
+        found[name] = place
+    return found
+
+
+def beside(text: str, name: str) -> Path | None:
+    """What is called `name` beside the file or, where the file is a link, beside its target; None if nothing is.
+
+    A link may lead no further than into these two folders, or to a blob of the hub cache that the file is in: whoever
+    sends a folder must not have other files read.
+
+    Raises:
+        SpecError: it is a link to elsewhere.
+    """
+    path = path_of(text)
+    named, real = path.absolute().parent, path.resolve().parent
+    place = next((folder / name for folder in (named, real) if (folder / name).is_file()), None)
+    if place is None:
+        return None
+    target = place.resolve()
+    snapshots = (root.resolve() for root in (named, *named.parents))
+    if not (target.is_relative_to(named.resolve()) or target.is_relative_to(real)
+            or any(is_blob(root, target) for root in snapshots)):  # fmt: skip
+        raise SpecError(
+            f"{text}: {name!r} is a link to '{target}', outside the file's folder.",
+            hint="Put the file itself there, or make the file of ONNX a link into the same folder.",
+        )
+    return place
 
 
 @dataclass(frozen=True)
@@ -59,13 +104,16 @@ class Theirs:
     """What a file holds.
 
     Attributes:
-        model: The graph without functions of its own, types of 16 bits widened to 32; its weights stay on disk.
-        half: `float16` or `bfloat16` where weights had that type; otherwise "".
+        model: The graph without functions of its own, types of 16 bits widened to 32; operators that the standard
+            defines by others are written so, unless PyTorch computes them here. Its weights stay on disk.
+        half: `float16` or `bfloat16` where anything of the graph had that type; otherwise "".
+        preset: Inputs that have a value in the file, which is the one that they keep.
         decoder: What is known of a decoder with its cache.
     """
 
     model: ir.Model
     half: str
+    preset: tuple[str, ...]
     decoder: Decoder | None
 
 
@@ -83,7 +131,9 @@ def read(text: str) -> Theirs:
     import onnx_ir as ir
     import onnx_ir.passes.common as passes
 
-    path = files_of(text)[0]
+    from attnport.sources.onnx_module import is_known
+
+    path, places = path_of(text), _weights_files(text)
     try:
         model = ir.load(path.resolve())
     except Exception as err:  # protobuf and onnx_ir raise a dozen types of error for a damaged file
@@ -91,22 +141,63 @@ def read(text: str) -> Theirs:
     if not model.graph.outputs or not {"", "ai.onnx"} & set(model.graph.opset_imports):
         raise SpecError(f"{text}: {path} has no outputs, or names no opset of ONNX's operators.",
                         hint="It was cut short, or is another file of protobuf.")  # fmt: skip
-    for value in _weights(model):
-        if isinstance(tensor := value.const_value, ir.ExternalTensor):
-            # Mapped into memory: what is written later need not know where it lies.
-            value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=tensor.shape, name=tensor.name)
     if model.functions:
         passes.InlinePass()(model)
-    held = {value.dtype.name for value in _weights(model) if value.dtype is not None}
-    half = next((name.lower() for name in _HALVES if name in held), "")
+    _map_weights(text, model, places)
+    preset = tuple(str(value.name) for value in model.graph.inputs if value.is_initializer())
+    if preset:
+        model.graph.inputs[:] = [value for value in model.graph.inputs if not value.is_initializer()]
+    if model.ir_version <= _WEIGHTS_ARE_INPUTS:
+        model.ir_version, preset = _WEIGHTS_ARE_INPUTS + 1, ()
+    write_out(model, lambda node: not is_known(node))
+    used = _types(model)
+    half = next((name.lower() for name in _HALVES if ir.DataType[name] in used), "")
     if half:
         _widen(model)
-    return Theirs(model, half, settle_decoder(model))
+    return Theirs(model, half, preset, settle_decoder(model))
+
+
+def _map_weights(text: str, model: ir.Model, places: Mapping[str, Path]) -> None:
+    """Maps weights beside the file into memory: what is written later need not know where they lie."""
+    import onnx_ir as ir
+
+    def mapped(tensor: Any) -> Any:
+        if not isinstance(tensor, ir.ExternalTensor):
+            return tensor
+        place = places[str(tensor.location)]
+        beside = ir.ExternalTensor(
+            place.resolve(), tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=str(tensor.name)
+        )
+        try:
+            return ir.Tensor(beside.numpy(), dtype=tensor.dtype, shape=tensor.shape, name=tensor.name)
+        except (ValueError, OSError, TypeError) as err:
+            raise SpecError(
+                f"{text}: weight {tensor.name!r} cannot be read from {place.name!r}: {first_line(err)}.",
+                hint="The file of weights was cut short, or belongs to another file of ONNX.",
+            ) from err
+
+    _replace_tensors(model, mapped)
+
+
+def _replace_tensors(model: ir.Model, change: Callable[[Any], Any]) -> None:
+    """Replaces every constant tensor of a model, in place: initializers and attributes."""
+    import onnx_ir as ir
+
+    for graph in (model.graph, *model.graph.subgraphs()):
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                value.const_value = change(value.const_value)
+    for node in model.graph.all_nodes():
+        for name, attribute in list(node.attributes.items()):
+            if attribute.type == ir.AttributeType.TENSOR and attribute.value is not None:
+                node.attributes[name] = ir.AttrTensor(name, change(attribute.value))
+            elif attribute.type == ir.AttributeType.TENSORS:
+                node.attributes[name] = ir.AttrTensors(name, [change(tensor) for tensor in attribute.value])
 
 
 def input_names(model: ir.Model) -> dict[str, str]:
     """By name of a graph's input, the name that it has in feeds."""
-    return _identifiers([str(value.name) for value in inputs_of(model)])
+    return _identifiers([str(value.name) for value in model.graph.inputs])
 
 
 def output_names(model: ir.Model) -> dict[str, str]:
@@ -127,14 +218,26 @@ def _identifiers(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def inputs_of(model: ir.Model) -> list[ir.Value]:
-    """Inputs that are no weights; up to IR version 3 weights are inputs too."""
-    return [value for value in model.graph.inputs if str(value.name) not in model.graph.initializers]
-
-
-def _weights(model: ir.Model) -> Iterator[ir.Value]:
+def _values(model: ir.Model) -> Iterator[ir.Value]:
     for graph in (model.graph, *model.graph.subgraphs()):
+        yield from graph.inputs
         yield from graph.initializers.values()
+    for node in model.graph.all_nodes():
+        yield from node.outputs
+
+
+def _types(model: ir.Model) -> set[ir.DataType]:
+    """Every type that a tensor of the graph is said to have: inputs, weights, results, and what casts give."""
+    import onnx_ir as ir
+
+    found = {value.dtype for value in _values(model) if value.dtype is not None}
+    for node in model.graph.all_nodes():
+        for name, attribute in node.attributes.items():
+            if attribute.type == ir.AttributeType.TENSOR:
+                found.add(attribute.value.dtype)
+            elif name in _OF_TYPES and attribute.type == ir.AttributeType.INT:
+                found.update(kind for kind in ir.DataType if int(kind) == attribute.value)
+    return found
 
 
 def _widen(model: ir.Model) -> None:
@@ -143,23 +246,16 @@ def _widen(model: ir.Model) -> None:
     import onnx_ir as ir
 
     halves = {ir.DataType[name] for name in _HALVES}
-
-    def wide(tensor: Any) -> Any:
-        if tensor is None or tensor.dtype not in halves:
-            return tensor
-        return ir.tensor(tensor.numpy().astype(np.float32), name=tensor.name)
-
-    for graph in (model.graph, *model.graph.subgraphs()):
-        for value in (*graph.inputs, *graph.outputs, *graph.initializers.values()):
-            value.const_value = wide(value.const_value)
-            if value.dtype in halves:
-                value.dtype = ir.DataType.FLOAT
+    _replace_tensors(
+        model,
+        lambda tensor: (
+            ir.tensor(tensor.numpy().astype(np.float32), name=tensor.name) if tensor.dtype in halves else tensor
+        ),
+    )
+    for value in _values(model):
+        if value.dtype in halves:
+            value.dtype = ir.DataType.FLOAT
     for node in model.graph.all_nodes():
-        for value in node.outputs:
-            if value.dtype in halves:
-                value.dtype = ir.DataType.FLOAT
-        for name, attribute in list(node.attributes.items()):
-            if attribute.type == ir.AttributeType.TENSOR:
-                node.attributes[name] = ir.AttrTensor(name, wide(attribute.value))
-            elif name in ("to", "dtype") and attribute.value in {int(kind) for kind in halves}:
+        for name in _OF_TYPES & set(node.attributes):
+            if node.attributes[name].value in {int(kind) for kind in halves}:
                 node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))

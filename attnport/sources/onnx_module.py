@@ -61,17 +61,22 @@ class OnnxModule(nn.Module):
     Initializers with a floating type are parameters, other constants buffers.
 
     Args:
-        model: Without functions of its own, and without types of 16 bits.
+        model: As `onnx_file.read` gives it: without functions of its own, and without types of 16 bits.
         inputs: By keyword of the forward, the name of a graph's input.
         outputs: By name of the result, the name of a graph's output.
     """
 
     def __init__(self, model: ir.Model, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> None:
+        import onnx_ir as ir
+
         super().__init__()
         self._inputs, self._outputs = dict(inputs), dict(outputs)
         self._held: dict[str, str] = {}  # by name in the graph, that in the module
         self._constants: dict[str, Tensor] = {}
+        # What the two floating types of a graph are in the module as it is cast.
         self.register_parameter("/type", nn.Parameter(torch.empty(0), requires_grad=False))
+        self.register_parameter("/double", nn.Parameter(torch.empty(0, dtype=torch.float64), requires_grad=False))
+        self._doubles = {str(value.name) for value in model.graph.inputs if value.dtype == ir.DataType.DOUBLE}
         self._plan = self._planned(model.graph, dict(model.opset_imports), set(outputs.values()))
 
     def forward(self, **tensors: Tensor) -> dict[str, Tensor]:
@@ -81,6 +86,8 @@ class OnnxModule(nn.Module):
             RuntimeError: a node cannot be computed; the message names it.
         """
         values: dict[str, Any] = {self._inputs[name]: tensor for name, tensor in tensors.items()}
+        for name in self._doubles & set(values):
+            values[name] = values[name].to(getattr(self, "/double").dtype)
         self._run(self._plan, values)
         return {name: values[inside] for name, inside in self._outputs.items()}
 
@@ -190,6 +197,12 @@ class OnnxModule(nn.Module):
         return run
 
 
+def is_known(node: ir.Node) -> bool:
+    """Whether PyTorch computes a node here, so that no definition of its operator is needed."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    return (domain, node.op_type) in OPERATORS or (domain == "" and node.op_type in (*CONTROL, "Constant"))
+
+
 def _in_range(tensor: Tensor, like: Tensor) -> Tensor:
     """Numbers in another type, its largest in place of larger ones, as code has it that asks for a type's largest."""
     if like.dtype != torch.float16:
@@ -255,7 +268,10 @@ def _by_reference(step: Step, call: Call, read: Sequence[Any]) -> Any:
 
 
 def _array(value: Any) -> Any:
-    return [_array(one) for one in value] if isinstance(value, list) else value.detach().cpu().numpy()
+    if isinstance(value, list):
+        return [_array(one) for one in value]
+    # NumPy knows no bfloat16, and computes little in float16; the result gets its type again.
+    return (value.float() if value.dtype in (torch.float16, torch.bfloat16) else value).detach().cpu().numpy()
 
 
 def _tensor(value: Any, call: Call) -> Any:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError, UsageError
 from attnport.sources.declare import declared_spec
-from attnport.sources.onnx_decoder import stops_of
-from attnport.sources.onnx_file import graph_of, input_names, inputs_of, output_names, path_of, read
+from attnport.sources.onnx_decoder import CONFIG, stops_of
+from attnport.sources.onnx_file import beside, graph_of, input_names, output_names, path_of, read
 from attnport.sources.parsing import parse_input
 from attnport.sources.plain import half_notes
 from attnport.sources.structure import flat_name
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PADDING = ("attention_mask", "input_mask", "padding_mask", "encoder_attention_mask", "decoder_attention_mask")
 """Inputs of shape [batch,length] that say which tokens are padding, by the names that exporters give them."""
+_FEW = 3
+"""As many names a note has."""
 _LAYOUT = frozenset({"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Slice", "Expand"})
 
 
@@ -41,20 +43,23 @@ def load_onnx(text: str, inputs: Sequence[str], dims: Sequence[str], outputs: Se
     declared = _declared(text, theirs.model, inputs, decoder is not None)
     path = path_of(text)
     notes, stop = half_notes(theirs.half), tuple[int, ...]()
+    if theirs.preset:
+        more = f" and {len(theirs.preset) - _FEW} more" if len(theirs.preset) > _FEW else ""
+        notes = (*notes, f"inputs with a value in the file keep it: {', '.join(theirs.preset[:_FEW])}{more}")
     if decoder is not None:
         taken = {each.partition("=")[0] for each in dims}
         dims = [*dims, *(each for each in decoder.dims if each.partition("=")[0] not in taken)]
-        notes, stop = (*notes, *decoder.notes), stops_of(path)
+        notes, stop = (*notes, *decoder.notes), stops_of(beside(text, CONFIG))
 
     def make() -> nn.Module:
         return _module(text)
 
-    name = path.stem if path.stem != "model" else path.resolve().parent.name
+    name = path.stem if path.stem != "model" else path.absolute().parent.name
     spec = declared_spec(name, text, make(), make, declared, dims, outputs)
-    tokenizer = path.resolve().parent / "tokenizer.json"
-    reads_text = any(each.name == "input_ids" for each in spec.io.inputs) and tokenizer.is_file()
+    reads_text = any(each.name == "input_ids" for each in spec.io.inputs)
     io = dataclasses.replace(spec.io, stop=stop) if stop else spec.io
-    return dataclasses.replace(spec, io=io, notes=(*notes, *spec.notes), tokenizer=tokenizer if reads_text else None)
+    return dataclasses.replace(spec, io=io, notes=(*notes, *spec.notes),
+                               tokenizer=beside(text, "tokenizer.json") if reads_text else None)  # fmt: skip
 
 
 def _module(text: str) -> nn.Module:
@@ -73,7 +78,7 @@ def _declared(text: str, model: ir.Model, inputs: Sequence[str], counted: bool) 
     if unknown:
         raise UsageError(f"--input {unknown[0]}: the graph's inputs are {', '.join(names.values())}.")
     return [
-        given.get(names[str(value.name)]) or _declaration(text, value, names, counted) for value in inputs_of(model)
+        given.get(names[str(value.name)]) or _declaration(text, value, names, counted) for value in model.graph.inputs
     ]
 
 

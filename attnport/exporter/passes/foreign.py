@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from attnport.errors import ExportError, first_line
@@ -11,6 +12,7 @@ from attnport.exporter.passes.contrib import DOMAIN as CONTRIB
 from attnport.exporter.passes.contrib import write_out_contrib
 from attnport.exporter.passes.exact_rules import exact_rules
 from attnport.exporter.passes.indexing import index_by_grid
+from attnport.exporter.passes.opset import to_opset
 from attnport.exporter.passes.rotary import write_out as write_out_rotary
 from attnport.exporter.passes.sizes import settle_sizes
 from attnport.exporter.storage import INLINE_BYTES
@@ -18,6 +20,8 @@ from attnport.exporter.storage import INLINE_BYTES
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+NEWEST = 24
+"""The newest opset of which a form makes use."""
 ROUNDS = 4
 """Each round can fold what the previous round's sizes made constant (a scale that is the root of a size)."""
 
@@ -56,10 +60,18 @@ def prepare(model: ir.Model, opset: int = 23) -> ir.Model:
 
 
 def _raised(model: ir.Model, opset: int) -> ir.Model:
-    """The graph raised to `opset`; a graph of that opset or a newer one is returned unchanged."""
+    """The graph raised to `opset`; a graph of that opset or a newer one is returned unchanged.
+
+    Of an opset that is newer than runtimes know, it is lowered if that is possible.
+    """
     import onnx
     import onnx_ir as ir
 
+    if model.graph.opset_imports[""] > NEWEST:
+        lowered = model.clone()
+        with contextlib.suppress(ExportError):
+            to_opset(lowered, NEWEST)
+            return lowered
     if model.graph.opset_imports[""] >= opset:
         return model
     weights = _set_aside(model)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from attnport.bodies import body_of, inline, put_in_place, schema_of
 from attnport.errors import ExportError, whole_cause
 
 if TYPE_CHECKING:
-    import onnx
     import onnx_ir as ir
 
 
@@ -31,18 +31,11 @@ def to_opset(model: ir.Model, opset: int) -> int:
     for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
         if node.domain == "" and not _fits(node, opset):
             function = _definition(node, opset, model.graph.opset_imports[""])
-            function.name, function.domain = f"{node.op_type}_{expanded}", "attnport.expanded"
-            model.functions[function.identifier()] = function
-            node.op_type, node.domain = function.name, function.domain
+            put_in_place(model, node, function, f"{node.op_type}_{expanded}")
             expanded += 1
     model.graph.opset_imports[""] = opset
     if expanded:
-        model.graph.opset_imports["attnport.expanded"] = 1
-        for function in model.functions.values():
-            function.opset_imports[""] = opset
-        passes.InlinePass()(model)
-        passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # its __init__ has no types
-        passes.RemoveUnusedOpsetsPass()(model)
+        inline(model, opset)
     model.ir_version = min(model.ir_version or 10, 8 if opset <= 18 else 11)
     try:
         passes.CheckerPass(full_check=True)(model)
@@ -88,42 +81,12 @@ def _is_default(node: ir.Node, name: str) -> bool:
 
 def _definition(node: ir.Node, opset: int, version: int) -> ir.Function:
     """The function body that the standard gives for a node's operator, in operators that `opset` has."""
-    import onnx
-    import onnx_ir as ir
-
-    schema: Any = onnx.defs.get_schema(node.op_type, version, "")
-    body = onnx.FunctionProto()
-    if schema.has_context_dependent_function:
-        version = _nearest(schema.context_dependent_function_opset_versions, opset)
-        types = [_type_proto(value).SerializeToString() for value in node.inputs]
-        proto = ir.serde.serialize_node(node).SerializeToString()
-        body.ParseFromString(schema.get_context_dependent_function_with_opset_version(version, proto, types))
-    elif schema.has_function:
-        body.ParseFromString(schema.get_function_with_opset_version(_nearest(schema.function_opset_versions, opset)))
-    # A body lists optional outputs even if it does not compute them for this node.
-    computed = {name for inner in body.node for name in inner.output}
-    kept = [name for name in body.output if name in computed]
-    del body.output[:]
-    body.output.extend(kept)
-    function = ir.serde.deserialize_function(body)
-    if not len(function) or not all(_fits(inner, opset) for inner in function):
+    schema = schema_of(node, version)
+    function = None if schema is None else body_of(node, schema, opset)
+    if function is None or not all(_fits(inner, opset) for inner in function):
         raise ExportError(
             f"node {node.name}: {node.op_type} does not exist at opset {opset} and the standard does not define it by "
             "operators that do.",
             hint="Leave that target out, or rewrite this operator in the module.",
         )
     return function
-
-
-def _nearest(versions: list[int], opset: int) -> int:
-    """The newest version that is `opset` or older; without any, the oldest version."""
-    return max((version for version in versions if version <= opset), default=min(versions))
-
-
-def _type_proto(value: ir.Value | None) -> onnx.TypeProto:
-    import onnx
-    import onnx_ir as ir
-
-    if value is None or value.type is None:
-        return onnx.TypeProto()
-    return ir.serde.serialize_type(value.type)
