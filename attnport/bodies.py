@@ -32,11 +32,8 @@ def write_out(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> int:
 
     written = 0
     while found := _defined(model, wanted):
-        typed = False
+        passes.ShapeInferencePass(data_prop=False)(model)  # a body may depend on the types of inputs
         for node, schema in found:
-            if schema.has_context_dependent_function and not typed:
-                passes.ShapeInferencePass(data_prop=False)(model)  # such a body depends on the types of inputs
-                typed = True
             function = body_of(node, schema, model.graph.opset_imports[""])
             if function is not None:
                 put_in_place(model, node, function, f"{node.op_type}_{written}")
@@ -61,6 +58,7 @@ def body_of(node: ir.Node, schema: Any, opset: int) -> ir.Function | None:
     import onnx
     import onnx_ir as ir
 
+    _give_defaults(node, schema)
     body = onnx.FunctionProto()
     if schema.has_context_dependent_function:
         version = _nearest(schema.context_dependent_function_opset_versions, opset)
@@ -75,6 +73,15 @@ def body_of(node: ir.Node, schema: Any, opset: int) -> ir.Function | None:
     del body.output[:]
     body.output.extend(kept)
     return ir.serde.deserialize_function(body) if body.node else None
+
+
+def _give_defaults(node: ir.Node, schema: Any) -> None:
+    """Gives a node the attributes that it leaves to their defaults: a body refers to them."""
+    import onnx_ir as ir
+
+    for name, attribute in schema.attributes.items():
+        if name not in node.attributes and attribute.default_value.name:
+            node.attributes[name] = ir.serde.deserialize_attribute(attribute.default_value)
 
 
 def put_in_place(model: ir.Model, node: ir.Node, function: ir.Function, name: str) -> None:

@@ -175,7 +175,7 @@ def random_feeds(io: IOContract, sizes: Mapping[str, int], layout: str, rng: np.
         elif spec.name in io.examples:
             feeds[spec.name] = continued(io.examples[spec.name], shape).astype(dtype)
         elif spec.dtype == "bool":
-            feeds[spec.name] = rng.random(shape) < 0.5
+            feeds[spec.name] = np.asarray(rng.random(shape) < 0.5)  # without axes, it is no array
         elif spec.dtype.startswith("int"):
             feeds[spec.name] = rng.integers(0, spec.high or 2, shape).astype(dtype)
         else:

@@ -22,7 +22,7 @@ from attnport.exporter.complex_pairs import split_complex
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.decomposing import node_by_node
 from attnport.exporter.guards import Guard
-from attnport.exporter.naming import name_dims, name_outputs, strip
+from attnport.exporter.naming import name_dims, name_outputs, note_empty, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
 from attnport.exporter.passes.exact_rules import exact_rules
 from attnport.exporter.passes.pools import name_padded_axes
@@ -57,9 +57,8 @@ class Capture:
 def example_sizes(io_contract: IOContract) -> dict[str, int]:
     """Sizes to try first: small and distinct primes where the range allows."""
     sizes: dict[str, int] = {}
-    primes = iter((3, 5, 7, 11, 13, 17, 19, 23))
-    for dim in io_contract.dims:
-        wanted = next(primes, 29)
+    primes = itertools.chain((3, 5, 7, 11, 13, 17, 19, 23), itertools.count(29, 2))  # of many dims, odd numbers do
+    for dim, wanted in zip(io_contract.dims, primes, strict=False):
         sizes[dim.name] = dim.at_least(wanted)
     return sizes
 
@@ -137,6 +136,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     name_padded_axes(model)
     sized = dataclasses.replace(contract, outputs=outputs)
     name_dims(model, sized)
+    note_empty(model, sized)
     settle_sizes(model)
     name_outputs(model, sized)
     strip(model)

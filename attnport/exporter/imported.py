@@ -9,7 +9,7 @@ from attnport.artifacts import IOContract
 from attnport.errors import ExportError
 from attnport.exporter.capture import OPSET, Capture
 from attnport.exporter.counting import count_in_graph
-from attnport.exporter.naming import all_values, name_outputs, strip
+from attnport.exporter.naming import all_values, name_outputs, note_empty, strip
 from attnport.exporter.output_sizes import unknown_sizes
 from attnport.exporter.passes.foreign import prepare
 
@@ -40,17 +40,15 @@ def imported(model: ir.Model, inputs: Mapping[str, str], outputs: Mapping[str, s
         if not value.is_graph_input() and value.const_value is None:
             value.shape = None  # its names of sizes are not the contract's
     specs = {spec.name: spec for spec in contract.inputs}
-    given = [value for value in graph.inputs if str(value.name) in inputs]
-    for value in given:
-        spec = specs[inputs[str(value.name)]]
-        _rename(model, value, spec.name)
-        value.shape = ir.Shape(list(spec.dims))
+    given = [(value, specs[inputs[str(value.name)]]) for value in graph.inputs if str(value.name) in inputs]
     named = {str(value.name): value for value in graph.outputs}
-    wanted = [_of_its_own(graph, named[outputs[spec.name]]) for spec in contract.outputs]
-    graph.inputs[:] = given
-    graph.outputs[:] = wanted
-    for value, spec in zip(wanted, contract.outputs, strict=True):
-        _rename(model, value, spec.name)
+    wanted = [(_of_its_own(graph, named[outputs[spec.name]]), spec) for spec in contract.outputs]
+    graph.inputs[:] = [value for value, _ in given]
+    graph.outputs[:] = [value for value, _ in wanted]
+    for value, spec in given:
+        value.shape = ir.Shape(list(spec.dims))
+    _rename(model, {value: spec.name for value, spec in (*given, *wanted)})
+    note_empty(model, contract)
     ready = prepare(model, OPSET)
     name_outputs(ready, contract)
     strip(ready)
@@ -69,13 +67,16 @@ def _of_its_own(graph: ir.Graph, value: ir.Value) -> ir.Value:
     return node.outputs[0]
 
 
-def _rename(model: ir.Model, value: ir.Value, name: str) -> None:
-    """Gives a value a name; another value that has it gets another one."""
-    for other in all_values(model):
-        if other is not value and other.name == name:
-            taken = {str(each.name) for each in all_values(model)}
-            fresh = f"{name}/inner"
-            while fresh in taken:
-                fresh += "_"
-            other.name = fresh
-    value.name = name
+def _rename(model: ir.Model, names: Mapping[ir.Value, str]) -> None:
+    """Gives values names; another value that has one of them gets another one."""
+    taken = {str(value.name) for value in all_values(model)} | set(names.values())
+    for other in [value for value in all_values(model) if value not in names and value.name in names.values()]:
+        fresh = f"{other.name}/inner"
+        while fresh in taken:
+            fresh += "_"
+        taken.add(fresh)
+        other.name = fresh
+    for number, value in enumerate(names):
+        value.name = f"{value.name}/{number}"  # out of the way of one that is to have its name
+    for value, name in names.items():
+        value.name = name

@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""The only metadata of the exporter that is kept: the module path of each node."""
+"""The only metadata of torch's exporter that is kept: the module path of each node."""
+
+MAY_BE_EMPTY = "attnport.may_be_empty"
+"""The key of the metadata of a model of which dims may be 0, as of an empty cache; it holds their names."""
+
+
+def note_empty(model: ir.Model, contract: IOContract) -> None:
+    """Notes the dims that may be 0 on the model, for what is inferred of sizes now and when it is lowered."""
+    if names := [dim.name for dim in contract.dims if dim.min == 0]:
+        model.metadata_props[MAY_BE_EMPTY] = " ".join(names)
 
 
 def module_of(node: ir.Node) -> str | None:
@@ -113,8 +122,11 @@ def branches(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def strip(model: ir.Model) -> None:
-    """Removes stack traces, source lines and builder paths; keeps each node's module path."""
+    """Removes stack traces, source lines and builder paths; keeps each node's module path, and which dims may be 0."""
+    empty = model.metadata_props.get(MAY_BE_EMPTY)
     model.metadata_props.clear()
+    if empty:
+        model.metadata_props[MAY_BE_EMPTY] = empty
     model.doc_string = None
     for graph in (model.graph, *model.graph.subgraphs()):
         graph.metadata_props.clear()

@@ -45,7 +45,7 @@ each step, and arithmetic, where numpy is slow and the result is the same, as 24
 def replacements(opset: int) -> list[type[OpRun]]:
     """Classes for `ReferenceEvaluator(new_ops=...)` that replace the evaluator's own of this opset."""
     ops = [_widened(name, load_op("", name, opset)) for name in WIDENED if _exists(name, opset)]
-    ops.append(_gather_elements(opset))
+    ops += [_gather_elements(opset), _loop(opset)]
     return [*ops, _faster("Erf", _erf), *([_faster("Gelu", _gelu)] if _exists("Gelu", opset) else [])]
 
 
@@ -53,6 +53,27 @@ def _exists(name: str, opset: int) -> bool:
     import onnx.defs
 
     return onnx.defs.has(name, opset)
+
+
+def _loop(opset: int) -> type[OpRun]:
+    """A replacement for the evaluator's own, which runs no round without a condition, and joins what rounds give."""
+    own: Any = load_op("", "Loop", opset)
+
+    class Loop(own):  # type: ignore[misc]  # the evaluator finds an operator by the name of its class
+        def _run(self, most: Any, condition: Any, *carried: Any, context: Any = None, **rest: Any) -> tuple[Any, ...]:
+            rest.pop("body", None)
+            values, state, given = dict(context or {}), list(carried), []
+            going = condition is None or bool(condition)
+            while going and (most is None or len(given) < int(most)):
+                values.update(zip(self.body.input_names, (np.array(len(given)), np.array(going), *state), strict=True))
+                going, *found = self._run_body(values, **rest)
+                state = found[: len(state)]
+                given.append(found[len(state) :])
+            if not given and len(self.onnx_node.output) > len(state):
+                raise NotImplementedError("a Loop without a round that gives outputs")
+            return (*state, *(np.stack(each) for each in zip(*given, strict=True)))
+
+    return Loop
 
 
 def _gather_elements(opset: int) -> type[OpRun]:

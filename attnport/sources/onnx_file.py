@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnport.bodies import write_out
+from attnport.bodies import schema_of, write_out
 from attnport.errors import SpecError, first_line
 from attnport.sources.hf_files import is_blob
 from attnport.sources.onnx_decoder import Decoder, settle_decoder
@@ -137,13 +138,17 @@ def read(text: str) -> Theirs:
     try:
         model = ir.load(path.resolve())
     except Exception as err:  # protobuf and onnx_ir raise a dozen types of error for a damaged file
-        raise SpecError(f"{text}: {path} is not a readable file of ONNX: {first_line(err)}.") from err
+        cause: BaseException = err
+        while cause.__cause__ is not None:  # onnx_ir wraps the one that says what is wrong
+            cause = cause.__cause__
+        raise SpecError(f"{text}: {path} is not a readable file of ONNX: {first_line(cause)}") from err
     if not model.graph.outputs or not {"", "ai.onnx"} & set(model.graph.opset_imports):
         raise SpecError(f"{text}: {path} has no outputs, or names no opset of ONNX's operators.",
                         hint="It was cut short, or is another file of protobuf.")  # fmt: skip
     if model.functions:
         passes.InlinePass()(model)
     _map_weights(text, model, places)
+    _refuse_what_is_unknown(text, model, is_known)
     preset = tuple(str(value.name) for value in model.graph.inputs if value.is_initializer())
     if preset:
         model.graph.inputs[:] = [value for value in model.graph.inputs if not value.is_initializer()]
@@ -155,6 +160,39 @@ def read(text: str) -> Theirs:
     if half:
         _widen(model)
     return Theirs(model, half, preset, settle_decoder(model))
+
+
+def _refuse_what_is_unknown(text: str, model: ir.Model, is_known: Callable[[ir.Node], bool]) -> None:
+    """Raises SpecError for what is no graph of tensors that can be computed, in words."""
+    import onnx_ir as ir
+
+    for kind, values in (("input", list(model.graph.inputs)), ("output", list(model.graph.outputs))):
+        names = [value.name for value in values]
+        for at, value in enumerate(values):
+            if not value.name:
+                raise SpecError(f"{text}: {kind} {at + 1} of the graph has no name.", hint="Give it one in the file.")
+            if names.index(value.name) != at:
+                raise SpecError(f"{text}: two {kind}s are called {value.name!r}.", hint="Rename one in the file.")
+            if isinstance(value.type, ir.SequenceType | ir.OptionalType):
+                what = "a list of tensors" if isinstance(value.type, ir.SequenceType) else "a tensor that may be missing"
+                raise SpecError(f"{text}: {kind} {value.name} is {what}; expected a tensor.",
+                                hint=f"Make a file with a tensor for each {kind}.")  # fmt: skip
+    unknown: dict[str, int] = {}
+    for node in model.graph.all_nodes():
+        for read in node.inputs:
+            if read is None or read.producer() or read.is_graph_input() or read.is_initializer():
+                continue
+            raise SpecError(f"{text}: node {node.name or node.op_type} ({node.op_type}) reads {read.name!r}, which "
+                            "nothing in the graph makes.", hint="The file was not written whole.")  # fmt: skip
+        if not is_known(node) and schema_of(node, model.graph.opset_imports.get(node.domain, 1)) is None:
+            name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+            unknown[name] = unknown.get(name, 0) + 1
+    if unknown:
+        each = ", ".join(f"{name} ({count} nodes)" if count > 1 else name for name, count in sorted(unknown.items()))
+        raise SpecError(
+            f"{text}: nothing tells what these operators compute, so that no result could be compared: {each}.",
+            hint="Export the model without them, or give their definitions as functions of the file.",
+        )
 
 
 def _map_weights(text: str, model: ir.Model, places: Mapping[str, Path]) -> None:
@@ -204,7 +242,12 @@ def output_names(model: ir.Model) -> dict[str, str]:
     """By name of an output in results, the name of a graph's output."""
     names = _identifiers([str(value.name) for value in model.graph.outputs])
     taken = set(input_names(model).values())
-    return {flat + "_out" * (flat in taken): name for name, flat in names.items()}
+    found: dict[str, str] = {}
+    for name, flat in names.items():
+        while flat in taken or flat in found or (flat in names.values() and names[name] != flat):
+            flat += "_out"
+        found[flat] = name
+    return found
 
 
 def _identifiers(names: Sequence[str]) -> dict[str, str]:
@@ -212,7 +255,7 @@ def _identifiers(names: Sequence[str]) -> dict[str, str]:
     for name in names:
         flat = flat_name((name.partition(":")[0] if name.endswith(":0") else name,))
         flat = flat if flat and not flat[0].isdigit() else f"value_{flat}"
-        while flat in found.values():
+        while flat in found.values() or keyword.iskeyword(flat) or flat == "self":
             flat += "_"
         found[name] = flat
     return found

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from attnport.errors import SpecError
 from attnport.sources import operators
 from attnport.sources.operators.base import OPERATORS, Call
 from attnport.sources.operators.control import CONTROL
@@ -89,7 +90,7 @@ class OnnxModule(nn.Module):
         for name in self._doubles & set(values):
             values[name] = values[name].to(getattr(self, "/double").dtype)
         self._run(self._plan, values)
-        return {name: values[inside] for name, inside in self._outputs.items()}
+        return {name: self._value(inside, values) for name, inside in self._outputs.items()}
 
     def _planned(self, graph: ir.Graph, opsets: Mapping[str, int], kept: set[str]) -> Plan:
         for value in graph.initializers.values():
@@ -134,7 +135,8 @@ class OnnxModule(nn.Module):
     def _hold(self, name: str, tensor: Any, constant: bool = False) -> None:
         array = tensor.numpy()
         if array.dtype.kind in "OUS":
-            raise NotImplementedError(f"{name} holds texts")
+            raise SpecError(f"constant {name} of the graph holds texts, which PyTorch has no tensors of.",
+                            hint="Leave text to what runs before the model.")  # fmt: skip
         held = torch.from_numpy(array.copy())
         own = "/" + name.replace(".", "/")
         while own in self._parameters or own in self._buffers:
@@ -229,7 +231,10 @@ def _constant(node: ir.Node) -> Any:
         if name in ("value_float", "value_floats", "value_int", "value_ints"):
             kind = ir.DataType.FLOAT if "float" in name else ir.DataType.INT64
             return ir.tensor(attribute.value, dtype=kind)
-    raise NotImplementedError(f"a Constant with {', '.join(node.attributes) or 'nothing'}")
+    raise SpecError(
+        f"constant {node.outputs[0].name} of the graph is given as {', '.join(node.attributes) or 'nothing'}, which is "
+        "not read here.", hint="Write it as a tensor.",
+    )  # fmt: skip
 
 
 def _plain(attribute: ir.Attr) -> Any:

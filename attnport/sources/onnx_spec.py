@@ -77,23 +77,33 @@ def _declared(text: str, model: ir.Model, inputs: Sequence[str], counted: bool) 
     unknown = [name for name in given if name not in names.values()]
     if unknown:
         raise UsageError(f"--input {unknown[0]}: the graph's inputs are {', '.join(names.values())}.")
+    if not names:
+        raise SpecError(f"{text}: the graph has no inputs.", hint="Expected a model that computes something of them.")
+    dims = _dim_names(model)
     return [
-        given.get(names[str(value.name)]) or _declaration(text, value, names, counted) for value in model.graph.inputs
+        given.get(names[str(value.name)]) or _declaration(text, value, names, counted, dims)
+        for value in model.graph.inputs
     ]
 
 
-def _declaration(text: str, value: ir.Value, names: dict[str, str], counted: bool) -> str:
-    """What the graph says of an input; `counted` is whether masks of padding say lengths, as of a `Decoder`."""
+def _declaration(text: str, value: ir.Value, names: dict[str, str], counted: bool, known: dict[str, str]) -> str:
+    """What the graph says of an input.
+
+    Args:
+        counted: Whether masks of padding say lengths, as of a `Decoder`.
+        known: The names of dims by what the graph calls them, for all of its inputs.
+    """
     name = names[str(value.name)]
     dtype = _dtype(value)
     if dtype not in DTYPES:
-        raise SpecError(f"{text}: input {value.name} has type {dtype}; expected one of {', '.join(DTYPES)}.")
+        raise SpecError(f"{text}: input {value.name} has type {dtype}; expected one of {', '.join(DTYPES)}.",
+                        hint="Make it one of these in the file, with a Cast behind it.")  # fmt: skip
     if value.shape is None:
         raise SpecError(
             f"{text}: the graph does not say how many dims input {value.name} has.",
             hint=f"Declare it: --input {name}={dtype}[batch,seq].",
         )
-    dims = [_dim(dim, axis, len(value.shape), name) for axis, dim in enumerate(value.shape)]
+    dims = [_dim(dim, axis, len(value.shape), name, known) for axis, dim in enumerate(value.shape)]
     found = f"{name}={dtype}[{','.join(map(str, dims))}]"
     if name in PADDING and not counted and len(dims) == 2 and dtype in ("int64", "int32", "bool", "float32"):
         return f"{found}:padding"
@@ -108,20 +118,43 @@ def _dtype(value: ir.Value) -> str:
     return {"float": "float32", "double": "float64"}.get(kind, kind)
 
 
-def _dim(dim: Any, axis: int, rank: int, name: str) -> str | int:
+def _dim_names(model: ir.Model) -> dict[str, str]:
+    """The names of dims by what the graph calls them: a batch is called so wherever it is, and two names stay two."""
+    said = [
+        (axis, str(dim.value))
+        for value in model.graph.inputs
+        for axis, dim in enumerate(value.shape or ())
+        if not isinstance(dim, int) and dim.value
+    ]
+    known = {name: "batch" for axis, name in said if axis == 0 and _is_batch(name)}
+    known.update((name, name) for _, name in said if name not in known and name.isascii() and name.isidentifier())
+    return known
+
+
+def _is_batch(said: str) -> bool:
+    return "batch" in said.lower() or said.lower() in ("n", "b", "bs")
+
+
+def _dim(dim: Any, axis: int, rank: int, name: str, known: dict[str, str]) -> str | int:
     """The size of an axis, or its name; names that stand for nothing, such as `unk__12`, are those of the place."""
     if isinstance(dim, int) and dim > 0:
         return dim
     said = "" if isinstance(dim, int) or dim.value is None else str(dim.value)
-    if axis == 0 and (not said or "batch" in said.lower() or said.lower() in ("n", "b", "bs")):
+    if axis == 0 and (not said or _is_batch(said)):
         return "batch"
     if not said or re.fullmatch(r"unk__\d+|\?|-1|None|dynamic_axes_\d+", said):
         usual = ("batch", "channels", "height", "width") if rank == 4 else ("batch", "seq")
         return usual[axis] if axis < len(usual) else f"{name}_{axis}"
     plain = re.sub(r"\s", "", said)
-    if re.fullmatch(r"[A-Za-z_]\w*(\+[A-Za-z_]\w*)*", plain):
-        return "+".join("batch" if part == "batch_size" else part for part in plain.split("+"))
-    return flat_name((said,)) if not said[0].isdigit() else f"{name}_{axis}"
+    if re.fullmatch(r"[A-Za-z_]\w*(\+[A-Za-z_]\w*)*", plain, re.ASCII):
+        return "+".join("batch" if part == "batch_size" else known.get(part, part) for part in plain.split("+"))
+    if said not in known:
+        flat = flat_name((said,))
+        flat = f"{name}_{axis}" if flat[0].isdigit() or not flat.strip("_") else flat
+        while flat in known.values():
+            flat += "_"
+        known[said] = flat
+    return known[said]
 
 
 def _high(value: ir.Value) -> int:

@@ -84,6 +84,7 @@ def _raised(model: ir.Model, opset: int) -> ir.Model:
             hint="Export it again at a newer opset.",
         ) from err
     raised = ir.from_proto(proto)
+    raised.metadata_props.update(model.metadata_props)  # the converter drops them
     for node in raised.graph:
         if node.name in scopes:
             node.metadata_props[SCOPES] = scopes[node.name]

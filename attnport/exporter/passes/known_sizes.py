@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnport.exporter.naming import MAY_BE_EMPTY
 from attnport.exporter.output_sizes import formula
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 MAX_CONTENT = 64
 """The largest integer tensor whose elements are tracked: shapes, axes and bounds are short."""
 Size = Any
-"""An integer sympy expression; that of a dim is positive."""
+"""An integer sympy expression; that of a dim is positive, unless it may be empty."""
 Sizes = tuple[Size, ...]
 Content = np.ndarray[Any, Any]
 """The elements of a short integer tensor, each a `Size`."""
@@ -36,6 +37,7 @@ class KnownSizes:
         self.given = {
             str(dim.value) for value in model.graph.inputs for dim in value.shape or () if hasattr(dim, "value")
         }
+        self.empty = set(model.metadata_props.get(MAY_BE_EMPTY, "").split())
         self.taken = set(self.given)
         self.names: dict[Size, str] = {self.symbol(name): name for name in self.given if not name.isidentifier()}
         self.meaning: dict[str, Size] = {}
@@ -65,7 +67,7 @@ class KnownSizes:
     def symbol(self, name: str) -> Size:
         """The size with a name, which may be an expression such as `past+seq`."""
         if name.isidentifier():
-            return self.sympy.Symbol(name, integer=True, positive=True)
+            return self.sympy.Symbol(name, integer=True, **{"nonnegative" if name in self.empty else "positive": True})
         try:
             return formula(name, self.symbol)
         except ValueError:  # other exporters leave names of their own

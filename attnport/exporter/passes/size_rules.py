@@ -131,6 +131,10 @@ def _of_product(run: KnownSizes, node: ir.Node) -> Content | None:
     keeps = "keepdims" not in node.attributes or bool(node.attributes["keepdims"].as_int())
     if content is None or content.ndim != 1:
         return None
+    if "noop_with_empty_axes" in node.attributes and node.attributes["noop_with_empty_axes"].as_int():
+        axes = run.ints(node, 1)
+        if not axes:
+            return content if axes == [] or len(node.inputs) < 2 or node.inputs[1] is None else None
     product = reduce(operator.mul, content, run.sympy.Integer(1))
     return _array([product]) if keeps else _array(product)
 
@@ -186,7 +190,7 @@ def _slice_size(run: KnownSizes, size: Size, start: Size, end: Size, step: int) 
     length = run.sympy.simplify(end - start)
     if step > 1:
         length = run.sympy.ceiling(length / step)
-    return length if length.is_positive else None
+    return length if length.is_nonnegative else None
 
 
 def _bound(run: KnownSizes, size: Size, bound: Size) -> Size | None:
@@ -205,7 +209,7 @@ def _range(run: KnownSizes, node: ir.Node) -> Sizes | None:
     if start is None or limit is None or delta is None or not delta.item().is_positive:
         return (run.unknown(),)
     length = run.sympy.ceiling((limit.item() - start.item()) / delta.item())
-    return (length,) if length.is_positive else (run.unknown(),)
+    return (length,) if length.is_nonnegative else (run.unknown(),)
 
 
 def _constant_of_shape(run: KnownSizes, node: ir.Node) -> Sizes | None:

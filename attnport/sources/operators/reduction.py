@@ -62,13 +62,10 @@ _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
 def _reduction(reduce: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def reduced(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
         named = bool(numbers(axes)) or bool(call.get("axes"))
-        if not named and call.get("noop_with_empty_axes"):
-            return reduce(x, (), True) if reduce is not _sum else x
-        keep = bool(call.get("keepdims", 1))
-        along = tuple(axes_of(call, axes, x.ndim))
-        if not along:
-            return reduce(x.reshape(1), (0,), False)
-        return reduce(x, along, keep)
+        along = () if not named and call.get("noop_with_empty_axes") else tuple(axes_of(call, axes, x.ndim))
+        if not along:  # of each element by itself: PyTorch takes no axes for all of them
+            return reduce(x.unsqueeze(0), (0,), False)
+        return reduce(x, along, bool(call.get("keepdims", 1)))
 
     return reduced
 
