@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnport.artifacts import Manifest, ModelSpec
+from attnport.errors import AttnportError
+from attnport.folder.portable import as_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -329,7 +331,12 @@ def with_text_for_paths(verb: Callable[..., T]) -> Callable[..., T]:
         for name in paths:
             if isinstance(given.arguments.get(name), str):
                 given.arguments[name] = Path(given.arguments[name])
-        return verb(*given.args, **given.kwargs)
+        try:
+            return verb(*given.args, **given.kwargs)
+        except AttnportError as err:
+            if isinstance(folder := given.arguments.get("folder"), Path):
+                err.hint = as_command(err.hint, folder)
+            raise
 
     return call
 

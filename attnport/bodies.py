@@ -27,7 +27,6 @@ def write_out(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> int:
 
     What a body consists of is asked for as well.
     """
-    import onnx_ir as ir
     import onnx_ir.passes.common as passes
 
     written = 0
@@ -54,7 +53,7 @@ def _defined(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> list[tuple[i
 
 
 def body_of(node: ir.Node, schema: Any, opset: int) -> ir.Function | None:
-    """The body of a node's operator, in operators of `opset` or an older one; None where there is none for this node."""
+    """The body of a node's operator, in operators of `opset` or an older one; None where this node has none."""
     import onnx
     import onnx_ir as ir
 

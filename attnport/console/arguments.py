@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import click
 
 from attnport.errors import UsageError
+from attnport.reporting.markup import printable
 
 
 class _Path(click.Path):
@@ -23,6 +25,23 @@ class _Path(click.Path):
 
 
 FOLDER = _Path(path_type=Path)
+ABOUT: ContextVar[Path | None] = ContextVar("ABOUT", default=None)
+"""The folder that the verb of this process is about, which messages call FOLDER."""
+
+
+def readable(text: str) -> str:
+    """A text for a terminal: printable, and with the folder that it is about in place of FOLDER."""
+    from attnport.folder.portable import as_command
+
+    folder = ABOUT.get()
+    return printable(text if folder is None else as_command(text, folder))
+
+
+def folder_of(options: Mapping[str, Any]) -> Path | None:
+    """The artifact's folder among the arguments of a verb; None if there is none, or more than one."""
+    given = options.get("folder") or options.get("output")
+    given = given[0] if isinstance(given, tuple) and len(given) == 1 else given
+    return given if isinstance(given, Path) else None
 
 
 def check_arguments(options: Mapping[str, Any]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from attnport.console.arguments import readable
 from attnport.reporting import document as doc
 from attnport.reporting.facts import times
-from attnport.reporting.markup import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,12 +93,12 @@ def text(line: doc.Line, style: str | None = None) -> Text:
     if isinstance(line, tuple):
         return Text.assemble(*map(text, line), style=colour)
     if isinstance(line, doc.Verdict):
-        return Text.assemble((printable(line.text), _STYLES.get(line.style or line.text, "")))
+        return Text.assemble((readable(line.text), _STYLES.get(line.style or line.text, "")))
     if isinstance(line, doc.Span):
         return text(line.line, line.style)
     if isinstance(line, doc.Share):
         return Text.assemble(text(doc.Verdict(line.verdict)), f" {times(line.share)}")
-    return Text.assemble((printable(line if isinstance(line, str) else line.text), colour))
+    return Text.assemble((readable(line if isinstance(line, str) else line.text), colour))
 
 
 def short(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import click
 
-from attnport.console.arguments import check_arguments
+from attnport.console.arguments import ABOUT, check_arguments, folder_of, readable
 from attnport.console.progress import TimeLeft, shortened
 from attnport.console.signals import INTERRUPTED, exit_code, ignore_signals, interrupts
 from attnport.console.streams import LOST, SEND_ELSEWHERE, prepare_streams, why_lost
@@ -102,7 +102,7 @@ class Reporter:
 
     def tell(self, message: str) -> None:
         """Prints a note on stderr."""
-        message = printable(message)
+        message = readable(message)
         if self._status is not None:
             from rich.markup import escape
 
@@ -197,6 +197,7 @@ def verb(work: F) -> F:
         with interrupts() as interrupted:
             out.interrupts = interrupted
             message = "interrupted; no file is half written, and what was finished is kept."
+            ABOUT.set(folder_of(options))
             try:
                 check_arguments(options)
                 with out.working(f"attnport {work.__name__.rstrip('_')}"):
@@ -271,6 +272,6 @@ def _as_error(err: BaseException) -> AttnportError | None:
 
 def complain(message: str, hint: str = "") -> None:
     """Prints an error on stderr, and how to fix it."""
-    click.echo(f"{click.style('error', fg='red', bold=True)}: {printable(message)}", err=True)
+    click.echo(f"{click.style('error', fg='red', bold=True)}: {readable(message)}", err=True)
     if hint:
-        click.echo(f"{click.style('hint', fg='cyan')}: {printable(hint)}", err=True)
+        click.echo(f"{click.style('hint', fg='cyan')}: {readable(hint)}", err=True)

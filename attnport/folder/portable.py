@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -26,3 +27,9 @@ def portable(text: str, folder: Path) -> str:
     for place in sorted((str(place) for place in places if place.name), key=len, reverse=True):
         text = re.sub(rf"(?<![\w./-]){re.escape(place)}/", "", text)
     return text
+
+
+def as_command(text: str, folder: Path) -> str:
+    """A text with commands for FOLDER as they can be given for `folder`: to a shell or, in brackets, to Python."""
+    text = text.replace("(FOLDER)", f"({str(folder)!r})")
+    return re.sub(r"(?<![\w:/.-])FOLDER(?![\w/-]|\.\w)", lambda found: shlex.quote(str(folder)), text)

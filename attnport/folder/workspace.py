@@ -16,6 +16,7 @@ import attnport_bundle
 from attnport.artifacts import FORMAT, MANIFEST, Manifest, ModelSpec, Stage
 from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
 from attnport.folder.machine import version
+from attnport.folder.portable import as_command
 from attnport.folder.refusals import as_usage_error
 from attnport.jsonfile import digest_file, digest_text, read, to_json
 from attnport.module_path import ROOT
@@ -27,6 +28,8 @@ T = TypeVar("T")
 _VERBS = {"lower": "fuse", "precision": "build", "layers": "check --bisect"}
 """The verbs of stages that have other names."""
 
+_MADE_BY = "Make one with: attnport export SPEC -o FOLDER"
+
 
 def open_folder(folder: Path) -> Manifest:
     """Reads a folder's manifest, after taking back what an interrupted verb did not finish.
@@ -36,12 +39,10 @@ def open_folder(folder: Path) -> Manifest:
         IntegrityError: the manifest names files outside the folder, or uses one that it has no digest of.
     """
     if not folder.is_dir():
-        raise ArtifactError(f"{folder} is not a folder.", hint="Make one with: attnport export SPEC -o FOLDER")
+        raise ArtifactError(f"{folder} is not a folder.", hint=as_command(_MADE_BY, folder))
     settle(folder)
     if not (folder / MANIFEST).is_file():
-        raise ArtifactError(
-            f"{folder} is no artifact: it has no {MANIFEST}.", hint="Make one with: attnport export SPEC -o FOLDER"
-        )
+        raise ArtifactError(f"{folder} is no artifact: it has no {MANIFEST}.", hint=as_command(_MADE_BY, folder))
     manifest = read(Manifest, folder / MANIFEST)
     if manifest.format != FORMAT:
         raise ArtifactError(f"{folder / MANIFEST}: got format {manifest.format}; this version reads {FORMAT}.")

@@ -62,7 +62,8 @@ def _loop(opset: int) -> type[OpRun]:
     class Loop(own):  # type: ignore[misc]  # the evaluator finds an operator by the name of its class
         def _run(self, most: Any, condition: Any, *carried: Any, context: Any = None, **rest: Any) -> tuple[Any, ...]:
             rest.pop("body", None)
-            values, state, given = dict(context or {}), list(carried), []
+            values, state = dict(context or {}), list(carried)
+            given: list[Any] = []
             going = condition is None or bool(condition)
             while going and (most is None or len(given) < int(most)):
                 values.update(zip(self.body.input_names, (np.array(len(given)), np.array(going), *state), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
-from attnport.errors import SpecError, UsageError
+from attnport.errors import SpecError, UsageError, first_line
 from attnport.example_values import ROWS, continued
 from attnport.sources.output_sizes import all_changed, base_sizes, changed_alone, fit
 from attnport.sources.parsing import declarations, examples_of, names_of, parse_constant, parse_dims, path_of
@@ -31,6 +32,27 @@ if TYPE_CHECKING:
     from torch import nn
 
 Result = TypeVar("Result")
+_LITERAL = "Look for a literal size in view, reshape or expand"
+_SIZES_TRIED = 60
+"""At most so many sizes are tried, of those that errors name."""
+
+
+class FrozenError(SpecError):
+    """A module runs at one size of some dims alone.
+
+    Args:
+        text: What the error calls the module.
+        dims: These dims, each with its size.
+        why: What another size raises.
+    """
+
+    def __init__(self, text: str, dims: tuple[Dim, ...], why: str) -> None:
+        sizes = " and ".join(f"{dim.name}={dim.opt}" for dim in dims)
+        super().__init__(
+            f"{text}: it runs at {sizes}, and at no other size that was tried: {why}",
+            hint=f"{_LITERAL}; or take that size alone: {' '.join(f'--dim {dim}' for dim in dims)}",
+        )
+        self.dims, self.why = dims, why
 
 
 def refuse_inputs(text: str, inputs: Sequence[str]) -> None:
@@ -147,6 +169,10 @@ def declared_spec(
         if not all(dim.step % found.step == 0 for found in narrower for dim in [ranges[found.name]]):
             hint = f"The module takes multiples of a number: --dim {' --dim '.join(map(str, narrower))}"
             raise SpecError(err.message, hint=hint) from err
+        free = [dim.name for dim in named if dim.name not in ranges]
+        frozen = frozen_dims(base_sizes(named), free, lambda sizes: _run(call, tensors, sizes, text, examples))
+        if frozen:
+            raise FrozenError(text, frozen, first_line(err.__cause__ or err)) from err
         raise
     refuse_random(text, module, lambda: _run(call, tensors, base_sizes(named), text, examples))
     if call.adapts:
@@ -166,6 +192,36 @@ def declared_spec(
         for name in examples
     )
     return ModelSpec(name, Source(text), contract, make, observed=True, notes=(*half_notes(half), *steps, *kept))
+
+
+def frozen_dims(
+    start: Mapping[str, int], free: Sequence[str], run: Callable[[Mapping[str, int]], Any]
+) -> tuple[Dim, ...]:
+    """The dims of which a module takes one size, found by the numbers in its errors; none where it runs, or never does.
+
+    A shape with a literal size is named by the error at any other: `shape '[-1, 9, 16]' is invalid for input of size`.
+
+    Args:
+        start: The sizes to begin with.
+        free: The dims that may be changed.
+        run: Runs the module at given sizes; raises SpecError.
+    """
+    pending: list[tuple[dict[str, int], frozenset[str]]] = [(dict(start), frozenset())]
+    known = {tuple(start.items())}
+    for sizes, changed in pending:
+        try:
+            run(sizes)
+        except SpecError as err:
+            numbers = list(dict.fromkeys(map(int, re.findall(r"(?<![\w.])\d{1,5}(?![\w.])", str(err.__cause__)))))
+        else:
+            return tuple(Dim(name, sizes[name], sizes[name], sizes[name]) for name in free if name in changed)
+        for number in filter(None, numbers):
+            for name in free:
+                other = {**sizes, name: number}
+                if name not in changed and tuple(other.items()) not in known and len(pending) < _SIZES_TRIED:
+                    known.add(tuple(other.items()))
+                    pending.append((other, changed | {name}))
+    return ()
 
 
 def observe_outputs(
@@ -194,7 +250,7 @@ def observe_outputs(
             raise SpecError(
                 f"{text}: dim {name!r} of input {having} is frozen in the module: it runs at "
                 f"{name}={base[name]} and fails at {name}={sizes[name]}: {err.__cause__}",
-                hint="Look for a literal size in view, reshape or expand.",
+                hint=f"{_LITERAL}; or take that size alone: --dim {name}={base[name]}:{base[name]}:{base[name]}",
             ) from err
         _same_ranks(at_base, alone[name][1], f"{text}: with another size of {name}")
     last = all_changed(dims)

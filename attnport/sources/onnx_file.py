@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +57,7 @@ def _weights_files(text: str) -> dict[str, Path]:
     path = path_of(text)
     if not path.is_file():
         raise SpecError(f"{text}: {path} is {'a folder' if path.is_dir() else 'not there'}; expected a file of ONNX.",
-                        hint="Write onnx:PATH, with the path of the file, such as onnx:exported/model.onnx.")  # fmt: skip
+                        hint="Write onnx:PATH with the file's own path, such as onnx:theirs/model.onnx.")  # fmt: skip
     try:
         names = {each.location for each in references(path.resolve())}
     except (ValueError, OSError) as err:
@@ -174,7 +173,8 @@ def _refuse_what_is_unknown(text: str, model: ir.Model, is_known: Callable[[ir.N
             if names.index(value.name) != at:
                 raise SpecError(f"{text}: two {kind}s are called {value.name!r}.", hint="Rename one in the file.")
             if isinstance(value.type, ir.SequenceType | ir.OptionalType):
-                what = "a list of tensors" if isinstance(value.type, ir.SequenceType) else "a tensor that may be missing"
+                is_list = isinstance(value.type, ir.SequenceType)
+                what = "a list of tensors" if is_list else "a tensor that may be missing"
                 raise SpecError(f"{text}: {kind} {value.name} is {what}; expected a tensor.",
                                 hint=f"Make a file with a tensor for each {kind}.")  # fmt: skip
     unknown: dict[str, int] = {}

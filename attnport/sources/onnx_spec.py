@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import ModelSpec
+from attnport.artifacts import UNKNOWN_SIZE, ModelSpec
+from attnport.dims import Dim
 from attnport.errors import SpecError, UsageError
-from attnport.sources.declare import declared_spec
+from attnport.sources.declare import FrozenError, declared_spec
 from attnport.sources.onnx_decoder import CONFIG, stops_of
 from attnport.sources.onnx_file import beside, graph_of, input_names, output_names, path_of, read
 from attnport.sources.parsing import parse_input
@@ -55,11 +56,33 @@ def load_onnx(text: str, inputs: Sequence[str], dims: Sequence[str], outputs: Se
         return _module(text)
 
     name = path.stem if path.stem != "model" else path.absolute().parent.name
-    spec = declared_spec(name, text, make(), make, declared, dims, outputs)
+    spec = _declared_or_fixed(lambda sizes: declared_spec(name, text, make(), make, declared, sizes, outputs), dims)
     reads_text = any(each.name == "input_ids" for each in spec.io.inputs)
     io = dataclasses.replace(spec.io, stop=stop) if stop else spec.io
     return dataclasses.replace(spec, io=io, notes=(*notes, *spec.notes),
                                tokenizer=beside(text, "tokenizer.json") if reads_text else None)  # fmt: skip
+
+
+def _declared_or_fixed(declare: Callable[[Sequence[str]], ModelSpec], dims: Sequence[str]) -> ModelSpec:
+    """The model, with dims fixed to the one size that an exporter froze in the file, and a note of them.
+
+    Nobody can change the code behind a file, and at that size it is right.
+    """
+    try:
+        spec = declare(dims)
+    except FrozenError as err:
+        frozen, cause = err.dims, err.why
+    else:
+        taken = {each.partition("=")[0] for each in dims}
+        stepped = [dim for dim in spec.io.dims if dim.step > 1 and dim.name not in taken]
+        if not stepped or not any(UNKNOWN_SIZE in output.dims for output in spec.io.outputs):
+            return spec
+        frozen = tuple(Dim(dim.name, dim.step, dim.step, dim.step) for dim in stepped)
+        cause = "the sizes of its outputs do not follow from other sizes"
+    spec = declare([*dims, *map(str, frozen)])
+    sizes = " and ".join(f"{dim.name} to {dim.opt}" for dim in frozen)
+    note = f"the file is frozen at one size, and fixed {sizes} (--dim chooses another): {cause}"
+    return dataclasses.replace(spec, notes=(*spec.notes, note))
 
 
 def _module(text: str) -> nn.Module:

@@ -147,7 +147,7 @@ def _described(manifest: Manifest) -> Mapping[str, Path]:
     if not source.text.startswith("hf:") or source.part:
         raise UsageError(
             f"{manifest.name} is not the whole of an hf: folder, whose config and tokenizer this layout has.",
-            hint="Export it from the folder that save_pretrained wrote: attnport export hf:FOLDER -o OUT.",
+            hint="Export hf: with the folder that save_pretrained wrote, without --part.",
         )
     load_spec(manifest)
     return describing_files(source.text.removeprefix("hf:"))

@@ -75,7 +75,7 @@ def verify(path: Path, key: Path | None = None, timeout_s: float = TIMEOUT_S) ->
     if not (path / ARTIFACT).exists():
         raise ArtifactError(
             f"{path} is neither a bundle nor an artifact: it has no {BUNDLE} and no {ARTIFACT}.",
-            hint="Make one with: attnport export SPEC -o FOLDER, then attnport bundle FOLDER -o APP",
+            hint="attnport export makes an artifact, and attnport bundle a bundle of it.",
         )
     if key is not None:
         raise UsageError(f"{path} is an artifact folder; bundles alone are signed.", hint="Verify it without a key.")
