@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import re
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from attnport.example_values import continued
 from attnport.exporter.complex_pairs import split_complex
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.decomposing import node_by_node
-from attnport.exporter.guards import Guard
+from attnport.exporter.guards import Guard, place_of
 from attnport.exporter.naming import name_dims, name_outputs, note_empty, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
 from attnport.exporter.passes.exact_rules import exact_rules
@@ -217,6 +218,28 @@ def _example_feeds(module: torch.nn.Module, contract: IOContract, sizes: dict[st
     return {name: feed.to(narrow) if feed.is_floating_point() else feed for name, feed in feeds.items()}
 
 
+def _refuse_flex_attention(program: torch.export.ExportedProgram) -> None:
+    """Raises ExportError for a call of `flex_attention`: neither torch.onnx nor ONNX has it."""
+    flex = next(
+        (node for node in program.graph.nodes if getattr(node.target, "__name__", "") == "flex_attention"), None
+    )
+    if flex is None:
+        return
+    place, after = "", list(flex.users)  # torch writes code of its own around the call, and keeps no line of the user's
+    while after and not place:
+        frames = re.findall(r'File "([^"<]*)", line (\d+), in (\S+)\n\s*(.*)', after[0].meta.get("stack_trace") or "")
+        place = place_of(
+            [traceback.FrameSummary(file, int(line), name, line=code) for file, line, name, code in frames]
+        )
+        after = [*after[1:], *after[0].users]
+    raise ExportError(
+        f"the module calls flex_attention, which has no form in ONNX; its result is used in{place or ' the module'}.",
+        hint="Call scaled_dot_product_attention(q, k, v, attn_mask=mask) there. In place of a block mask, mask is a "
+        "bool tensor [batch, heads, queries, keys], True where mask_mod keeps a key; in place of a score_mod that adds, "
+        "the float tensor that it adds. What cannot be added is written out, as softmax(score_mod(q @ k.mT * scale)) @ v.",
+    )
+
+
 def _without_dead_code(graph: torch.fx.Graph) -> None:
     """Removes what no output needs: it is no part of the model."""
     for node in graph.nodes:
@@ -240,6 +263,7 @@ def _exported(
 
     with quiet(), exact_rules(), node_by_node(), torch.no_grad():
         program, guards = _traced(module, contract)
+        _refuse_flex_attention(program)
         _without_dead_code(program.graph)
         attentions = count_attentions(program.graph_module)
         outputs = traced_outputs(program, contract)

@@ -96,6 +96,7 @@ class Child:
         self.alive = True
         self._end = ""
         self._memory_bytes = memory_bytes
+        self._killed_before = _killed_for_memory()
 
     @property
     def pid(self) -> int:
@@ -184,6 +185,8 @@ class Child:
         if code is not None and code < 0:
             with contextlib.suppress(ValueError):
                 what += f" by {signal.Signals(-code).name}"
+            if code == -signal.SIGKILL:
+                what += _who_killed(self._killed_before)
         elif code:
             what += f" with exit status {code}"
         self._stderr.seek(0)
@@ -191,6 +194,23 @@ class Child:
         self.kill()
         self._end = f"{what}{': ' + ' | '.join(line.strip() for line in lines) if lines else ''}"
         return Died(self._end)
+
+
+def _killed_for_memory() -> int | None:
+    """How many processes the system has ended for lack of memory since it started; None if it does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None
+
+
+def _who_killed(before: int | None) -> str:
+    """What is known of a SIGKILL that this process did not send; `before` is `_killed_for_memory` of earlier."""
+    now = _killed_for_memory()
+    if before is None or now is None:
+        return ", probably as memory ran out"
+    return ", as memory ran out" if now > before else ", which others sent: the system had not run out of memory"
 
 
 def resident_bytes(pid: int) -> int:

@@ -38,21 +38,18 @@ _SIZES_TRIED = 60
 
 
 class FrozenError(SpecError):
-    """A module runs at one size of some dims alone.
+    """A module runs at one size of some dims alone: the error of other sizes, with these in the hint.
 
     Args:
-        text: What the error calls the module.
+        err: What another size raises.
         dims: These dims, each with its size.
-        why: What another size raises.
     """
 
-    def __init__(self, text: str, dims: tuple[Dim, ...], why: str) -> None:
+    def __init__(self, err: SpecError, dims: tuple[Dim, ...]) -> None:
         sizes = " and ".join(f"{dim.name}={dim.opt}" for dim in dims)
-        super().__init__(
-            f"{text}: it runs at {sizes}, and at no other size that was tried: {why}",
-            hint=f"{_LITERAL}; or take that size alone: {' '.join(f'--dim {dim}' for dim in dims)}",
-        )
-        self.dims, self.why = dims, why
+        taken = " ".join(f"--dim {dim}" for dim in dims)
+        super().__init__(err.message, hint=f"It runs at {sizes}. {_LITERAL}; or take that size alone: {taken}")
+        self.dims, self.why = dims, first_line(err.__cause__ or err)
 
 
 def refuse_inputs(text: str, inputs: Sequence[str]) -> None:
@@ -172,7 +169,7 @@ def declared_spec(
         free = [dim.name for dim in named if dim.name not in ranges]
         frozen = frozen_dims(base_sizes(named), free, lambda sizes: _run(call, tensors, sizes, text, examples))
         if frozen:
-            raise FrozenError(text, frozen, first_line(err.__cause__ or err)) from err
+            raise FrozenError(err, frozen) from err
         raise
     refuse_random(text, module, lambda: _run(call, tensors, base_sizes(named), text, examples))
     if call.adapts:

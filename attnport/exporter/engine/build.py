@@ -139,7 +139,10 @@ def _run(request: BuildRequest, folder: Path) -> tuple[BuildResult, str]:
         raise EngineBuildError(
             f"{request.module}'s builder died ({ended}) while it built {request.model}. Its last lines:\n  "
             + ("\n  ".join(line[:300] for line in lines[-LAST_LINES:]) or "none"),
-            hint="SIGKILL usually means that memory ran out; otherwise this graph triggers a fault in the builder.",
+            hint="Nothing in the builder raises SIGKILL: memory ran out, or somebody ended it. Free some, or build a "
+            "smaller profile."
+            if child.returncode == -signal.SIGKILL
+            else "This graph triggers a fault in the builder.",
         )
     result = read(BuildResult, answer)
     if result.error:
