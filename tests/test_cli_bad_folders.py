@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,11 @@ import pytest
 from refusing import call, contents, refused
 
 from attnport.artifacts import MANIFEST
+from attnport.console import cells
+from attnport.console.arguments import ABOUT
+from attnport.folder.openings import why_none
 from attnport.jsonfile import digest_file
+from attnport.runtimes.ort_cpu import RUNTIME as ORT
 
 FEW = ("--runtime", "ort_cpu")  # Input is refused whatever the runtimes are; to probe all of them takes seconds.
 
@@ -21,6 +26,18 @@ def test_a_folder_that_is_no_artifact(verb: str, tmp_path: Path) -> None:
     refused(call(verb, tmp_path), "attnport.json" if verb != "inspect" else str(tmp_path))
     refused(call(verb, tmp_path / "nowhere"), "nowhere")
     assert contents(tmp_path).keys() == {"notes.txt"}
+
+
+def test_commands_in_hints_and_tables_can_be_given_as_they_are(tmp_path: Path) -> None:
+    nowhere = tmp_path / "it's nowhere"
+    refused(call("fuse", nowhere), f"attnport export SPEC -o {shlex.quote(str(nowhere))}")
+    refused(call("fuse", tmp_path / "my out", "--dtype", "int3"), f"attnport build '{tmp_path}/my out' --target")
+    held = ABOUT.set(Path("my out"))
+    try:
+        printed = cells.render(lambda reason: [cells.notes({"ort_cpu": reason})], why_none(ORT))
+        assert "make it with: attnport fuse 'my out' --target ort_cpu" in " ".join(printed.split())
+    finally:
+        ABOUT.reset(held)
 
 
 @pytest.mark.parametrize("verb", ["fuse", "check", "bench", "report", "verify", "inspect"])

@@ -232,11 +232,13 @@ def _refuse_flex_attention(program: torch.export.ExportedProgram) -> None:
             [traceback.FrameSummary(file, int(line), name, line=code) for file, line, name, code in frames]
         )
         after = [*after[1:], *after[0].users]
+    used = f"; its result is used in {place[2:-1]}" if place else ""
     raise ExportError(
-        f"the module calls flex_attention, which has no form in ONNX; its result is used in{place or ' the module'}.",
+        f"the module calls flex_attention, which has no form in ONNX{used}.",
         hint="Call scaled_dot_product_attention(q, k, v, attn_mask=mask) there. In place of a block mask, mask is a "
-        "bool tensor [batch, heads, queries, keys], True where mask_mod keeps a key; in place of a score_mod that adds, "
-        "the float tensor that it adds. What cannot be added is written out, as softmax(score_mod(q @ k.mT * scale)) @ v.",
+        "bool tensor [batch, heads, queries, keys], True where mask_mod keeps a key; in place of a score_mod that "
+        "adds, the float tensor that it adds. Another score_mod is written out: "
+        "softmax(score_mod(q @ k.mT * scale)) @ v.",
     )
 
 

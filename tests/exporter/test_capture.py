@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import getpass
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from attnport.example_values import packed
 from attnport.exporter import storage
 from attnport.exporter.capture import capture, example_sizes, example_tensors
 from attnport.exporter.counting import count_attentions
-from attnport.exporter.naming import SCOPES
+from attnport.exporter.naming import MAY_BE_EMPTY, SCOPES
 from attnport.masks.spec import MaskSpec
 
 PLAIN = contract(X)
@@ -205,6 +206,39 @@ def test_example_inputs_are_the_same_each_time_and_fit_the_contract() -> None:
     assert example_tensors(plain, {"batch": 2, "seq": 3})["x"].shape == (2, 3, E)
     told = example_tensors(dataclasses.replace(plain, examples=given), {"batch": 3, "seq": 2})["x"]
     assert told[:, :, 0].tolist() == [[0.0, 0.0], [E, E], [0.0, 0.0]]
+
+
+def test_sizes_of_many_dims_differ() -> None:
+    dims = tuple(Dim(f"d{number}", 1, 64, 512) for number in range(40))
+    io = IOContract((TensorSpec("x", "float32", tuple(dim.name for dim in dims)),), (), dims, (), positions="none")
+    assert len(set(example_sizes(io).values())) == len(dims)
+
+
+def test_dims_that_may_be_empty_are_noted_in_the_graph() -> None:
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    io = contract(X)
+    model = capture(Doubled().eval(), dataclasses.replace(io, dims=(io.dim("batch"), Dim("seq", 0, 8, 16)))).model
+    assert model.metadata_props == {MAY_BE_EMPTY: "seq"}
+    assert not capture(Doubled().eval(), io).model.metadata_props
+
+
+def test_flex_attention_is_refused_by_name_with_what_to_write() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    class Flex(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heads = x.unsqueeze(1)
+            return flex_attention(heads, heads, heads).squeeze(1)  # type: ignore[union-attr]
+
+    told = pytest.raises(ExportError, match=r"calls flex_attention.*test_capture.py, line \d+: return flex_attention")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, that it is not compiled
+        with told as refused:
+            capture(Flex().eval(), contract(X))
+    assert "scaled_dot_product_attention" in refused.value.hint
 
 
 def test_scaled_dot_product_attention_stays_one_operator() -> None:

@@ -12,7 +12,7 @@ from running import on_reference
 from written_graphs import written
 
 from attnport.errors import ExportError
-from attnport.exporter.naming import SCOPES, module_of
+from attnport.exporter.naming import MAY_BE_EMPTY, SCOPES, module_of
 from attnport.exporter.passes.foreign import prepare
 from attnport.exporter.passes.indexing import index_by_grid
 from attnport.exporter.passes.sizes import settle_sizes
@@ -90,6 +90,25 @@ def test_a_size_that_nothing_proves_has_a_name_of_its_own(name: str) -> None:
     found = shape(NOT_CLAIMED[name])
     assert any(dim.startswith(("size", "unk__")) for dim in found)
     assert not {"seq", "mem"} & set(found)
+
+
+def test_a_dim_that_may_be_empty_is_not_taken_for_positive() -> None:
+    body = (
+        SEQ
+        + "top = Max(t, at1) y = ConstantOfShape(top) e = Equal(t, first) q = Where(e, four, t) u = ConstantOfShape(q)"
+    )
+    for empty, claimed in (("", True), ("past seq", False)):
+        found = model(body, "y,u")
+        found.metadata_props[MAY_BE_EMPTY] = empty
+        settle_sizes(found)
+        assert ["seq" in map(str, value.shape or ()) for value in found.graph.outputs] == [claimed, claimed]
+
+
+def test_a_product_over_no_axes_is_no_product() -> None:
+    taken = "s = Shape(z) w = ReduceProd<noop_with_empty_axes=1>(s) y = ConstantOfShape(w) yy = Identity(y)"
+    found = model(taken, "yy")
+    settle_sizes(found)
+    assert list(map(str, found.graph.outputs[0].shape or ())) == ["batch", "mem", "16"]
 
 
 def test_equal_sizes_have_one_name_and_others_have_not() -> None:

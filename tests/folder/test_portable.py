@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attnport.folder.portable import portable
+from attnport.folder.portable import as_command, portable
 
 
 def test_paths_of_the_machine_are_cut_to_what_is_the_same_everywhere(tmp_path: Path) -> None:
@@ -25,3 +25,12 @@ def test_what_is_no_path_stays_as_it_is(text: str, tmp_path: Path) -> None:
 def test_a_relative_folder_is_known_by_its_absolute_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert portable(f"out/x.onnx and {tmp_path}/out/y.onnx", Path("out")) == "x.onnx and y.onnx"
+
+
+def test_commands_for_the_folder_can_be_given_as_they_are() -> None:
+    told = "Run: attnport fuse FOLDER --target ort_cpu; or attnport.open(FOLDER).fuse(). Then attnport check FOLDER."
+    assert as_command(told, Path("my out")) == (
+        "Run: attnport fuse 'my out' --target ort_cpu; or attnport.open('my out').fuse(). Then attnport check 'my out'."
+    )
+    for other in ("hf:FOLDER", "a/FOLDER/b", "MYFOLDER", "FOLDER.json"):
+        assert as_command(other, Path("out")) == other

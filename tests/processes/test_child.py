@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from attnport.errors import FeedError, SpecError, UnavailableError
+from attnport.processes import child as child_module
 from attnport.processes.child import Child, ChildError, reason_of
 from attnport.processes.worker import load_feeds, memory_bytes, read_frame, save_feeds, write_frame
 
@@ -48,6 +49,29 @@ def test_feeds_survive_the_way_to_the_child(tmp_path: Path) -> None:
     for name, array in feeds.items():
         assert back[name].dtype == array.dtype
         assert (back[name] == array).all()
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ([2, 3], "by SIGKILL, as memory ran out"),
+        ([2, 2], "by SIGKILL, which others sent: the system had not run out of memory"),
+        ([None, None], "by SIGKILL, probably as memory ran out"),
+    ],
+)
+def test_of_a_child_that_was_killed_it_is_said_what_is_known(
+    counts: list[int | None], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter(counts)
+    monkeypatch.setattr(child_module, "_killed_for_memory", lambda: next(answers))
+    child = script("os.kill(os.getpid(), 9)")
+    with pytest.raises(ChildError, match=f"{told}$"):
+        child.ask("open")
+
+
+def test_the_system_tells_how_many_it_killed_for_memory() -> None:
+    told = child_module._killed_for_memory()
+    assert told is None or told >= 0
 
 
 def test_a_dead_child_leaves_its_last_words() -> None:

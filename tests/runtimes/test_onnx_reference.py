@@ -210,3 +210,16 @@ def test_elements_are_gathered_along_an_axis_of_any_length(axis: int) -> None:
     i = random.integers(-200, 200, shape)
     evaluator = ReferenceEvaluator(model, new_ops=replacements(23))
     assert (evaluator.run(None, {"x": x, "i": i})[0] == np.take_along_axis(x, i, axis)).all()
+
+
+@pytest.mark.parametrize("condition", ["", "on"])
+def test_a_loop_runs_its_rounds_with_a_condition_and_without(condition: str) -> None:
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 18]> g (float[N] x) => (float[N] y, float[K,N] each)
+        {{ n = Constant<value_int = 3>() on = Constant<value = bool {{1}}>()
+           y, each = Loop(n, {condition}, x) <body = b (int64 i, bool c, float[N] h) => (bool d, float[N] a, float[N] o)
+             {{ d = Identity(c) a = Add(h, h) o = Identity(a) }}> }}""")
+    evaluator: Any = ReferenceEvaluator(model, new_ops=replacements(18))
+    y, each = evaluator.run(None, {"x": np.float32([1, 2])})
+    assert y.tolist() == [8, 16]
+    assert each.tolist() == [[2, 4], [4, 8], [8, 16]]

@@ -162,6 +162,22 @@ def test_a_model_of_ours_takes_dims_and_no_inputs() -> None:
 
 
 @pytest.mark.parametrize(
+    ("forward", "init", "sizes"),
+    [
+        ("return x.view(x.shape[0], 9, 4)", "", "seq=9:9:9"),
+        ("return x.view(2, 9, 4)", "", "batch=2:2:2 --dim seq=9:9:9"),
+        ("return x + self.table", "self.table = torch.ones(1, 27, 4)", "seq=27:27:27"),
+    ],
+)
+def test_the_size_that_a_module_takes_alone_is_named_with_its_option(
+    forward: str, init: str, sizes: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError) as told:
+        load(write(tmp_path, module(forward, init)), inputs=[X])
+    assert f"take that size alone: --dim {sizes}" in told.value.hint
+
+
+@pytest.mark.parametrize(
     ("forward", "told"),
     [
         ("return x.view(3, 5, 4)", "dim 'batch' of input 'x' is frozen"),

@@ -13,8 +13,10 @@ import onnx_ir as ir
 import pytest
 import torch
 from onnx.backend.test.case.node import collect_testcases
+from onnx.reference import ReferenceEvaluator
 
-from attnport.sources.onnx_module import OnnxModule
+from attnport.bodies import schema_of, write_out
+from attnport.sources.onnx_module import OnnxModule, is_known
 from attnport.sources.operators.base import CONTRIB, OPERATORS
 from attnport.sources.operators.control import CONTROL
 
@@ -62,6 +64,56 @@ def test_an_operator_computes_what_onnx_says(operator: str) -> None:
                 assert value.shape == np.shape(wanted), f"{case.name}: {name}"
                 np.testing.assert_allclose(value.numpy(), wanted, rtol=1e-3, atol=1e-5, err_msg=f"{case.name}: {name}")
                 assert str(value.numpy().dtype) == str(np.asarray(wanted).dtype), f"{case.name}: {name}"
+
+
+@pytest.mark.parametrize("axes", ["", ", none"])
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("operator", sorted(name for domain, name in OPERATORS if name.startswith("Reduce")))
+def test_a_reduction_over_no_axes_leaves_each_element(operator: str, keep: int, axes: str) -> None:
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 18]> g (float[N,L] x) => (float[N,L] y)
+        {{ none = Constant<value = int64[0] {{}}>()
+           y = {operator}<noop_with_empty_axes = 1, keepdims = {keep}>(x{axes}) }}""")
+    x = np.random.default_rng(0).uniform(0.5, 2, (2, 3)).astype(np.float32)
+    expected = ReferenceEvaluator(model).run(None, {"x": x})[0]
+    got = OnnxModule(ir.from_proto(model), {"x": "x"}, {"y": "y"})(x=torch.from_numpy(x))["y"]
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5)
+
+
+DEFINED = sorted(
+    name
+    for name, tried in cases().items()
+    if not (name in KNOWN or name in WITHOUT_CASES or name in ("Bernoulli", "SequenceMap"))
+    and all(schema_of(ir.from_proto(case.model).graph[0], case.model.opset_import[0].version) for case in tried[:1])
+    and (schema := schema_of(ir.from_proto(tried[0].model).graph[0], tried[0].model.opset_import[0].version))
+    and (schema.has_function or schema.has_context_dependent_function)
+)
+"""Operators that PyTorch does not compute here, and the standard defines by others."""
+WITHOUT_A_BODY = {"CausalConvWithState"}
+"""Of these it gives a body for some sizes alone; the others are for its evaluator."""
+
+
+def test_operators_that_the_standard_defines_are_found() -> None:
+    assert {"MeanVarianceNormalization", "Celu", "Shrink", "Selu", "SwiGLU", "LinearAttention"} <= set(DEFINED)
+
+
+@pytest.mark.parametrize("operator", DEFINED)
+def test_what_the_standard_defines_is_written_out_and_right(operator: str) -> None:
+    tried = [case for case in cases()[operator] if not _has_unknown_types(case) and "double" not in case.name]
+    assert tried
+    for case in tried:
+        model = ir.from_proto(case.model)
+        names = [str(value.name) for value in model.graph.inputs]
+        outputs = {str(value.name): str(value.name) for value in model.graph.outputs}
+        if write_out(model, lambda node: not is_known(node)) or operator not in WITHOUT_A_BODY:
+            assert operator not in {node.op_type for node in model.graph}
+        for inputs, expected in case.data_sets:
+            module = OnnxModule(model, {name: name for name in names}, outputs)
+            got = module(
+                **{name: torch.from_numpy(np.array(value)) for name, value in zip(names, inputs, strict=False)}
+            )
+            for (name, value), wanted in zip(got.items(), expected, strict=True):
+                np.testing.assert_allclose(value.numpy(), wanted, rtol=1e-3, atol=1e-5, err_msg=f"{case.name}: {name}")
 
 
 @pytest.mark.parametrize("operator", ["Cast", "CastLike"])
