@@ -23,23 +23,23 @@ def schema_of(node: ir.Node, opset: int) -> Any:
 
 
 def write_out(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> int:
-    """Replaces each node that is `wanted` and that the standard defines by a body, in place; returns how many.
+    """Replaces each node that is `wanted` and that the standard defines by operators of the model's opset, in place.
 
-    What a body consists of is asked for as well.
+    Returns how many. What a body consists of is asked for as well.
     """
     import onnx_ir.passes.common as passes
 
-    written = 0
+    written, opset = 0, model.graph.opset_imports.get("", 0)
     while found := _defined(model, wanted):
         passes.ShapeInferencePass(data_prop=False)(model)  # a body may depend on the types of inputs
         for node, schema in found:
-            function = body_of(node, schema, model.graph.opset_imports[""])
-            if function is not None:
+            function = body_of(node, schema, opset)
+            if function is not None and all(inner.domain or schema_of(inner, opset) for inner in function):
                 put_in_place(model, node, function, f"{node.op_type}_{written}")
                 written += 1
         if not model.functions:
             break
-        inline(model, model.graph.opset_imports[""])
+        inline(model, opset)
     return written
 
 
@@ -66,12 +66,19 @@ def body_of(node: ir.Node, schema: Any, opset: int) -> ir.Function | None:
         body.ParseFromString(schema.get_context_dependent_function_with_opset_version(version, proto, types))
     elif schema.has_function:
         body.ParseFromString(schema.get_function_with_opset_version(_nearest(schema.function_opset_versions, opset)))
-    # A body lists optional outputs even if it does not compute them for this node.
+    # A body lists optional outputs even if the node has them not, or they are not computed for it.
     computed = {name for inner in body.node for name in inner.output}
-    kept = [name for name in body.output if name in computed]
+    kept = [name for name in body.output if name in computed][: len(node.outputs)]
+    if not body.node or list(body.output[: len(kept)]) != kept or len(kept) < len(node.outputs):
+        return None
     del body.output[:]
     body.output.extend(kept)
-    return ir.serde.deserialize_function(body) if body.node else None
+    function = ir.serde.deserialize_function(body)
+    for name, attribute in list(node.attributes.items()):
+        if attribute.type == ir.AttributeType.GRAPH:  # a body has it within, and a call cannot
+            del node.attributes[name]
+            function.attributes.pop(name, None)
+    return function
 
 
 def _give_defaults(node: ir.Node, schema: Any) -> None:
