@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -37,11 +38,16 @@ def readable(text: str) -> str:
     return printable(text if folder is None else as_command(text, folder))
 
 
-def folder_of(options: Mapping[str, Any]) -> Path | None:
-    """The artifact's folder among the arguments of a verb; None if there is none, or more than one."""
+@contextlib.contextmanager
+def about(options: Mapping[str, Any]) -> Iterator[None]:
+    """A context in which messages are about the artifact's folder among a verb's arguments, if there is just one."""
     given = options.get("folder") or options.get("output")
     given = given[0] if isinstance(given, tuple) and len(given) == 1 else given
-    return given if isinstance(given, Path) else None
+    before = ABOUT.set(given if isinstance(given, Path) else None)
+    try:
+        yield
+    finally:
+        ABOUT.reset(before)
 
 
 def check_arguments(options: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import click
 
-from attnport.console.arguments import ABOUT, check_arguments, folder_of, readable
+from attnport.console.arguments import about, check_arguments, readable
 from attnport.console.progress import TimeLeft, shortened
 from attnport.console.signals import INTERRUPTED, exit_code, ignore_signals, interrupts
 from attnport.console.streams import LOST, SEND_ELSEWHERE, prepare_streams, why_lost
@@ -194,10 +194,9 @@ def verb(work: F) -> F:
     @wraps(work)
     def run(*args: Any, as_json: bool, verbose: bool, traceback: bool, **options: Any) -> None:
         out = Reporter(as_json=as_json, verbose=verbose, traceback=traceback)
-        with interrupts() as interrupted:
+        with interrupts() as interrupted, about(options):
             out.interrupts = interrupted
             message = "interrupted; no file is half written, and what was finished is kept."
-            ABOUT.set(folder_of(options))
             try:
                 check_arguments(options)
                 with out.working(f"attnport {work.__name__.rstrip('_')}"):

@@ -210,7 +210,7 @@ def _who_killed(before: int | None) -> str:
     now = _killed_for_memory()
     if before is None or now is None:
         return ", probably as memory ran out"
-    return ", as memory ran out" if now > before else ", which others sent: the system had not run out of memory"
+    return ", as memory ran out" if now > before else ", which others sent: the kernel ended nothing for lack of memory"
 
 
 def resident_bytes(pid: int) -> int:

@@ -276,7 +276,7 @@ def _types(model: ir.Model) -> set[ir.DataType]:
     found = {value.dtype for value in _values(model) if value.dtype is not None}
     for node in model.graph.all_nodes():
         for name, attribute in node.attributes.items():
-            if attribute.type == ir.AttributeType.TENSOR:
+            if attribute.type == ir.AttributeType.TENSOR and attribute.value is not None:
                 found.add(attribute.value.dtype)
             elif name in _OF_TYPES and attribute.type == ir.AttributeType.INT:
                 found.update(kind for kind in ir.DataType if int(kind) == attribute.value)

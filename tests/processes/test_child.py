@@ -55,7 +55,7 @@ def test_feeds_survive_the_way_to_the_child(tmp_path: Path) -> None:
     ("counts", "told"),
     [
         ([2, 3], "by SIGKILL, as memory ran out"),
-        ([2, 2], "by SIGKILL, which others sent: the system had not run out of memory"),
+        ([2, 2], "by SIGKILL, which others sent: the kernel ended nothing for lack of memory"),
         ([None, None], "by SIGKILL, probably as memory ran out"),
     ],
 )
