@@ -109,10 +109,12 @@ def test_an_operator_is_computed_as_the_standard_defines_it(tmp_path: Path) -> N
 
 def test_names_that_collide_are_told_apart(tmp_path: Path) -> None:
     model = hand("float[N,4] x_1, float[N,4] self -> float[N,4] class: r = Sub(x_1, self) class = Relu(r)")
+    theirs = {"x_1": "x.1", "self": "x_1", "r": "x_1/inner"}  # as input.1 and input_1 of torch's older exporter
     for node in model.graph.node:
-        node.input[:] = ["x.1" if name == "self" else "x_1/inner" if name == "r" else name for name in node.input]
-        node.output[:] = ["x_1/inner" if name == "r" else name for name in node.output]
-    model.graph.input[1].name = "x.1"
+        node.input[:] = [theirs.get(name, name) for name in node.input]
+        node.output[:] = [theirs.get(name, name) for name in node.output]
+    for value in model.graph.input:
+        value.name = theirs[value.name]
     manifest = export(f"onnx:{written(model, tmp_path)}", tmp_path / "out")
     assert [spec.name for spec in manifest.io.inputs] == ["x_1", "x_1_"]
     assert [spec.name for spec in manifest.io.outputs] == ["class_"]
