@@ -73,7 +73,7 @@ class Source:
         text: The SPEC as the user gave it.
         inputs: The `--input` declarations given with it.
         dims: The `--dim` declarations given with it.
-        code_digest: SHA-256 over the code that the module's classes and its factory depend on in their files.
+        code_digest: SHA-256 over the files and packages that the model depends on, see `Manifest.depends`.
         weights_digest: SHA-256 over the parameters and buffers, in name order.
         trust_remote_code: Whether `--trust-remote-code` allowed an `hf:` model's own Python code to run.
         outputs: The `--outputs` names given with it; none = all.
@@ -139,6 +139,8 @@ class ModelSpec:
         notes: What a user should know of how the module is taken, a sentence each.
         fixable: Dims of one size each, that may be fixed to it if the graph turns out to be wrong for other sizes: the
             code is not the user's, who could change it.
+        depends: As of `Manifest`.
+        read: The absolute paths of the files among these.
     """
 
     name: str
@@ -151,6 +153,8 @@ class ModelSpec:
     text_limit: int | None = None
     notes: tuple[str, ...] = ()
     fixable: tuple[Dim, ...] = ()
+    depends: Mapping[str, str] = field(default_factory=dict)
+    read: tuple[str, ...] = ()
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------
@@ -303,7 +307,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`attnport.json`: the content of a folder, with the SHA-256 of every file."""
+    """`attnport.json`: the content of a folder, with the SHA-256 of every file.
+
+    Attributes:
+        depends: What the model was made from: the SHA-256 of each file that was read ("" = it was not there), and the
+            version of each package. None in folders of an attnport that did not record it.
+    """
 
     schema: Literal["attnport/manifest/1"] = field(default="attnport/manifest/1", kw_only=True)
     format: int
@@ -321,6 +330,7 @@ class Manifest:
     stages: Mapping[str, Stage] = field(default_factory=dict)
     prompts: Prompts = NO_PROMPTS
     text_limit: int | None = None
+    depends: Mapping[str, str] | None = None
 
     __pydantic_config__ = STRICT
 

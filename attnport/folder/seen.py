@@ -1,34 +1,36 @@
 """The files that loading a source reads, as they were when it was last loaded: who finds them so need not load it.
 
 Loading takes seconds and gigabytes. What was found by it, that code and weights are those of the export, stays true for
-as long as no file changed its size or its time of change, and no file came or went in an `hf:` folder. The records lie
-in this user's cache, since paths of this machine do not belong into an artifact.
+as long as no file that it depends on changed its size or its times, and no file came or went beside one. The records
+lie in this user's cache, since paths of this machine do not belong into an artifact.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-import sysconfig
-from collections.abc import Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from attnport.artifacts import Source
 from attnport.jsonfile import digest_text, to_json
 from attnport.sources import memory
-from attnport.sources.code import code_of, runs_code
-from attnport.sources.onnx_file import files_of, is_onnx
+from attnport.sources.digests import state_of
 from attnport.user_cache import cache
 
-_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_OWN = str(Path(__file__).resolve().parent.parent)
 
+def note(source: Source, read: Collection[str]) -> None:
+    """Records the files of a source that this process has just loaded.
 
-def note(source: Source) -> None:
-    """Records the files of a source that this process has just loaded."""
+    Args:
+        read: As of `ModelSpec`.
+    """
     if not source.in_memory and (kept := cache()) is not None:
-        seen = {"folder": _folder(source), "files": {path: _state(path) for path in sorted(set(_files(source)))}}
+        folders = {str(Path(path).parent) for path in read}
+        seen = {
+            "files": {path: state_of(path) for path in read},
+            "folders": {folder: _listing(folder) for folder in sorted(folders)},
+        }
         kept.write(_name(source), f"{json.dumps(seen, indent=1)}\n".encode())
 
 
@@ -36,16 +38,18 @@ def unchanged(source: Source) -> bool:
     """Whether a source is what it was when it was last loaded, as far as its files tell; False where nobody knows."""
     if source.in_memory:
         return memory.held(source) is not None
+    if source.text.startswith("hf:") and not Path(source.text.removeprefix("hf:")).is_dir():
+        return False  # a hub id, of which the hub decides
     kept = cache()
     data = kept.read(_name(source)) if kept is not None else None
     try:
-        seen = json.loads(data) if data else {}
+        seen: dict[str, dict[str, Any]] = json.loads(data) if data else {}
     except ValueError:
         return False
     return (
-        seen.get("folder") is not None
-        and seen["folder"] == _folder(source)
-        and all(_state(path) == state for path, state in seen["files"].items())
+        "folders" in seen
+        and all(_listing(folder) == names for folder, names in seen["folders"].items())
+        and all(_as_read(path) == state for path, state in seen["files"].items())
     )
 
 
@@ -53,32 +57,14 @@ def _name(source: Source) -> str:
     return f"seen.{digest_text(str(Path.cwd()), to_json(source))[:32]}.json"
 
 
-def _files(source: Source) -> Iterator[str]:
-    """The files of all Python modules of this process that are not installed, and the one that the source names."""
-    for module in list(sys.modules.values()):
-        file = str(getattr(module, "__file__", None) or "")
-        if file and not file.startswith((*_INSTALLED, _OWN)) and Path(file).is_file():
-            yield file
-    code = code_of(source) if runs_code(source) else None
-    if code is not None and Path(code.place).is_file():
-        yield code.place
-    if is_onnx(source.text):
-        yield from map(str, files_of(source.text))
+def _as_read(path: str) -> list[int] | None:
+    state = state_of(path)
+    return None if state is None else list(state)
 
 
-def _folder(source: Source) -> dict[str, Any] | None:
-    """The state of every file in the folder of an `hf:` source; None for a hub id, of which the hub decides."""
-    if not source.text.startswith("hf:"):
-        return {}
-    place = Path(source.text.removeprefix("hf:"))
-    if not place.is_dir():
-        return None
-    return {str(path): _state(str(path)) for path in sorted(place.rglob("*")) if path.is_file()}
-
-
-def _state(path: str) -> list[int] | None:
+def _listing(folder: str) -> str:
+    """A digest of the names of the files in a folder."""
     try:
-        found = Path(path).stat()
+        return digest_text(*sorted(path.name for path in Path(folder).iterdir() if path.is_file()))
     except OSError:
-        return None
-    return [found.st_size, found.st_mtime_ns]
+        return ""

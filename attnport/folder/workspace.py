@@ -20,11 +20,14 @@ from attnport.folder.portable import as_command
 from attnport.folder.refusals import as_usage_error
 from attnport.jsonfile import digest_file, digest_text, read, to_json
 from attnport.module_path import ROOT
+from attnport.sources.digests import changes
 from attnport.sources.program import Stored, note
 from attnport.transaction import Transaction, settle, transaction
 from attnport.version import __version__
 
 T = TypeVar("T")
+_MOST_CHANGES = 4
+"""So many changed files are named."""
 _VERBS = {"lower": "fuse", "precision": "build", "layers": "check --bisect"}
 """The verbs of stages that have other names."""
 
@@ -110,27 +113,54 @@ def _again(manifest: Manifest, name: str) -> str:
 
 
 def load_spec(manifest: Manifest) -> ModelSpec:
-    """Loads the ModelSpec a folder was exported from, and checks that code and weights are still the same.
+    """Loads the ModelSpec a folder was exported from, and checks that all it depends on is still the same.
 
     Raises:
-        SpecError: the source is gone or changed, which names which of the two, and the SPEC; or it would run code that
-            nobody asked for here (see `trust`).
+        SpecError: the source is gone or changed, which names the SPEC, and the files or that it is the weights; or it
+            would run code that nobody asked for here (see `trust`).
     """
     from attnport.folder import seen
     from attnport.folder.loading import without_outputs
     from attnport.folder.trust import reload
 
     spec = reload(manifest.source)
-    for part in ("code", "weights"):
-        if getattr(spec.source, f"{part}_digest") != getattr(manifest.source, f"{part}_digest"):
+    if spec.source.code_digest != manifest.source.code_digest:
+        if manifest.depends is None:
             raise SpecError(
-                f"the {part} of {manifest.source.text} changed since export.",
-                hint="Export again, or bring the earlier state back.",
+                f"{manifest.source.text} was exported by an attnport that did not record which files it read, so that "
+                "nothing tells whether they changed.",
+                hint="Export it again.",
             )
-    seen.note(manifest.source)
+        told = changes(manifest.depends, spec.depends)
+        more = f", and {len(told) - _MOST_CHANGES} more" if len(told) > _MOST_CHANGES else ""
+        raise SpecError(
+            f"the code of {manifest.source.text}, or a file that it reads, changed since export: "
+            f"{', '.join(told[:_MOST_CHANGES])}{more}.",
+            hint="Export again, or bring the earlier state back.",
+        )
+    if spec.source.weights_digest != manifest.source.weights_digest:
+        raise SpecError(
+            f"the weights of {manifest.source.text} changed since export.",
+            hint="Export again, or bring the earlier state back.",
+        )
+    seen.note(manifest.source, spec.read)
     exported = {output.name for output in manifest.io.outputs}
     hidden = [output.name for output in spec.io.outputs if output.name not in exported]
     return dataclasses.replace(without_outputs(spec, hidden), io=manifest.io)
+
+
+def check_source(manifest: Manifest) -> None:
+    """Checks that the source of a folder is what was exported; it is loaded only if a file of it may have changed.
+
+    A module in memory is its own: nothing on disk can change it.
+
+    Raises:
+        SpecError: as `load_spec`.
+    """
+    from attnport.folder import seen
+
+    if not manifest.source.in_memory and not seen.unchanged(manifest.source):
+        load_spec(manifest)
 
 
 class Change:

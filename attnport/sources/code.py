@@ -64,7 +64,7 @@ def code_of(source: Source) -> Code | None:
     top = place.partition(".")[0]
     if top not in sys.modules and _find(top, None) is None:
         return None
-    return _code(_file_of(place) or place, factory)
+    return _code(file_of_module(place) or place, factory)
 
 
 def _of_hf(place: str) -> Code:
@@ -85,7 +85,7 @@ def _code(place: str, factory: str) -> Code:
         return Code(place, "", factory)
 
 
-def _file_of(module: str) -> str | None:
+def file_of_module(module: str) -> str | None:
     """The file that importing a module by its dotted name would run."""
     if (loaded := sys.modules.get(module)) is not None:
         return getattr(loaded, "__file__", None)

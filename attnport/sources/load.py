@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import ModelSpec, Source
 from attnport.errors import AttnportError, SpecError, UsageError
 from attnport.sources.choices import Choices
-from attnport.sources.digests import code_digest, weights_digest
+from attnport.sources.digests import code_digest, dependencies, reading, weights_digest
 from attnport.sources.onnx_file import is_onnx
 from attnport.sources.package import SPEC_FORMS
 from attnport.sources.seeds import made_alike, seeded, seeding
@@ -51,37 +51,40 @@ def load(
         UsageError: `inputs`, `dims`, `trust_remote_code`, `task` or `part` do not apply to it.
         MissingDependency: it needs a package that is not installed.
     """
-    try:
-        spec = _resolve(text, inputs, dims, outputs, Choices(trust_remote_code, task, part), own)
-        module = spec.make()
-    except AttnportError:
-        raise
-    except (Exception, SystemExit) as err:  # the user's code may raise anything; its exit() must not end this process
-        raise SpecError(_loading_error(text, err), hint=_advice(err)) from err
-    source = Source(
-        text,
-        tuple(inputs),
-        tuple(dims),
-        trust_remote_code=trust_remote_code,
-        outputs=tuple(outputs),
-        task=task,
-        part=part,
-    )
-    return sealed(dataclasses.replace(spec, source=source), module)
+    with reading(text):
+        try:
+            spec = _resolve(text, inputs, dims, outputs, Choices(trust_remote_code, task, part), own)
+            module = spec.make()
+        except AttnportError:
+            raise
+        except (Exception, SystemExit) as err:  # the user's code may raise anything; exit() must not end this process
+            raise SpecError(_loading_error(text, err), hint=_advice(err)) from err
+        source = Source(
+            text,
+            tuple(inputs),
+            tuple(dims),
+            trust_remote_code=trust_remote_code,
+            outputs=tuple(outputs),
+            task=task,
+            part=part,
+        )
+        return sealed(dataclasses.replace(spec, source=source), module)
 
 
 def sealed(spec: ModelSpec, module: nn.Module) -> ModelSpec:
-    """`spec` with the digests of its module, which its `make` returns at first.
+    """`spec` with what its module depends on and the digests of that; its `make` returns the module at first.
 
     Raises:
         SpecError: it is not a module, a parameter has no data, or `make` gives other weights each time.
     """
     text = spec.source.text
     _check_module(text, module)
+    depends, read = dependencies(text, module)
     source = dataclasses.replace(
-        spec.source, code_digest=code_digest(text, module), weights_digest=weights_digest(text, module)
+        spec.source, code_digest=code_digest(depends), weights_digest=weights_digest(text, module)
     )
-    return dataclasses.replace(spec, source=source, make=made_alike(module, spec, source.weights_digest))
+    made = made_alike(module, spec, source.weights_digest)
+    return dataclasses.replace(spec, source=source, make=made, depends=depends, read=read)
 
 
 def factory_of(text: str) -> Callable[[], Any]:

@@ -10,6 +10,7 @@ from attnport.artifacts import ModelSpec, Source
 from attnport.errors import UsageError
 from attnport.folder.loading import load, with_outputs
 from attnport.sources.code import Code, code_of, runs_code
+from attnport.sources.digests import reading
 from attnport.sources.examples import (
     Range,
     by_flat_name,
@@ -91,7 +92,9 @@ class Given:
             return self._of_spec(self.model, dims, outputs)
         if isinstance(self.model, str):
             if self._examples:
-                inputs, dims, _ = self._found(self._made(self.model), inputs, dims, progress)
+                with reading(self.model):
+                    module = self._made(self.model)
+                inputs, dims, _ = self._found(module, inputs, dims, progress)
             return load(
                 self.model,
                 inputs=inputs,

@@ -26,7 +26,7 @@ from attnport.folder.openings import (
     why_none,
 )
 from attnport.folder.trust import require
-from attnport.folder.workspace import change, check_files, fresh, open_folder, toolchain
+from attnport.folder.workspace import change, check_files, check_source, fresh, open_folder, toolchain
 from attnport.jsonfile import digest_text, read, to_json
 from attnport.latency.effort import BASELINE, Effort, Subject
 from attnport.latency.lengths import read_lengths
@@ -128,6 +128,7 @@ def bench(
             json.dumps([list(histogram.items()), batch, asdict(effort), bundle_digest(bundle)], default=str),
         )
         if not force and fresh(folder, manifest, stage, digest):
+            check_source(manifest)
             return read(LatencyReport, folder / file)
         todo = workloads(folder, manifest, shapes, sentences, seed, histogram, batch)
         with tempfile.TemporaryDirectory(prefix="attnport-bench-") as scratch:

@@ -28,6 +28,7 @@ from attnport.parity.golden import write_golden
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 from attnport.sources.code import code_of
+from attnport.sources.digests import TOOLCHAIN
 from attnport.sources.onnx_file import graph_of, input_names, is_onnx, output_names
 from attnport.sources.program import CODE, program_module
 from attnport.sources.program import WEIGHTS as STORED_WEIGHTS
@@ -135,7 +136,7 @@ def exported(
         tell(note)
     declared = spec.io.outputs
     digest = digest_text(
-        toolchain("torch", "onnx", "onnxscript", "transformers"),
+        toolchain(*TOOLCHAIN),
         to_json(spec.source),
         to_json(spec.io),
         "with weights" if with_weights else "without weights",
@@ -148,7 +149,7 @@ def exported(
         code = code_of(open_folder(folder).source)  # of the program that was written
     if code is not None:
         remember(code)
-    seen.note(earlier.source)
+    seen.note(earlier.source, spec.read)
     kept = {output.name for output in earlier.io.outputs}
     hidden = [output.name for output in declared if output.name not in kept]
     if hidden:
@@ -270,6 +271,7 @@ def _made(
             files={},
             prompts=spec.prompts,
             text_limit=spec.text_limit,
+            depends=spec.depends,
         )
         return changing.finish(STAGE, digest)
 

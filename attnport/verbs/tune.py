@@ -15,7 +15,7 @@ from attnport.errors import UsageError
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.machine import machine
 from attnport.folder.trust import require
-from attnport.folder.workspace import fresh, open_folder, toolchain
+from attnport.folder.workspace import check_source, fresh, open_folder, toolchain
 from attnport.jsonfile import digest_file, digest_text, read
 from attnport.latency.effort import BASELINE
 from attnport.latency.lengths import read_lengths
@@ -99,6 +99,7 @@ def tune(
     settings = [list(probed), list(shapes or ()), batch, metric, max_drop, counts, budget_s, seed]
     digest = _digest(manifest, sentences, [inputs, lengths, _file_of(metric)], settings, probed)
     if not force and fresh(folder, manifest, STAGE, digest):
+        check_source(manifest)
         return read(TuneReport, folder / FILE)
     ready = [runtime for runtime in chosen if probed[runtime.name].available]
     _write_plain(folder, ready, probed, progress)

@@ -102,11 +102,11 @@ def test_without_records_or_with_damaged_ones_nothing_is_known(
 ) -> None:
     monkeypatch.setenv("ATTNPORT_CACHE", str(tmp_path / "cache"))
     source = open_folder(tiny_artifact).source
-    seen.note(source)
+    seen.note(source, [tiny_model.__file__])
     assert seen.unchanged(source)
     for file in (tmp_path / "cache").glob("seen.*"):
         file.write_text("{")
     assert not seen.unchanged(source)
     monkeypatch.setattr(seen, "cache", lambda: None)
-    seen.note(source)
+    seen.note(source, [tiny_model.__file__])
     assert not seen.unchanged(source)
