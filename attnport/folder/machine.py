@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import fnmatch
+import functools
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +95,27 @@ def version(package: str) -> str | None:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those of `packages` that are installed."""
-    return {name: found for name in packages if (found := version(name)) is not None}
+    """The versions of those of `packages` that are installed, by distribution name; patterns such as `onnxruntime-*`
+    are those of `Runtime.distributions`."""
+    folders = [Path(place) for place in sys.path]
+    installed = _installed(tuple((str(place), place.stat().st_mtime_ns) for place in folders if place.is_dir()))
+    return {
+        name: installed[name]
+        for pattern in map(normal, packages)
+        for name in sorted(fnmatch.filter(installed, pattern) if "*" in pattern else {pattern} & installed.keys())
+    }
+
+
+@functools.lru_cache(maxsize=2)
+def _installed(state: tuple[tuple[str, int], ...]) -> dict[str, str]:
+    """The versions of all distributions, as long as nothing comes or goes in the folders of the module path."""
+    found = [*importlib.metadata.distributions(path=[place for place, _ in state])]
+    return {normal(str(each.name)): each.version for each in reversed(found) if each.name}
+
+
+def normal(distribution: str) -> str:
+    """The name of a distribution as package indexes compare it: `ml_dtypes` and `ML-dtypes` are one."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def parse_cpuinfo(text: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import attnport_bundle
 from attnport.artifacts import FORMAT, MANIFEST, Manifest, ModelSpec, Stage
 from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
-from attnport.folder.machine import version
+from attnport.folder.machine import versions
 from attnport.folder.portable import as_command
 from attnport.folder.refusals import as_usage_error
 from attnport.jsonfile import digest_file, digest_text, read, to_json
@@ -73,8 +73,9 @@ def open_if_there(folder: Path) -> Manifest | None:
 
 
 def toolchain(*packages: str) -> str:
-    """A digest of this project's own code and of the installed versions of `packages`: a part of a stage's inputs."""
-    return digest_text(_own_code(), *(f"{name} {version(name) or '-'}" for name in packages))
+    """A digest of this project's own code and of the installed ones of `packages`, a part of a stage's inputs; see
+    `machine.versions`."""
+    return digest_text(_own_code(), *(f"{name} {found}" for name, found in sorted(versions(packages).items())))
 
 
 @functools.cache

@@ -7,7 +7,6 @@ on: the machine, the packages as they are installed, the code that asks.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import json
 import os
@@ -17,19 +16,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import attnport_bundle
 from attnport.artifacts import Capabilities
 from attnport.errors import ArtifactError
-from attnport.folder.machine import machine, version
-from attnport.jsonfile import from_json, to_json
+from attnport.folder.machine import machine, versions
+from attnport.jsonfile import digest_file, digest_text, from_json, to_json
 from attnport.runtimes import base
 from attnport.user_cache import cache
 
 _HEX = 16
-_PACKAGES = (
-    *("torch", "triton", "onnx", "ml_dtypes", "onnxruntime", "onnxruntime_ep_nv_tensorrt_rtx", "openvino"),
-    *("tensorrt", "tensorrt_libs", "tensorrt_rtx", "tensorrt_rtx_libs", "nvidia"),
-)
-_DISTRIBUTIONS = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt-cu13", "tensorrt-rtx")
 _VARIABLES = ("PATH", "CXX", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
 _LIBRARIES_OF_SYSTEM = "/etc/ld.so.cache"
 """Written anew when the system's package manager installs a library."""
@@ -55,21 +50,25 @@ def keep_probe(found: Capabilities, *, forms: bool) -> None:
 
 
 def _name(runtime: str, forms: bool) -> str:
-    return f"probe.{runtime}{'.forms' if forms else ''}.{_state()}.json"
+    wanted = base.distributions({runtime} & set(base.names()))
+    installed = versions(wanted)
+    modules = sorted({name.strip("-*").replace("-", "_") for name in (*wanted, *installed)})
+    parts = json.dumps([_state(), installed, [list(_places(name)) for name in modules]])
+    return f"probe.{runtime}{'.forms' if forms else ''}.{digest_text(parts)[:_HEX]}.json"
 
 
 @functools.lru_cache(maxsize=1)
 def _state() -> str:
-    """A digest of what the answers depend on."""
+    """A digest of what all answers depend on."""
     here = machine()
     parts: list[object] = [sys.version, here.platform, here.cpu, here.features, here.cores, here.cuda, here.gpu_note]
     parts += [asdict(gpu) for gpu in here.gpus]
     parts += [f"{name} {os.environ.get(name, '')}" for name in _VARIABLES]
-    parts += [f"{name} {version(name)}" for name in _DISTRIBUTIONS]
-    parts += [list(_places(name)) for name in _PACKAGES]
     parts += [_stamp(path) for path in (_LIBRARIES_OF_SYSTEM, shutil.which(os.environ.get("CXX") or "g++"))]
-    parts += [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(Path(base.__file__).parent.glob("*.py"))]
-    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:_HEX]
+    # Runtimes use the reader's sessions.
+    code = [Path(module.__file__ or "").parent for module in (base, attnport_bundle)]
+    parts += [digest_file(path) for folder in code for path in sorted(folder.glob("*.py"))]
+    return digest_text(json.dumps(parts, default=str))
 
 
 def _stamp(path: str | None) -> tuple[str, int, int] | None:

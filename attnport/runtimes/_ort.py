@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
     from attnport_bundle.roles import Roles
 
+ONNX_RUNTIMES = (
+    *("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml", "onnxruntime-rocm"),
+    *("onnxruntime-migraphx", "onnxruntime-qnn", "onnxruntime-cann", "onnxruntime-training", "ort-nightly"),
+)
+"""All these wheels install the folder `onnxruntime`, and overwrite each other's files."""
+
 TINY = '<ir_version: 10, opset_import: ["" : 18]> g (float[B] x) => (float[B] y) { y = Relu(x) }'
 """A model to try a provider with, in ONNX's text form."""
 

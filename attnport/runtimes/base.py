@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -75,6 +75,8 @@ class Runtime(abc.ABC):
         gpu: Whether it computes on a CUDA GPU; `gpu-check` measures these.
         keeps: Whether it can keep what it compiles on the device; `bench` then measures opening without and with it.
         by_name: Whether verbs run it only where it is named, since it takes longer than all others together.
+        distributions: What may be installed for it, as patterns such as `onnxruntime-*`: what it says depends on the
+            versions of those that are.
     """
 
     name: ClassVar[str]
@@ -85,6 +87,7 @@ class Runtime(abc.ABC):
     gpu: ClassVar[bool] = False
     keeps: ClassVar[bool] = False
     by_name: ClassVar[bool] = False
+    distributions: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def probe(self) -> Capabilities:
@@ -145,6 +148,11 @@ def get(name: str) -> Runtime:
     """
     runtime: Runtime = registry.module("attnport.runtimes", name, "runtime").RUNTIME
     return runtime
+
+
+def distributions(named: Iterable[str]) -> tuple[str, ...]:
+    """What may be installed for the runtimes of these names, see `Runtime.distributions`; sorted."""
+    return tuple(sorted({pattern for name in named for pattern in get(name).distributions}))
 
 
 def physical_cores() -> int:

@@ -11,8 +11,11 @@ from typing import Any, ClassVar
 
 from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
 from attnport.errors import ArtifactError, UnavailableError, UsageError
+from attnport.runtimes._ort import ONNX_RUNTIMES
 from attnport.runtimes._session import Array, CheckedSession, check_names, refused
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
+from attnport.runtimes.tensorrt import TensorRT
+from attnport.runtimes.tensorrt_rtx import TensorRTRTX
 from attnport_bundle.contract import IO
 from attnport_bundle.manifest import VERSION
 from attnport_bundle.session import Machine
@@ -23,6 +26,7 @@ class Bundle(Runtime):
 
     name: ClassVar[str] = "bundle"
     opens: ClassVar[Kind] = "bundle"
+    distributions = (*ONNX_RUNTIMES, "openvino*", *TensorRT.distributions, *TensorRTRTX.distributions)
 
     def probe(self) -> Capabilities:
         """Always available, as attnport has the reader; what a form needs is checked when it is opened."""

@@ -28,6 +28,7 @@ class OnnxReference(Runtime):
     opens: ClassVar[Kind] = "onnx"
     timed: ClassVar[bool] = False
     isolated: ClassVar[bool] = False
+    distributions = ("onnx", "ml-dtypes", "numpy")
 
     def probe(self) -> Capabilities:
         """What the installed version can do; never raises."""

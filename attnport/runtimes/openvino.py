@@ -22,6 +22,7 @@ class OpenVino(Runtime):
     name: ClassVar[str] = "openvino"
     opens: ClassVar[Kind] = "onnx"
     form: ClassVar[str] = "openvino"
+    distributions = ("openvino*",)
 
     def probe(self) -> Capabilities:
         """What the installed version can do; never raises."""

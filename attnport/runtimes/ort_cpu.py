@@ -24,6 +24,7 @@ class OrtCpu(Runtime):
     opens: ClassVar[Kind] = "onnx"
     form: ClassVar[str] = "ort_cpu"
     isolated: ClassVar[bool] = False
+    distributions = _ort.ONNX_RUNTIMES
 
     def probe(self) -> Capabilities:
         """What the installed version can do; never raises."""

@@ -28,6 +28,7 @@ class OrtCuda(Runtime):
     opens: ClassVar[Kind] = "onnx"
     form: ClassVar[str] = "ort_cuda"
     gpu: ClassVar[bool] = True
+    distributions = (*_ort.ONNX_RUNTIMES, "nvidia-*")
 
     def probe(self) -> Capabilities:
         """What the installed version can do here; never raises.

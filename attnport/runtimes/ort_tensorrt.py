@@ -15,6 +15,7 @@ from attnport.runtimes import _libraries, _ort
 from attnport.runtimes._onnx_file import checked_model
 from attnport.runtimes._session import usual_feeds
 from attnport.runtimes.base import Kind, Opening, Runtime, available
+from attnport.runtimes.tensorrt import TensorRT
 from attnport_bundle.cuda import load_driver
 
 PROVIDER = "TensorrtExecutionProvider"
@@ -30,6 +31,7 @@ class OrtTensorRT(Runtime):
     opens: ClassVar[Kind] = "onnx"
     form: ClassVar[str] = "tensorrt"
     gpu: ClassVar[bool] = True
+    distributions = (*_ort.ONNX_RUNTIMES, *TensorRT.distributions)
 
     def probe(self) -> Capabilities:
         """What the installed version can do here; never raises.

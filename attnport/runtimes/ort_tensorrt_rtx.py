@@ -20,6 +20,7 @@ from attnport.runtimes._ort_faults import unopened
 from attnport.runtimes._session import usual_feeds
 from attnport.runtimes.base import Kind, Opening, Runtime, available
 from attnport.runtimes.ort_tensorrt import PLANS, profile_options, refuse_plan
+from attnport.runtimes.tensorrt_rtx import TensorRTRTX
 from attnport_bundle.cache import find
 from attnport_bundle.runtime_cache import RuntimeCache
 
@@ -35,6 +36,7 @@ class OrtTensorRTRTX(Runtime):
     opens: ClassVar[Kind] = "onnx"
     form: ClassVar[str] = "tensorrt_rtx"
     gpu: ClassVar[bool] = True
+    distributions = (*_ort.ONNX_RUNTIMES, "onnxruntime-ep-*", *TensorRTRTX.distributions)
 
     def probe(self) -> Capabilities:
         """What the installed versions can do here; never raises. A tiny model has to run on the provider."""

@@ -21,6 +21,9 @@ from attnport_bundle.cuda import driver_release
 from attnport_bundle.runtime_cache import RuntimeCache
 
 
+_CUDA = "nvidia-*"
+
+
 class TensorRT(Runtime):
     """TensorRT, whose engines run on the kind of GPU that they were built on."""
 
@@ -29,6 +32,7 @@ class TensorRT(Runtime):
     form: ClassVar[str] = "tensorrt"
     module: ClassVar[str] = "tensorrt"
     gpu: ClassVar[bool] = True
+    distributions: ClassVar[tuple[str, ...]] = ("tensorrt", "tensorrt-cu*", "tensorrt-bindings", "tensorrt-libs", _CUDA)
 
     def probe(self) -> Capabilities:
         """What the installed version and the driver can do; never raises."""

@@ -29,6 +29,7 @@ class TensorRTRTX(TensorRT):
     form: ClassVar[str] = "tensorrt_rtx"
     module: ClassVar[str] = "tensorrt_rtx"
     keeps: ClassVar[bool] = True
+    distributions = ("tensorrt-rtx*", "nvidia-*")
 
     def probe(self) -> Capabilities:
         """As for TensorRT; and a GPU that TensorRT-RTX does not support is found by a tiny engine.

@@ -38,6 +38,7 @@ class TorchCompile(Runtime):
     name: ClassVar[str] = "torch_compile"
     opens: ClassVar[Kind] = "module"
     by_name: ClassVar[bool] = True
+    distributions = ("torch", "triton*", "pytorch-triton*")
 
     def probe(self) -> Capabilities:
         """What the installed version can do; never raises. A tiny function has to compile."""

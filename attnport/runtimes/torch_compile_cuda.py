@@ -22,6 +22,7 @@ class TorchCompileCuda(Runtime):
     opens: ClassVar[Kind] = "module"
     by_name: ClassVar[bool] = True
     gpu: ClassVar[bool] = True
+    distributions = ("torch", "triton*", "pytorch-triton*", "nvidia-*")
 
     def probe(self) -> Capabilities:
         """What the installed version can do here; never raises. A tiny function has to compile."""

@@ -25,6 +25,7 @@ class TorchCompileTunedCuda(Runtime):
     opens: ClassVar[Kind] = "module"
     by_name: ClassVar[bool] = True
     gpu: ClassVar[bool] = True
+    distributions = ("torch", "triton*", "pytorch-triton*", "nvidia-*")
 
     def probe(self) -> Capabilities:
         """What the installed version can do here; never raises. A tiny function has to compile."""

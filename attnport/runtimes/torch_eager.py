@@ -30,6 +30,7 @@ class TorchEager(Runtime):
     name: ClassVar[str] = "torch_eager"
     opens: ClassVar[Kind] = "module"
     isolated: ClassVar[bool] = False
+    distributions = ("torch",)
 
     def probe(self) -> Capabilities:
         """What the installed version can do; never raises."""

@@ -17,6 +17,7 @@ class TorchEagerCuda(Runtime):
     name: ClassVar[str] = "torch_eager_cuda"
     opens: ClassVar[Kind] = "module"
     gpu: ClassVar[bool] = True
+    distributions = ("torch", "nvidia-*")
 
     def probe(self) -> Capabilities:
         """What the installed version can do here; never raises."""

@@ -6,7 +6,7 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -40,8 +40,6 @@ from attnport.runtimes.base import Opening, Runtime, physical_cores
 
 STAGE = "bench"
 FILE = "latency.json"
-
-_DISTRIBUTIONS = ("torch", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt-rtx", "tensorrt-cu13", "numpy")
 
 
 def bench(
@@ -117,11 +115,11 @@ def bench(
         models = model_files(manifest)
         check_files(folder, manifest, *models)
         require(manifest.source, given=trust_source)
-        settings = _settings(effort) | ({"plan": plan} if plan else {})
         progress("probing the runtimes")
         probed = probe_all(chosen, Limits(timeout_s))
+        settings = _settings(effort, probed) | ({"plan": plan} if plan else {})
         digest = digest_text(
-            toolchain(*_DISTRIBUTIONS),
+            toolchain("numpy", *base.distributions(probed)),
             json.dumps([asdict(capabilities) for capabilities in probed.values()]),
             json.dumps([asdict(manifest.source), {name: manifest.files[name] for name in models}, settings]),
             json.dumps([[runtime.name for runtime in chosen], list(shapes or []), sentences]),
@@ -191,7 +189,7 @@ def raise_for(report: LatencyReport, named: Sequence[str]) -> None:
             raise UnavailableError(f"{name} was not run: {reason}.")
 
 
-def _settings(effort: Effort) -> dict[str, str | int | float | bool]:
+def _settings(effort: Effort, runtimes: Iterable[str]) -> dict[str, str | int | float | bool]:
     """The settings that are equal for all runtimes, and the machine."""
     return {
         "threads": effort.threads,
@@ -202,5 +200,5 @@ def _settings(effort: Effort) -> dict[str, str | int | float | bool]:
         "budget_s": effort.budget_s,
         "machine": machine().cpu,
         "python": platform.python_version(),
-        **{f"version {name}": version for name, version in versions(_DISTRIBUTIONS).items()},
+        **{f"version {name}": version for name, version in versions(["numpy", *base.distributions(runtimes)]).items()},
     }

@@ -26,14 +26,16 @@ from attnport.folder.trust import require
 from attnport.folder.workspace import change, check_files, fresh, open_folder, toolchain
 from attnport.jsonfile import digest_text, to_json
 from attnport.parity.auto_precision import plan_precision
+from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR
+from attnport.parity.eager import EAGER
 from attnport.parity.evaluate import Progress
+from attnport.runtimes import base
+from attnport.sources.digests import TOOLCHAIN
 from attnport.verbs import fuse as fusing
 from attnport.verbs.export import MODEL, WEIGHTS
 
 DEFAULT_PLAN = "fp16"
 MOST_BUDGET = 2.0
-_SEARCH_PACKAGES = ("numpy", "onnx", "onnx_ir", "onnxscript", "torch", "transformers")
-"""The packages whose versions the search for the plan `auto` depends on."""
 
 
 def build(
@@ -192,7 +194,8 @@ def _write_searched_form(folder: Path, lowering: Lowering, budget: float, *, for
 def _search_digest(manifest: Manifest, key: str, budget: float) -> str:
     """The digest of everything that a search depends on."""
     used = (manifest.files.get(MODEL, ""), manifest.files.get(WEIGHTS, ""))
-    return digest_text(toolchain(*_SEARCH_PACKAGES), key, str(budget), str(manifest.source), str(manifest.io), *used)
+    used_by = toolchain(*TOOLCHAIN, *base.distributions([EAGER, FAST_EVALUATOR, TYPED_EVALUATOR]))
+    return digest_text(used_by, key, str(budget), str(manifest.source), str(manifest.io), *used)
 
 
 def _inputs_digest(folder: Path, manifest: Manifest, key: str, profiles: Sequence[Profile], sm: Sequence[int]) -> str:
@@ -202,7 +205,7 @@ def _inputs_digest(folder: Path, manifest: Manifest, key: str, profiles: Sequenc
     used = (form.file, *external_files(folder / form.file))
     check_files(folder, manifest, *used)
     return digest_text(
-        toolchain(form.target),
+        toolchain(*base.distributions([form.target])),
         key,
         *(f"{name}={manifest.files[name]}" for name in used),
         *map(str, profiles),

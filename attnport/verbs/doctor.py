@@ -13,41 +13,12 @@ from typing import Literal
 from attnport import registry
 from attnport.artifacts import Capabilities
 from attnport.dims import STRICT
-from attnport.folder.machine import Machine, machine, version
+from attnport.folder.machine import Machine, machine, normal, version, versions
 from attnport.processes import isolated
+from attnport.runtimes._ort import ONNX_RUNTIMES
 from attnport.version import __version__
 
 _TIMEOUT_S = 300.0
-PACKAGES = (
-    "torch",
-    "onnx",
-    "onnx-ir",
-    "onnxscript",
-    "numpy",
-    "ml-dtypes",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "openvino",
-    "tensorrt-cu13",
-    "tensorrt-rtx",
-    "onnxruntime-ep-nv-tensorrt-rtx",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "pydantic",
-    "click",
-    "rich",
-)
-# All these wheels install the folder `onnxruntime`, and overwrite each other's files.
-ONNX_RUNTIMES = (
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "onnxruntime-openvino",
-    "onnxruntime-directml",
-    "onnxruntime-rocm",
-    "onnxruntime-migraphx",
-    "onnxruntime-qnn",
-)
 
 
 @dataclass(frozen=True)
@@ -65,7 +36,8 @@ class DoctorReport:
     """The report of `attnport doctor`.
 
     Attributes:
-        packages: Version by distribution name; None = not installed.
+        packages: Version by distribution name, of what attnport requires (None = not installed), then of what the
+            runtimes that are installed consist of.
         runtimes: Each runtime's probe; a runtime that is not available has a reason and the command that installs it.
         targets: The names of all lowering targets.
     """
@@ -88,18 +60,22 @@ def doctor(folder: Path | None = None, *, refresh: bool = False) -> DoctorReport
         folder: The folder whose free disk space is measured; default: the current folder.
         refresh: Probe every runtime again, also where machine and packages are what they were at the last probe.
     """
-    installed = {name: version(name) for name in (*PACKAGES, *ONNX_RUNTIMES)}
+    from attnport.runtimes import base
+
+    wanted = requirements()
+    packages = {name: version(name) for name in _required(wanted)} | versions(base.distributions(base.names()))
+    installed = {name: version(name) for name in ONNX_RUNTIMES} | packages
     runtimes = probe_all(refresh=refresh)
     return DoctorReport(
         attnport=__version__,
         machine=machine(folder),
-        packages={name: installed[name] for name in PACKAGES},
+        packages=packages,
         runtimes=runtimes,
         targets=tuple(registry.names("attnport.exporter.lowering")),
         problems=(
             *onnxruntime_problems(installed),
             *tensorrt_problems(installed, runtimes),
-            *version_problems(installed, requirements()),
+            *version_problems(installed, wanted),
         ),
     )
 
@@ -160,6 +136,17 @@ def requirements() -> list[str]:
         return []
 
 
+def _required(requirements: Sequence[str]) -> list[str]:
+    """The distributions that attnport requires, those of its extras for runtimes and models included."""
+    names = [
+        normal(match[0])
+        for line in requirements
+        if (match := re.match(r"[A-Za-z0-9._-]+", line)) and "attnport" not in match[0]
+        if not any(f'extra == "{extra}"' in line.replace("'", '"') for extra in ("dev", "fuzz"))
+    ]
+    return list(dict.fromkeys(names))
+
+
 def version_problems(installed: Mapping[str, str | None], wanted: Sequence[str]) -> tuple[Problem, ...]:
     """Problems of packages that are older than attnport accepts; packages that are not installed are left out.
 
@@ -172,7 +159,7 @@ def version_problems(installed: Mapping[str, str | None], wanted: Sequence[str])
         match = re.match(r"([A-Za-z0-9._-]+)\s*>=\s*([0-9][0-9.]*)", requirement)
         if not match:
             continue
-        name, least = re.sub(r"[._-]+", "-", match[1]).lower(), match[2]
+        name, least = normal(match[1]), match[2]
         got = installed.get(name)
         if got and _release(got) < _release(least):
             problems.append(

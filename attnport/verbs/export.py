@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 STAGE = "export"
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
-_PACKAGES = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "transformers", "numpy")
 
 
 def export(
@@ -267,7 +266,7 @@ def _made(
             opset=OPSET,
             attentions=attentions,
             tokenizer="tokenizer.json" if spec.tokenizer is not None else None,
-            versions=versions(_PACKAGES),
+            versions=versions([*TOOLCHAIN, *base.distributions(base.names())]),
             files={},
             prompts=spec.prompts,
             text_limit=spec.text_limit,

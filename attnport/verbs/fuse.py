@@ -160,8 +160,9 @@ def _fuse_one(
     began_s = time.monotonic()
     key = lowering.form_key(plan)
     stage = f"fuse:{key}"
+    provers = [lowering.name if prover == ENGINE else prover for prover in lowering.proved_by]
     digest = digest_text(
-        toolchain("onnx_ir", "onnxscript", "onnxruntime", "openvino", "tensorrt_rtx", "tensorrt"),
+        toolchain("onnx_ir", "onnxscript", "numpy", *runtimes.distributions(provers)),
         key,
         manifest.files.get(MODEL, ""),
         manifest.files.get(WEIGHTS, ""),

@@ -55,10 +55,6 @@ COMPILE_S = 40.0
 """Seconds more for each call and each runtime that compiles: so long takes a size that it has not seen."""
 MOST_ELEMENTS = 1 << 24
 """Of an output of a timed call that is a case of `check` too: comparing takes NumPy seconds from there on."""
-_PACKAGES = (
-    *("torch", "triton", "onnxruntime", "onnxruntime-gpu", "onnxruntime-ep-nv-tensorrt-rtx"),
-    *("tensorrt-cu13", "tensorrt-rtx", "numpy"),
-)
 
 
 def found_gpu() -> tuple[str, int]:
@@ -130,7 +126,8 @@ def gpu_check(
         )
     there = machine(work.parent if work.parent.is_dir() else None)
     found = {name: without_paths(one, work) for name, one in probed.items()}
-    report = GpuReport(FORMAT, __version__, device, EAGER, there, versions(_PACKAGES), found)
+    packages = versions(["numpy", *base.distributions(names)])
+    report = GpuReport(FORMAT, __version__, device, EAGER, there, packages, found)
     path = output / file_name(device)
     before = None if force else earlier(path)
     if before is not None and (before.device, before.eager) == (device, EAGER):

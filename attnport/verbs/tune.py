@@ -25,6 +25,7 @@ from attnport.parity.scoring import items_of
 from attnport.processes.isolated import Limits, probe_all
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime, physical_cores
+from attnport.sources.digests import TOOLCHAIN
 from attnport.verbs import fuse as fusing
 from attnport.verbs._tuning import FILE, STAGE, Data, Tuning
 from attnport.verbs.check import check
@@ -33,7 +34,6 @@ from attnport.verbs.export import MODEL, WEIGHTS
 MAX_DROP = 0.005
 RUNTIMES = ("ort_cpu", "openvino")
 _MOST_ITEMS = 400
-_PACKAGES = ("torch", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "numpy")
 
 
 def tune(
@@ -152,7 +152,7 @@ def _digest(
     """All that the result depends on, but the forms, which the run itself writes."""
     here = machine()
     parts = [
-        toolchain(*_PACKAGES),
+        toolchain(*TOOLCHAIN, *base.distributions(probed)),
         [here.cpu, here.features],
         asdict(manifest.source),
         [manifest.files.get(MODEL), manifest.files.get(WEIGHTS)],

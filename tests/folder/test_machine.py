@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_distributions import install_distribution
 
 from attnport.folder import machine as module
+from attnport.folder.workspace import toolchain
+from attnport.runtimes import base
 
 CPUINFO = """processor : 0
 model name : Some CPU @ 3.0GHz
@@ -107,3 +110,34 @@ def test_no_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus, said, cuda = module.find_gpus()
     assert (gpus, cuda) == ((), "")
     assert "no NVIDIA driver" in said
+
+
+@pytest.mark.parametrize(
+    ("runtime", "distribution"),
+    [
+        *((f"ort_{name}", "onnxruntime-gpu") for name in ("cpu", "cuda", "tensorrt", "tensorrt_rtx")),
+        ("ort_cpu", "onnxruntime-openvino"),
+        ("ort_tensorrt_rtx", "onnxruntime-ep-nv-tensorrt-rtx"),
+        ("openvino", "openvino"),
+        ("tensorrt", "tensorrt-cu13"),
+        ("tensorrt", "tensorrt-cu13-bindings"),
+        ("tensorrt_rtx", "tensorrt-rtx"),
+        ("torch_compile", "triton"),
+        ("torch_eager", "torch"),
+        ("bundle", "onnxruntime-gpu"),
+    ],
+)
+def test_an_upgrade_of_what_a_runtime_consists_of_changes_its_digest(
+    runtime: str, distribution: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    digests = []
+    for version in ("1.30.0", "1.31.0"):
+        install_distribution(tmp_path, distribution, version)
+        assert module.versions(base.get(runtime).distributions)[distribution] == version
+        digests.append(toolchain(*base.distributions([runtime])))
+    assert digests[0] != digests[1]
+
+
+def test_every_runtime_says_what_it_consists_of() -> None:
+    assert all(base.get(name).distributions for name in base.names())

@@ -6,7 +6,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from fake_distributions import install_distribution
 
+import attnport_bundle
 from attnport.artifacts import Capabilities
 from attnport.console.cells import render
 from attnport.console.runtime_tables import able, show_attention_forms, show_libraries
@@ -71,7 +73,10 @@ def test_what_is_absent_is_kept_and_a_probe_that_failed_is_not() -> None:
     assert kept_probe("damaged", forms=False) is None
 
 
-@pytest.mark.parametrize("change", ["environment", "package", "version", "machine", "code", "compiler", "library"])
+CHANGES = ["environment", "package", "version", "machine", "code", "reader", "compiler", "library"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_another_machine_or_package_is_probed_anew(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +84,7 @@ def test_another_machine_or_package_is_probed_anew(
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(package.parent))
-    monkeypatch.setattr(probe_cache, "_PACKAGES", (package.name,))
+    monkeypatch.setattr(base, "distributions", lambda named: (package.name,))
     keep_probe(FOUND, forms=False)
     assert kept_probe("ort_cpu", forms=False) == FOUND
     assert kept_probe("openvino", forms=False) is None
@@ -89,7 +94,7 @@ def test_another_machine_or_package_is_probed_anew(
         (package / "lib").mkdir()
         (package / "lib" / "library.so").touch()
     elif change == "version":
-        monkeypatch.setattr(probe_cache, "version", lambda name: "9.9")
+        install_distribution(package.parent, package.name, "9.9")
     elif change == "compiler":
         monkeypatch.setattr(probe_cache.shutil, "which", lambda name: str(package / "__init__.py"))
     elif change == "library":
@@ -101,7 +106,7 @@ def test_another_machine_or_package_is_probed_anew(
         code = tmp_path / "runtimes"
         code.mkdir()
         (code / "base.py").touch()
-        monkeypatch.setattr(base, "__file__", str(code / "base.py"))
+        monkeypatch.setattr(base if change == "code" else attnport_bundle, "__file__", str(code / "base.py"))
     probe_cache._state.cache_clear()
     assert kept_probe("ort_cpu", forms=False) is None
 

@@ -7,19 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_distributions import install_distribution
 
 from attnport.artifacts import Capabilities
 from attnport.folder.machine import version
 from attnport.jsonfile import from_json, to_json
 from attnport.runtimes import base
 from attnport.verbs import doctor
-
-
-def install(folder: Path, name: str, version: str) -> None:
-    """Writes what makes `importlib.metadata` see a distribution."""
-    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
 @pytest.fixture
@@ -36,8 +30,8 @@ def found(*names: str) -> dict[str, str | None]:
 
 
 def test_both_onnxruntime_wheels_are_a_problem_with_the_lines_that_mend_it(site: Path) -> None:
-    install(site, "onnxruntime", "1.31.1")
-    install(site, "onnxruntime-gpu", "1.30.0")
+    install_distribution(site, "onnxruntime", "1.31.1")
+    install_distribution(site, "onnxruntime-gpu", "1.30.0")
     (problem,) = doctor.onnxruntime_problems(found())
     assert "onnxruntime 1.31.1" in problem.what
     assert "onnxruntime-gpu 1.30.0" in problem.what
@@ -49,8 +43,8 @@ def test_two_wheels_in_folders_of_their_own_are_no_problem_if_the_one_imported_i
 ) -> None:
     """As after `pip install --target`: nothing was overwritten."""
     first = site / "first"
-    install(first, "onnxruntime-gpu", "1.31.1")
-    install(site, "onnxruntime", "1.31.1")
+    install_distribution(first, "onnxruntime-gpu", "1.31.1")
+    install_distribution(site, "onnxruntime", "1.31.1")
     monkeypatch.setattr(sys, "path", [str(first), str(site)])
     (site / "onnxruntime").mkdir()
     assert len(doctor.onnxruntime_problems(found())) == 1
@@ -58,7 +52,7 @@ def test_two_wheels_in_folders_of_their_own_are_no_problem_if_the_one_imported_i
     (first / "onnxruntime" / "__init__.py").touch()
     importlib.invalidate_caches()
     assert doctor.onnxruntime_problems(found()) == ()
-    install(first, "onnxruntime-openvino", "1.24.1")
+    install_distribution(first, "onnxruntime-openvino", "1.24.1")
     importlib.invalidate_caches()
     (problem,) = doctor.onnxruntime_problems(found())
     assert "overwrite each other" in problem.what
@@ -82,7 +76,7 @@ def test_a_tensorrt_of_another_release_than_the_provider_wants_is_a_problem() ->
 
 @pytest.mark.parametrize(("wheel", "extra"), [("onnxruntime", "cpu"), ("onnxruntime-gpu", "gpu")])
 def test_a_wheel_whose_files_are_gone_is_a_problem(site: Path, wheel: str, extra: str) -> None:
-    install(site, wheel, "1.31.1")
+    install_distribution(site, wheel, "1.31.1")
     (site / "onnxruntime" / "capi").mkdir(parents=True)
     (problem,) = doctor.onnxruntime_problems(found())
     assert "files are gone" in problem.what
@@ -90,7 +84,7 @@ def test_a_wheel_whose_files_are_gone_is_a_problem(site: Path, wheel: str, extra
 
 
 def test_one_whole_wheel_is_no_problem(site: Path) -> None:
-    install(site, "onnxruntime", "1.31.1")
+    install_distribution(site, "onnxruntime", "1.31.1")
     (site / "onnxruntime").mkdir()
     (site / "onnxruntime" / "__init__.py").touch()
     assert doctor.onnxruntime_problems(found()) == ()
@@ -101,7 +95,7 @@ def test_no_onnxruntime_is_no_problem(site: Path) -> None:
 
 
 def test_an_old_pytorch_is_a_problem_with_the_line_that_mends_it(site: Path) -> None:
-    install(site, "torch", "2.9.1+cu130")
+    install_distribution(site, "torch", "2.9.1+cu130")
     (problem,) = doctor.version_problems(found("torch"), ["torch>=2.11", "numpy>=2.0"])
     assert problem.what == "torch 2.9.1+cu130 is too old; attnport needs 2.11 or later."
     assert problem.mend == ('pip install "torch>=2.11"',)
