@@ -21,9 +21,6 @@ from attnport_bundle.cuda import driver_release
 from attnport_bundle.runtime_cache import RuntimeCache
 
 
-_CUDA = "nvidia-*"
-
-
 class TensorRT(Runtime):
     """TensorRT, whose engines run on the kind of GPU that they were built on."""
 
@@ -32,7 +29,7 @@ class TensorRT(Runtime):
     form: ClassVar[str] = "tensorrt"
     module: ClassVar[str] = "tensorrt"
     gpu: ClassVar[bool] = True
-    distributions: ClassVar[tuple[str, ...]] = ("tensorrt", "tensorrt-cu*", "tensorrt-bindings", "tensorrt-libs", _CUDA)
+    distributions: ClassVar[tuple[str, ...]] = ("tensorrt", "tensorrt-cu*", "nvidia-*")
 
     def probe(self) -> Capabilities:
         """What the installed version and the driver can do; never raises."""
