@@ -246,10 +246,9 @@ class Artifact:
         return str(el("table", el("caption", manifest.name), *body))
 
     def _report(self) -> ParityReport | None:
-        from attnport.parities import FILE
+        from attnport.folder.verdicts import read_parity
 
-        found: ParityReport | None = self._read(FILE, "ParityReport")
-        return found
+        return read_parity(self.folder, self.manifest)
 
     def _read(self, file: str, kind: str) -> Any:
         from attnport import artifacts

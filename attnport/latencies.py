@@ -73,6 +73,7 @@ class LatencyReport:
         weights: The digest of the model's weights.
         notes: What the reader must know about the whole run.
         absent: The runtimes whose probe found that they are not installed, or need hardware that this machine lacks.
+        models: By runtime, a digest of the model and of the files that were timed.
     """
 
     schema: Literal["attnport/latency/1"] = field(default="attnport/latency/1", kw_only=True)
@@ -85,6 +86,7 @@ class LatencyReport:
     weights: str = ""
     notes: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    models: Mapping[str, str] = field(default_factory=dict)
 
     __pydantic_config__ = STRICT
 

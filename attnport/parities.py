@@ -124,11 +124,34 @@ class InvarianceResult:
 
 
 @dataclass(frozen=True)
+class Basis:
+    """What a row was computed from, as digests: the row is true as long as `model` is the same.
+
+    Attributes:
+        model: Of the source, the contract, and the files that were opened.
+        runtime: Of the packages and the machine that computed and judged it; "" if it is to be computed again, as its
+            process failed.
+        cases: Of the cases, and the options that change numbers.
+        asked: The options that chose the cases, in words; "" = those of the contract alone.
+        files: Whether files of the folder were opened.
+    """
+
+    model: str
+    runtime: str
+    cases: str
+    asked: str
+    files: bool
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
 class RuntimeParity:
     """One runtime, or one lowered form run without its target, on all cases.
 
     Attributes:
         absent: Whether its probe found that it is not installed, or needs hardware that this machine lacks.
+        basis: What it was computed from; None in reports that did not record it.
     """
 
     verdict: Verdict
@@ -138,8 +161,16 @@ class RuntimeParity:
     cases: tuple[CaseResult, ...] = ()
     invariance: tuple[InvarianceResult, ...] = ()
     absent: bool = False
+    basis: Basis | None = None
 
     __pydantic_config__ = STRICT
+
+
+def overall(runtimes: Mapping[str, RuntimeParity], forms: Mapping[str, RuntimeParity]) -> Verdict:
+    """FAIL if any runtime or form fails, else PASS if a runtime passes, else NOT_RUN."""
+    verdicts = {found.verdict for found in (*runtimes.values(), *forms.values())}
+    passes = any(found.verdict == "PASS" for found in runtimes.values())
+    return "FAIL" if "FAIL" in verdicts else "PASS" if passes else "NOT_RUN"
 
 
 @dataclass(frozen=True)

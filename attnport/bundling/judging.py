@@ -12,14 +12,14 @@ from attnport.errors import ParityFailed
 from attnport.jsonfile import read
 
 PARITY, FUSION = "parity.json", "fusion.json"
-_CHECK = "check"
-_TUNE = "tune"
-"""Names the form that it chose among its files, and makes none itself."""
 
 
-def judge(folder: Path, manifest: Manifest, backends: Sequence[Backend]) -> list[Judged]:
-    """The backends with their verdicts from the artifact's reports; raises as `jsonfile.read`."""
-    parity = read(ParityReport, folder / PARITY) if PARITY in manifest.files else None
+def judge(folder: Path, manifest: Manifest, backends: Sequence[Backend], parity: ParityReport | None) -> list[Judged]:
+    """The backends with their verdicts; raises as `jsonfile.read`.
+
+    Args:
+        parity: The report as far as it is still true of the folder: `folder.verdicts.read_parity`.
+    """
     fusion = read(FusionReport, folder / FUSION) if FUSION in manifest.files else None
     judged = []
     for backend in backends:
@@ -51,13 +51,6 @@ def gate(folder: Path, judged: Sequence[Judged], unverified: bool) -> None:
             )
 
 
-def made_last(manifest: Manifest, backend: Backend) -> str:
-    """When the newest file of a backend was made, as stages say it; "" if no stage made one."""
-    used = {backend.file, backend.form.file}
-    makers = [stage for name, stage in manifest.stages.items() if name != _TUNE and used & set(stage.files)]
-    return max((stage.made for stage in makers), default="")
-
-
 def _verdicts(manifest: Manifest, parity: ParityReport | None, backend: Backend) -> tuple[RuntimeParity, RuntimeParity]:
     """The parity of a backend on its runtime, and that of its graph."""
 
@@ -66,8 +59,6 @@ def _verdicts(manifest: Manifest, parity: ParityReport | None, backend: Backend)
 
     if parity is None:
         return (not_run("parity was not checked"),) * 2
-    if _CHECK not in manifest.stages or manifest.stages[_CHECK].made < made_last(manifest, backend):
-        return (not_run("it was made again after parity was checked"),) * 2
     missing = not_run("it is not in the parity report")
     key = _key(manifest, backend)
     graph = parity.forms.get(key, missing)

@@ -26,6 +26,7 @@ from attnport.artifacts import (
     Verdict,
 )
 from attnport.parities import FACTORS as FACTORS
+from attnport.parities import overall
 from attnport.parity.invariance import Spreads
 from attnport.parity.metrics import Errors as Errors
 from attnport.parity.metrics import failed as failed
@@ -243,11 +244,8 @@ def _failure(bad: Sequence[CaseResult], cases: Sequence[CaseResult], sizes: Mapp
 def report(
     runtimes: Mapping[str, RuntimeParity], forms: Mapping[str, RuntimeParity], notes: Sequence[str] = ()
 ) -> ParityReport:
-    """The whole report: FAIL if any runtime or form fails, else PASS if a runtime passes, else NOT_RUN."""
-    verdicts = {found.verdict for found in (*runtimes.values(), *forms.values())}
-    passes = any(found.verdict == "PASS" for found in runtimes.values())
-    verdict: Verdict = "FAIL" if "FAIL" in verdicts else "PASS" if passes else "NOT_RUN"
-    return ParityReport(verdict, dict(runtimes), dict(forms), tuple(notes))
+    """The whole report, with the verdict of all rows."""
+    return ParityReport(overall(runtimes, forms), dict(runtimes), dict(forms), tuple(notes))
 
 
 def _better(one: Errors, other: Errors | None) -> Errors:

@@ -21,7 +21,6 @@ from attnport.artifacts import (
     ParityReport,
     RuntimeParity,
     Session,
-    Verdict,
 )
 from attnport.cases.decoding import of_all_tokens
 from attnport.cases.inputs import Case, cases
@@ -30,6 +29,7 @@ from attnport.errors import ArtifactError, BundleError, IntegrityError, Unavaila
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.openings import MODEL, graph_digest, model_openings, why_none
 from attnport.folder.portable import portable
+from attnport.folder.verdicts import by_metric
 from attnport.parity import bound as parity
 from attnport.parity.eager import EAGER, EAGER_ON_GPU, Eager
 from attnport.parity.evaluate import (
@@ -169,14 +169,8 @@ class Comparison:
         rows: dict[str, RuntimeParity | _Tried] = {}
         for name, opening in openings.items():
             form = forms.get(opening.model) if opening.model else None
-            rows[name] = self._by_metric(form) if form else self._measured(runtime, opening)
+            rows[name] = by_metric(form) if form else self._measured(runtime, opening)
         return rows
-
-    def _by_metric(self, form: Form) -> RuntimeParity:
-        """The verdict on a form in integers, which has no twin in PyTorch: that of its metric, when it was written."""
-        assert form.integers is not None
-        verdict: Verdict = "PASS" if form.integers.drop <= form.integers.max_drop else "FAIL"
-        return RuntimeParity(verdict, f"judged by its metric: {form.integers}", form.plan)
 
     def _form(self, name: str, form: Form) -> RuntimeParity | _Tried:
         """Graph parity: a form run numerically without its target, unless a runtime that opens it passes all cases."""
@@ -185,7 +179,7 @@ class Comparison:
             runtime_name, row = passed
             return replace(row, note=f"this is what {runtime_name} opens, and ran", as_exported=False)
         if form.integers:
-            return self._by_metric(form)
+            return by_metric(form)
         opening = Opening(self.io, plan=plan, model=self.folder / form.file, threads=self.threads)
         refused: list[str] = []
         for runtime in self._evaluators(form, plan):

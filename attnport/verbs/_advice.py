@@ -7,23 +7,25 @@ from pathlib import Path
 
 from attnport.artifacts import LatencyReport, LatencyRow, Manifest, ParityReport
 from attnport.bundling.backends import Backend, choose
-from attnport.bundling.judging import judge, made_last
+from attnport.bundling.judging import judge
 from attnport.errors import AttnportError
+from attnport.folder.verdicts import model_digest
 from attnport.latency.statistics import Interval, ratio_interval
 from attnport.reporting.recommendation import Embeddable, Recommendation, recommend
 from attnport.runtimes import base
-
-_BENCH = "bench"
 
 
 def advise(
     folder: Path, manifest: Manifest, parity: ParityReport | None, latency: LatencyReport | None
 ) -> Recommendation:
     """What to embed from a folder, according to its reports; see `recommend`."""
-    return recommend(parity, latency, embeddable(folder, manifest), ratio, shlex.quote(str(folder)))
+    choices = embeddable(folder, manifest, parity, latency)
+    return recommend(parity, latency, choices, ratio, shlex.quote(str(folder)))
 
 
-def embeddable(folder: Path, manifest: Manifest) -> dict[str, Embeddable]:
+def embeddable(
+    folder: Path, manifest: Manifest, parity: ParityReport | None, latency: LatencyReport | None
+) -> dict[str, Embeddable]:
     """For each runtime in the reports, what a bundle can carry, or why it cannot.
 
     A form that was made again after it was checked is refused by `bundle`; one that was made again after it was timed
@@ -38,14 +40,14 @@ def embeddable(folder: Path, manifest: Manifest) -> dict[str, Embeddable]:
         choices[f"bundle.{name}"] = Embeddable("", "", "", f"it is {name} through the reader of a bundle")
         try:
             (backend,) = choose(folder, manifest, [name])
-            (judged,) = judge(folder, manifest, [backend])
+            (judged,) = judge(folder, manifest, [backend], parity)
             _, *weights = backend.copied(folder)
         except AttnportError:  # no reader opens it
             continue
         if backend.measured_as is None:
             continue
         problem = "" if judged.verdict == "PASS" else f"a bundle refuses {backend.name}: {judged.reason}"
-        if not problem and _older_times(manifest, backend):
+        if not problem and latency is not None and not _are_times_of(latency, manifest, backend):
             problem = f"{backend.file} was made again after it was timed"
         choices[backend.measured_as] = Embeddable(
             backend.name, backend.form.plan, backend.file, problem, tuple(weights)
@@ -53,8 +55,11 @@ def embeddable(folder: Path, manifest: Manifest) -> dict[str, Embeddable]:
     return choices
 
 
-def _older_times(manifest: Manifest, backend: Backend) -> bool:
-    return _BENCH in manifest.stages and manifest.stages[_BENCH].made < made_last(manifest, backend)
+def _are_times_of(latency: LatencyReport, manifest: Manifest, backend: Backend) -> bool:
+    """Whether what was timed is what the folder holds, as far as the report tells."""
+    name = backend.measured_as or ""
+    timed = latency.models.get(name)
+    return timed is None or timed == model_digest(manifest, name, backend.form.plan)
 
 
 def ratio(ours: LatencyRow, theirs: LatencyRow) -> Interval | None:

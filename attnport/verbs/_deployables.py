@@ -8,11 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnport.artifacts import LatencyReport, Manifest, ParityReport
+from attnport.artifacts import LatencyReport, Manifest
 from attnport.bundling.backends import choose
 from attnport.bundling.judging import judge
 from attnport.dims import STRICT
 from attnport.errors import AttnportError
+from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import read_report
 from attnport.verbs._advice import advise
 from attnport_bundle.manifest import Manifest as BundleManifest
@@ -41,7 +42,7 @@ class Deployable:
 
 def of_folder(folder: Path, manifest: Manifest) -> tuple[Deployable, ...]:
     """Every form and engine that a bundle can carry."""
-    found = []
+    found, parity = [], read_parity(folder, manifest)
     targets = [record.target for record in manifest.engines.values()]
     engines = (
         record.target if targets.count(record.target) == 1 else name for name, record in manifest.engines.items()
@@ -49,7 +50,7 @@ def of_folder(folder: Path, manifest: Manifest) -> tuple[Deployable, ...]:
     for name in (*engines, *manifest.forms):
         with suppress(AttnportError):  # no reader opens it
             (backend,) = choose(folder, manifest, [name])
-            (judged,) = judge(folder, manifest, [backend])
+            (judged,) = judge(folder, manifest, [backend], parity)
             files = {file: (folder / file).stat().st_size for file in backend.copied(folder)}
             fused = str(judged.fusion) if judged.fusion else ""
             found.append(Deployable(name, backend.runtime, backend.form.plan, files, judged.verdict, fused))
@@ -72,9 +73,8 @@ def next_commands(folder: Path, manifest: Manifest, deployable: tuple[Deployable
     passed = [one.name for one in deployable if one.parity == "PASS"]
     if not manifest.forms:
         return (f"attnport fuse {quoted}",)
-    parity = read_report(ParityReport, folder, manifest, "parity.json") if "parity.json" in manifest.files else None
-    latency = read_report(LatencyReport, folder, manifest, "latency.json") if "latency.json" in manifest.files else None
-    advice = advise(folder, manifest, parity, latency)
+    latency = read_report(LatencyReport, folder, manifest, "latency.json")
+    advice = advise(folder, manifest, read_parity(folder, manifest), latency)
     if advice.choice is not None:
         return (advice.choice.command,)
     if not passed:

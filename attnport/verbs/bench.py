@@ -26,6 +26,7 @@ from attnport.folder.openings import (
     why_none,
 )
 from attnport.folder.trust import require
+from attnport.folder.verdicts import model_digest
 from attnport.folder.workspace import change, check_files, check_source, fresh, open_folder, toolchain
 from attnport.jsonfile import digest_text, read, to_json
 from attnport.latency.effort import BASELINE, Effort, Subject
@@ -133,7 +134,12 @@ def bench(
             timed = subjects(chosen, probed, folder.resolve(), manifest, effort.threads, bundle, plan)
             run = Measuring(folder.resolve(), manifest, timed, todo, effort, Path(scratch), progress, began_s)
             lacking = tuple(name for name, found in probed.items() if absent(found))
-            report = replace(run.report(settings), absent=lacking)
+            digests = {
+                name: model_digest(manifest, name, opening.plan)
+                for name, (_, opening, _) in timed.items()
+                if opening is not None
+            }
+            report = replace(run.report(settings), absent=lacking, models=digests)
         edit.path(file).write_text(to_json(report), encoding="utf-8")
         rows = [row for found in report.shapes.values() for row in found.values()]
         final = not any(row.reason == LATE or process_failed(row.reason) for row in rows)

@@ -17,6 +17,7 @@ from attnport.bundling.judging import FUSION, PARITY, gate, judge
 from attnport.bundling.layouts import base as layouts
 from attnport.bundling.write import needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
+from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import check_files, load_spec, open_folder
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import read_goldens
@@ -79,7 +80,7 @@ def bundle(
     backends = choose(folder, manifest, forms if forms is not None else laid_out.forms if laid_out else FORMS)
     progress("checking the artifact's files")
     check_files(folder, manifest, *_wanted(folder, manifest, backends))
-    judged = judge(folder, manifest, backends)
+    judged = judge(folder, manifest, backends, read_parity(folder, manifest))
     gate(folder, judged, unverified)
     goldens = read_goldens(folder / GOLDEN, manifest.io, {backend.form.plan for backend in backends})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,18 @@ from attnport.cases.choosing import cases_of, few_batches
 from attnport.cases.text import read_sentences
 from attnport.errors import (
     ArtifactError,
+    IntegrityError,
     ParityFailed,
     UnavailableError,
     UsageError,
 )
-from attnport.folder import seen
-from attnport.folder.machine import machine
 from attnport.folder.openings import bundle_digest, model_files, not_in, of_plan, of_runtime, stage_of
 from attnport.folder.trust import require
-from attnport.folder.workspace import change, check_files, fresh, load_spec, open_folder, toolchain
-from attnport.jsonfile import digest_file, digest_text, read, to_json
+from attnport.folder.verdicts import files_of, model_digest, read_parity, rows_of, runtime_digest
+from attnport.folder.workspace import change, check_files, check_source, load_spec, open_folder
+from attnport.jsonfile import digest_file, digest_text, to_json
 from attnport.latency.grid import parse_grid
-from attnport.parities import FILE
+from attnport.parities import FILE, Basis
 from attnport.parity.at_plan import ComparisonAtPlan
 from attnport.parity.bisect_ground import FORM
 from attnport.parity.bound import report as of_rows
@@ -47,10 +47,9 @@ EAGERS = (EAGER, EAGER_ON_GPU)
 FEW_BATCHES = 4
 """Of the user's sentences, so many batches are run by a check that is not thorough."""
 
-_PACKAGES = (
-    *("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt-cu13", "tensorrt-rtx"),
-    *("tokenizers", "torch", "transformers"),
-)
+SEED, BATCH = 0, 8
+EARLIER = ": from an earlier check, "
+"""In a note, between rows whose cases were others and the options that chose these."""
 
 
 def check(
@@ -60,8 +59,8 @@ def check(
     inputs: Path | None = None,
     *,
     force: bool = False,
-    seed: int = 0,
-    batch: int = 8,
+    seed: int = SEED,
+    batch: int = BATCH,
     threads: int | None = None,
     timeout_s: float = TIMEOUT_S,
     isolate: bool = False,
@@ -73,7 +72,9 @@ def check(
     thorough: bool = False,
     progress: Progress = lambda message: None,
 ) -> ParityReport:
-    """Checks an artifact folder and writes `parity.json`, keeping what it says of the same files and cases already.
+    """Checks an artifact folder and writes `parity.json`.
+
+    What it says already is kept: of the same cases it is the answer, of others it stays beside what is checked now.
 
     Args:
         folder: An artifact folder.
@@ -120,21 +121,25 @@ def check(
         check_files(folder, manifest, *model_files(manifest))
         require(manifest.source, given=trust_source)
         given = digest_file(inputs) if inputs and inputs.is_file() else ""
-        texts = [*sentences, given, bundle_digest(bundle), eager, *shapes]
-        numbers = (seed, batch, threads or 0, timeout_s, isolate)
-        digests = {how: _inputs_digest(manifest, [*texts, how], numbers) for how in ("thorough", "brief")}
+        asked = Asked(manifest, sentences, text, given, inputs, seed, batch, shapes, eager, bundle_digest(bundle))
+        known = _known(folder, manifest, file, force)
         # What a thorough check found answers a brief one, and what comes to it is as thorough.
-        thorough = thorough or fresh(folder, manifest, stage, digests["thorough"])
-        digest = digests["thorough" if thorough else "brief"]
-        kept = not force and fresh(folder, manifest, stage, digest)
-        known = read(ParityReport, folder / file) if kept else None
+        rows = [] if known is None else [*known.runtimes.values(), *known.forms.values()]
+        thorough = thorough or any(row.basis and row.basis.cases == asked.digest(True) for row in rows)
         own = {runtime.form for runtime in chosen} if runtimes else {form.target for form in manifest.forms.values()}
         forms = {name: form for name, form in manifest.forms.items() if form.target in own}
         if known:
             again = {runtime.name for runtime in chosen} if runtimes else set()
-            chosen = [runtime for runtime in chosen if not _is_known(known, runtime.name, again)]
-            forms = {name: form for name, form in forms.items() if name not in known.forms}
-            if not chosen and not forms and seen.unchanged(manifest.source):
+            chosen = [
+                one for one in chosen if not asked.is_answered(rows_of(known, one.name), thorough, one.name in again)
+            ]
+            forms = {
+                name: form
+                for name, form in forms.items()
+                if not asked.is_answered({name: known.forms[name]} if name in known.forms else {}, thorough, form=True)
+            }
+            if not chosen and not forms:
+                check_source(manifest)
                 return known
         progress("loading the model")
         spec = load_spec(manifest)
@@ -146,7 +151,11 @@ def check(
             raise UnavailableError(f"{eager}, by which the others are judged: {why}.")
         if known:
             able = {name for name, found in probed.items() if found.available and (plan is None or plan in found.plans)}
-            chosen = [runtime for runtime in chosen if not _is_known(known, runtime.name, again & able)]
+            chosen = [
+                one
+                for one in chosen
+                if not asked.is_answered(rows_of(known, one.name), thorough, one.name in again & able)
+            ]
             if not chosen and not forms:
                 return known
         every = cases_of(folder, manifest, sentences, inputs, seed, batch, _sizes(manifest, shapes))
@@ -160,14 +169,14 @@ def check(
                 run.notes.append(f"{left_out} of the batches of sentences were left out; --thorough runs all")
             if not sentences and manifest.tokenizer:
                 run.notes.append("no sentences were given, so real text was not compared")
-            report = _together(known, run.report(chosen, forms))
+            report = asked.recorded(run.report(chosen, forms), thorough)
+            report = _together(known, report, asked, thorough)
         if GOLDEN in manifest.files:
             check_files(folder, manifest, GOLDEN)
             plans = {form.plan for form in manifest.forms.values()}
             add_eager(spec, folder / GOLDEN, lambda: edit.path(GOLDEN), plans, run.redrawn())
         edit.path(file).write_text(to_json(report), encoding="utf-8")
-        rows = (*report.runtimes.values(), *report.forms.values())
-        edit.finish(stage, "" if any(process_failed(row.reason) for row in rows) else digest)
+        edit.finish(stage, asked.digest(thorough))
     return report
 
 
@@ -263,35 +272,112 @@ def _needed(chosen: Sequence[Runtime], eager: str) -> list[str]:
     return sorted({runtime.name for runtime in chosen} | judges | {FAST_EVALUATOR, TYPED_EVALUATOR})
 
 
-def _is_known(known: ParityReport, runtime: str, again: Collection[str]) -> bool:
-    """Whether a report has a runtime already. One of `again` that was not run is to be tried once more."""
-    rows = [row for name, row in known.runtimes.items() if of_runtime(name, runtime)]
-    return bool(rows) and not (runtime in again and all(row.verdict == "NOT_RUN" for row in rows))
+@dataclass(frozen=True)
+class Asked:
+    """What a check is asked, as far as it changes numbers: limits of time, threads and processes do not.
+
+    Attributes:
+        given: The digest of the further inputs.
+        bundle: That of the bundle, whose rows alone depend on it.
+    """
+
+    manifest: Manifest
+    sentences: Sequence[str]
+    text: Path | None
+    given: str
+    inputs: Path | None
+    seed: int
+    batch: int
+    shapes: Sequence[str]
+    eager: str
+    bundle: str
+
+    def digest(self, thorough: bool, name: str = "") -> str:
+        """A digest of the cases, for the row called `name`."""
+        tokenizer = self.manifest.files.get(self.manifest.tokenizer or "", "")
+        cases = [
+            tokenizer,
+            asdict(self.manifest.prompts),
+            self.given,
+            self.seed,
+            self.batch,
+            list(self.shapes),
+            self.eager,
+        ]
+        own = self.bundle if of_runtime(name, "bundle") else ""
+        return digest_text(json.dumps([*cases, thorough, own]), *self.sentences)
+
+    def told(self, thorough: bool) -> str:
+        """The options, as on the command line."""
+        options = [f"--text {self.text}"] * (self.text is not None) + [f"--inputs {self.inputs}"] * bool(self.given)
+        options += [f"--shape {shape}" for shape in self.shapes] + ["--thorough"] * thorough
+        options += [f"--seed {self.seed}"] * (self.seed != SEED) + [f"--batch {self.batch}"] * (self.batch != BATCH)
+        return " ".join(options)
+
+    def is_answered(
+        self, rows: Mapping[str, RuntimeParity], thorough: bool, again: bool = False, *, form: bool = False
+    ) -> bool:
+        """Whether rows are the answer, and nothing that they depend on is another now.
+
+        Args:
+            rows: Those of a runtime or of a form.
+            again: Whether what was not run is to be tried once more.
+        """
+        if again and all(row.verdict == "NOT_RUN" for row in rows.values()):
+            return False
+        return bool(rows) and all(
+            row.basis is not None
+            and row.basis.cases == self.digest(thorough, name)
+            and row.basis.runtime == runtime_digest(self.manifest, name, form=form)
+            for name, row in rows.items()
+        )
+
+    def recorded(self, report: ParityReport, thorough: bool) -> ParityReport:
+        """A report of this check, whose rows say what they were computed from."""
+
+        def with_basis(name: str, row: RuntimeParity, form: bool) -> RuntimeParity:
+            basis = Basis(
+                model=model_digest(self.manifest, name, row.plan, form=form),
+                runtime="" if process_failed(row.reason) else runtime_digest(self.manifest, name, form=form),
+                cases=self.digest(thorough, name),
+                asked=self.told(thorough),
+                files=bool(files_of(self.manifest, name, row.plan, form=form)),
+            )
+            return replace(row, basis=basis)
+
+        return replace(
+            report,
+            runtimes={name: with_basis(name, row, False) for name, row in report.runtimes.items()},
+            forms={name: with_basis(name, row, True) for name, row in report.forms.items()},
+        )
 
 
-def _together(known: ParityReport | None, report: ParityReport) -> ParityReport:
-    """A report, and what is known of the same files and cases from an earlier one."""
+def _known(folder: Path, manifest: Manifest, file: str, force: bool) -> ParityReport | None:
+    """What is known of the files of the folder; None if nothing is, or it is not to be used."""
+    try:
+        return None if force else read_parity(folder, manifest, file)
+    except (IntegrityError, ArtifactError):  # this verb writes it again
+        return None
+
+
+def _together(known: ParityReport | None, report: ParityReport, asked: Asked, thorough: bool) -> ParityReport:
+    """A report, and what is known from earlier ones, with a note on rows whose cases were others."""
     if known is None:
         return report
     again = {name.partition(".")[0] for name in report.runtimes}
     others = {name: row for name, row in known.runtimes.items() if name.partition(".")[0] not in again}
+    forms = {name: row for name, row in known.forms.items() if name not in report.forms}
+    earlier: dict[str, list[str]] = {}
+    for name, row in (*others.items(), *((f"{FORM}{name}", row) for name, row in forms.items())):
+        if row.basis is not None and row.basis.cases != asked.digest(thorough, name):
+            earlier.setdefault(row.basis.asked, []).append(name)
+    notes = [
+        f"{', '.join(names)}{EARLIER}{f'with {options}' if options else 'without options'}"
+        for options, names in earlier.items()
+    ]
+    before = [note for note in known.notes if EARLIER not in note] if others or forms else []
     return of_rows(
         dict(sorted({**others, **report.runtimes}.items())),
-        dict(sorted({**known.forms, **report.forms}.items())),
-        tuple(dict.fromkeys((*known.notes, *report.notes))),
+        dict(sorted({**forms, **report.forms}.items())),
+        tuple(dict.fromkeys((*before, *report.notes, *notes))),
     )
-
-
-def _inputs_digest(manifest: Manifest, texts: Sequence[str], numbers: tuple[float, ...]) -> str:
-    """Everything that could change what is said of a runtime or a form."""
-    here = machine()
-    files = {name: manifest.files[name] for name in model_files(manifest)}
-    parts: list[Any] = [
-        asdict(manifest.source),
-        asdict(manifest.io),
-        files,
-        {key: asdict(form) for key, form in manifest.forms.items()},
-    ]
-    parts.append([here.cpu, here.features, here.gpus, here.cuda])
-    text = json.dumps([toolchain(*_PACKAGES), parts, list(numbers)], sort_keys=True, default=str)
-    return digest_text(text, *texts)

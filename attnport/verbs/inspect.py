@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from attnport.artifacts import MANIFEST, EngineRecord, FusionReport, IOContract, ParityReport
+from attnport.artifacts import MANIFEST, EngineRecord, FusionReport, IOContract, Manifest
 from attnport.dims import STRICT
 from attnport.errors import ArtifactError, IntegrityError
 from attnport.exporter.inspect_graph import GraphFacts, graph_facts
+from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import check_files, open_folder
 from attnport.jsonfile import digest_file, read
 from attnport.verbs._deployables import Deployable, next_commands, of_bundle, of_folder
@@ -136,7 +137,7 @@ def _folder(folder: Path) -> Inspection:
         io=manifest.io,
         graph=graph_facts(model, manifest.io.masks) if model.is_file() else None,
         files=manifest.files,
-        verdicts=_verdicts(folder, manifest.files),
+        verdicts=_verdicts(folder, manifest),
         precision={name: str(form.precision) for name, form in manifest.forms.items() if form.precision},
         versions=manifest.versions,
         deploy=deployable,
@@ -144,14 +145,13 @@ def _folder(folder: Path) -> Inspection:
     )
 
 
-def _verdicts(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
+def _verdicts(folder: Path, manifest: Manifest) -> dict[str, str]:
     """Parity and fusion, each in a word, from the reports in the folder."""
     verdicts: dict[str, str] = {}
-    if "parity.json" in files:
-        parity = read(ParityReport, folder / "parity.json")
+    if (parity := read_parity(folder, manifest)) is not None:
         verdicts |= {f"parity of {name}": item.verdict for name, item in parity.runtimes.items()}
         verdicts |= {f"parity of the graph of {name}": item.verdict for name, item in parity.forms.items()}
-    if "fusion.json" in files:
+    if "fusion.json" in manifest.files:
         fusion = read(FusionReport, folder / "fusion.json")
         verdicts |= {f"fusion for {name}": str(table) for name, table in fusion.targets.items()}
     return verdicts

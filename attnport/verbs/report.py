@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, ParityReport, TuneReport
+from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, TuneReport
 from attnport.errors import ArtifactError, AttnportError
 from attnport.folder.machine import machine
+from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import change, check_files, fresh, load_spec, open_folder, read_report
 from attnport.jsonfile import digest_text
 from attnport.optional import require
@@ -90,7 +91,7 @@ def report(
         if not force and fresh(folder, manifest, STAGES[kind], digest):
             return folder / FILES[kind]
         fusion = read_report(FusionReport, folder, manifest, "fusion.json")
-        parity = read_report(ParityReport, folder, manifest, "parity.json")
+        parity = read_parity(folder, manifest)
         latency = read_report(LatencyReport, folder, manifest, "latency.json")
         findings = Findings(
             manifest,

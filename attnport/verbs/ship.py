@@ -14,6 +14,7 @@ from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityRepo
 from attnport.dims import STRICT
 from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed
 from attnport.folder.refusals import as_usage_error
+from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import open_folder, open_if_there, read_report
 from attnport.reporting.recommendation import Recommendation
 from attnport.verbs._advice import advise
@@ -210,7 +211,9 @@ def ship(
     if not judged:  # then the bundle is refused as well, since there is no verdict; the first cause decides the code
         codes = [code for code in codes if code != ParityFailed.exit_code]
     manifest = open_folder(folder)
-    parity = _read(ParityReport, folder, manifest, "parity.json") if judged else None
+    parity = None
+    with suppress(AttnportError):  # as `_read`
+        parity = read_parity(folder, manifest) if judged else None
     latency = _read(LatencyReport, folder, manifest, "latency.json") if run.reported("bench") else None
     return ShipResult(
         folder=str(folder),

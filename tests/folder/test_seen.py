@@ -12,7 +12,7 @@ import pytest
 import tiny_model
 
 from attnport.errors import SpecError
-from attnport.folder import seen
+from attnport.folder import seen, workspace
 from attnport.folder.workspace import open_folder
 from attnport.runtimes import base
 from attnport.verbs import check as checking
@@ -41,6 +41,7 @@ def test_a_check_of_what_did_not_change_loads_and_probes_nothing(
 ) -> None:
     first = check(tiny_artifact, ["ort_cpu"])
     monkeypatch.setattr(checking, "load_spec", never)
+    monkeypatch.setattr(workspace, "load_spec", never)
     monkeypatch.setattr(checking, "probe_all", never)
     assert check(tiny_artifact, ["ort_cpu"]) == first
     with pytest.raises(AssertionError, match="again"):

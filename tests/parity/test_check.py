@@ -176,6 +176,12 @@ def test_other_sentences_or_another_model_are_checked_again(tiny_artifact: Path,
     with change(tiny_artifact) as edit:
         edit.manifest = dataclasses.replace(edit.manifest, forms={"ort_cpu": form})
         edit.finish("fuse", "again")
+    assert not runs(), "that runtime does not open the form"
+    model = onnx.load(tiny_artifact / "model.onnx", load_external_data=False)
+    model.doc_string = "another"
+    with change(tiny_artifact) as edit:
+        edit.path("model.onnx").write_bytes(model.SerializeToString())
+        edit.finish("export", "again")
     assert runs()
 
 
