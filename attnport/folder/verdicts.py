@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -53,9 +53,9 @@ def read_parity(folder: Path, manifest: Manifest, file: str = FILE) -> ParityRep
     }
     for key, each in manifest.forms.items():
         if each.integers and file == FILE:
-            row = dataclasses.replace(by_metric(each), basis=forms[key].basis if key in forms else None)
-            opened = {f"{one.name}.{each.plan}": row for one in _openers(each.target) if one.form == one.name}
-            forms, runtimes = {**forms, key: row}, {**runtimes, **opened}
+            names = [f"{one.name}.{each.plan}" for one in _openers(each.target) if one.form == one.name]
+            forms = {**forms, **_judged(forms, [key], each)}
+            runtimes = {**runtimes, **_judged(runtimes, names, each)}
     verdict = overall(runtimes, forms)
     return dataclasses.replace(report, verdict=verdict, runtimes=runtimes, forms=forms)
 
@@ -65,6 +65,11 @@ def by_metric(form: Form) -> RuntimeParity:
     assert form.integers is not None
     verdict: Verdict = "PASS" if form.integers.drop <= form.integers.max_drop else "FAIL"
     return RuntimeParity(verdict, f"judged by its metric: {form.integers}", form.plan)
+
+
+def _judged(rows: Mapping[str, RuntimeParity], names: Sequence[str], form: Form) -> dict[str, RuntimeParity]:
+    """Rows for a form in integers, where its own verdict is not among them."""
+    return {name: by_metric(form) for name in names if name not in rows or rows[name].reason == MADE_AGAIN}
 
 
 def _now(manifest: Manifest, name: str, row: RuntimeParity, *, form: bool) -> RuntimeParity:

@@ -8,13 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 from click.testing import CliRunner
 from test_check_bisect import SPEC
 
-from attnport.artifacts import LatencyReport, LatencyRow, ParityReport
+from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.cli import cli
 from attnport.console import cells, ship_tables
+from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import read
 from attnport.reporting.recommendation import Choice, Recommendation
@@ -39,8 +41,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _advice(folder: Path) -> Recommendation:
-    reports = read(ParityReport, folder / "parity.json"), read(LatencyReport, folder / "latency.json")
-    return advise(folder, open_folder(folder), *reports)
+    manifest = open_folder(folder)
+    return advise(folder, manifest, read_parity(folder, manifest), read(LatencyReport, folder / "latency.json"))
 
 
 @pytest.mark.slow
@@ -86,15 +88,26 @@ def test_both_forms_of_the_report_have_it_and_each_is_a_file_of_its_own(measured
 
 @pytest.mark.slow
 def test_a_form_that_was_made_again_since_it_was_timed_or_checked_is_not_recommended(measured: Path) -> None:
-    assert embeddable(measured, open_folder(measured))["ort_cpu"].problem == ""
-    with change(measured) as edit:
-        assert edit.manifest is not None
-        edit.path("model.ort_cpu.onnx").write_bytes((measured / "model.ort_cpu.onnx").read_bytes())
-        edit.finish("fuse:ort_cpu", "again")
-    assert "made again after parity was checked" in embeddable(measured, open_folder(measured))["ort_cpu"].problem
+    def problem() -> str:
+        manifest = open_folder(measured)
+        reports = read_parity(measured, manifest), read(LatencyReport, measured / "latency.json")
+        return embeddable(measured, manifest, *reports)["ort_cpu"].problem
+
+    def made_again(form: bytes) -> None:
+        with change(measured) as edit:
+            edit.path("model.ort_cpu.onnx").write_bytes(form)
+            edit.finish("fuse:ort_cpu", "again")
+
+    assert problem() == ""
+    made_again((measured / "model.ort_cpu.onnx").read_bytes())
+    assert problem() == "", "it is what it was"
+    model = onnx.load(measured / "model.ort_cpu.onnx", load_external_data=False)
+    model.doc_string = "again"
+    made_again(model.SerializeToString())
+    assert "made again after parity was checked" in problem()
     assert _advice(measured).choice is None
     check(measured, ["torch_eager", "ort_cpu"], force=True)
-    assert "made again after it was timed" in embeddable(measured, open_folder(measured))["ort_cpu"].problem
+    assert "made again after it was timed" in problem()
     assert _advice(measured).choice is None
     bench(measured, ["torch_eager", "ort_cpu"], budget_s=1, force=True)
     assert _advice(measured).choice is not None

@@ -114,6 +114,7 @@ def test_a_form_in_int8_that_is_chosen_is_checked_by_its_metric_and_bundled(
     assert found is not None
     assert found.items == (30, 30)
     assert found.drop == report.chosen.drop
+    bundle(folder, tmp_path / "at once", forms=["ort_cpu.int8", "ort_cpu"])  # as the last line that is printed says
     row = check(folder, ["ort_cpu"]).runtimes["ort_cpu.int8"]
     assert row.verdict == "PASS"
     assert "judged by its metric" in row.reason
