@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from attnport.cases.inputs import Case, cases, full_case
 from attnport.cases.inputs import case as given_case
 from attnport.cases.text import SENTENCES, text_cases
 from attnport.errors import UsageError
+
+T = TypeVar("T")
 
 
 def cases_of(
@@ -41,18 +43,23 @@ def cases_of(
     if inputs:
         chosen.append(given_case(manifest.io, inputs.name, "given", read_feeds(inputs)))
     if sentences:
-        if not manifest.tokenizer:
-            raise UsageError(
-                f"{folder} has no tokenizer, so it cannot read text.",
-                hint="Leave --text out, or give tensors with --inputs.",
-            )
+        tokenizer = needed_tokenizer(str(folder), manifest.tokenizer)
         texts = [manifest.prompts.usual + sentence for sentence in sentences]
         whole = of_all_tokens(manifest.io)
         group = "text" if whole is manifest.io else DECODING
-        read = text_cases(whole, texts, folder / manifest.tokenizer, batch)
+        read = text_cases(whole, texts, folder / tokenizer, batch)
         chosen += [dataclasses.replace(one, group=group) for one in read]
     chosen += [full_case(manifest.io, each, seed) for each in sizes]
     return list({case.name: case for case in chosen}.values())
+
+
+def needed_tokenizer(what: str, tokenizer: T | None) -> T:
+    """The tokenizer of a model that is given text. Raises UsageError if it has none, which calls the model `what`."""
+    if tokenizer is None:
+        raise UsageError(
+            f"{what} has no tokenizer, so it cannot read text.", hint="Leave --text out, or give tensors with --inputs."
+        )
+    return tokenizer
 
 
 def few_batches(tried: Sequence[Case], count: int) -> list[Case]:

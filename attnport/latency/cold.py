@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from attnport.errors import AttnportError, IntegrityError, SpecError
 from attnport.latency.measured import TimedRuntime
@@ -23,12 +24,14 @@ class Start:
         processors: The processors that it stays on.
         feeds: The file of each workload's feeds.
         dtypes: The dtypes of the inputs.
+        timeout_s: Seconds for each answer; a process that takes longer is ended.
     """
 
     child: Callable[[], Child]
     processors: Sequence[int]
     feeds: Mapping[str, str]
     dtypes: Mapping[str, str]
+    timeout_s: float
 
     def every(
         self,
@@ -93,19 +96,20 @@ class Start:
     ) -> int:
         """Measures one process; returns the time to open. With a cache it is closed, so that it fills the cache."""
         child = self.child()
+        ask = partial(child.ask, timeout_s=self.timeout_s)
         try:
-            child.ask("settle", processors=self.processors)
+            ask("settle", processors=self.processors)
             for workload in workloads:
-                child.ask("feeds", name=workload.name, path=self.feeds[workload.name], dtypes=self.dtypes)
-            child.ask("level", modules=timed.modules)
-            load_ns = int(child.ask("open", **timed.opening | {"cache": cache})["load_ns"])
+                ask("feeds", name=workload.name, path=self.feeds[workload.name], dtypes=self.dtypes)
+            ask("level", modules=timed.modules)
+            load_ns = int(ask("open", **timed.opening | {"cache": cache})["load_ns"])
             for workload in workloads:
-                answer = child.ask("run", name=workload.name, calls=2, warm=0, mode=timed.mode)
+                answer = ask("run", name=workload.name, calls=2, warm=0, mode=timed.mode)
                 first_ns[workload.name] = answer["ns"][0]
                 if peaks:
-                    timed.peaks[workload.name] = int(child.ask("peak")["peak_bytes"])
+                    timed.peaks[workload.name] = int(ask("peak")["peak_bytes"])
             if cache:
-                child.ask("close")
+                ask("close")
             return load_ns
         finally:
             child.kill()

@@ -386,7 +386,7 @@ class Measuring:
             self._notes.append(f"{figures} were not measured, as was asked for")
             return
         dtypes = {spec.name: spec.dtype for spec in self._manifest.io.inputs}
-        start = Start(self._child, self._processors, self._feeds, dtypes)
+        start = Start(self._child, self._processors, self._feeds, dtypes, self._effort.timeout_s)
         left_out = start.every(self._timed_runtimes, self._workloads, self._until, self._progress)
         if left_out:
             self._notes.append(f"{figures} of {', '.join(left_out)} were not measured: the time was over")

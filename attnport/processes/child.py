@@ -94,6 +94,7 @@ class Child:
             start_new_session=True,
         )
         self.alive = True
+        self._killed = False
         self._end = ""
         self._memory_bytes = memory_bytes
         self._killed_before = _killed_for_memory()
@@ -135,10 +136,11 @@ class Child:
         return self.receive(timeout_s)
 
     def kill(self) -> None:
-        """Kills the process and those that it started; killing it twice is fine."""
+        """Kills the process and those that it started, which may outlive it; killing it twice is fine."""
         self.alive = False
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self._process.poll() is None:
+        if not self._killed:  # later, the number of its group may be that of another
+            self._killed = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._stderr):

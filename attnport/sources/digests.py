@@ -139,7 +139,7 @@ def reading(text: str) -> Iterator[None]:
                 _unsee_safetensors()
             kept = _kept_of(text)
             kept.opened |= mine.files()
-            kept.modules |= {name for name in sys.modules.keys() - mine.before if _kind(name) == "own"}
+            kept.modules |= {name for name in sys.modules.keys() - mine.before if is_own(name)}
 
 
 @functools.cache
@@ -241,7 +241,7 @@ def dependencies(text: str, module: nn.Module) -> tuple[dict[str, str], tuple[st
     current, kept = _current.get(), _kept_of(text)
     if current is not None:
         kept.opened |= current.files()
-        kept.modules |= {name for name in sys.modules.keys() - current.before if _kind(name) == "own"}
+        kept.modules |= {name for name in sys.modules.keys() - current.before if is_own(name)}
     named = {kind.__module__ for part in module.modules() for kind in type(part).__mro__}
     code, packages = _code_of({*named, *_factory(text), *kept.modules})
     files = {path for path in kept.opened if _counts(path)}
@@ -348,6 +348,11 @@ def _code_of(modules: Iterable[str]) -> tuple[dict[str, str], set[str]]:
             files.setdefault(_absolute(file), name)
             pending += _imports(file, name)
     return files, packages
+
+
+def is_own(module: str) -> bool:
+    """Whether a Python module is neither installed nor of the standard library: its files are the user's."""
+    return _kind(module) == "own"
 
 
 def _kind(module: str) -> str:

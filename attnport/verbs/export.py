@@ -63,6 +63,7 @@ def export(
     force: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
+    accept: Callable[[ModelSpec], None] = lambda spec: None,
 ) -> Manifest:
     """Exports a model into `folder`; an earlier export there is replaced all at once.
 
@@ -88,6 +89,7 @@ def export(
         part: For `hf:`, `encoder` or `decoder`, or one tower: `text`, `vision`, ...; "" = the whole model.
         force: Export even if nothing has changed.
         tell: Called with a line on how the module is taken, and if outputs were left out.
+        accept: Called with the model before it is traced, which takes the longest; an error that it raises ends this.
 
     Raises:
         UsageError: the folder has other files and is not an artifact.
@@ -99,7 +101,8 @@ def export(
 
     named = {**(read_feeds(examples) if examples is not None else {}), **(kwargs or {})}
     given = Given(model, args, named, inputs, outputs, dims, dynamic_shapes, trust_remote_code, task, part)
-    return exported(given, folder, with_weights=with_weights, force=force, progress=progress, tell=tell)[0]
+    options: Any = {"progress": progress, "tell": tell, "accept": accept}
+    return exported(given, folder, with_weights=with_weights, force=force, **options)[0]
 
 
 @contextlib.contextmanager
@@ -123,6 +126,7 @@ def exported(
     force: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
+    accept: Callable[[ModelSpec], None] = lambda spec: None,
 ) -> tuple[Manifest, ModelSpec]:
     """As `export`; also returns the model. A module in memory is only known to other verbs while somebody holds it."""
     began_s = time.monotonic()
@@ -131,6 +135,7 @@ def exported(
     code = given.code()
     progress(f"loading {given.name}")
     whole = spec = given.spec(progress)
+    accept(spec)
     for note in spec.notes:
         tell(note)
     declared = spec.io.outputs

@@ -26,12 +26,15 @@ from attnport.jsonfile import from_json, to_json
 from attnport.machines import MachineResult, MachinesReport
 from attnport.parity.evaluate import Progress
 from attnport.reporting.facts import count
+from attnport.sources.code import file_of_module
+from attnport.sources.digests import is_own
+from attnport.sources.file import is_file_name
 from attnport.version import __version__
 
 VERBS = ("check", "bench", "tune")
 _CONNECT_S = 10.0
 _METRIC = "metric"
-"""The option that names a file and a function in it."""
+"""The option that names a function in a file or in a Python module."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def _work(verb: str, folder: Path, trust_source: bool, options: Mapping[str, Any
     require(manifest.source, given=trust_source)
     files, told = {f"folder/{name}": folder / name for name in (*manifest.files, MANIFEST)}, {**options, "force": True}
     for name, value in options.items():
-        path = Path(value.rpartition(":")[0]) if name == _METRIC and value else value
+        path = _file_of(value) if name == _METRIC and value else value
         if not isinstance(path, Path):
             continue
         if not path.exists():
@@ -148,6 +151,15 @@ def _work(verb: str, folder: Path, trust_source: bool, options: Mapping[str, Any
         kept = Path(name, path.name)
         told[name] = f"{kept}:{value.rpartition(':')[2]}" if name == _METRIC else kept
     return Work(verb, __version__, str(folder), _packed(files), told, passes(manifest.source))
+
+
+def _file_of(metric: str) -> Path | None:
+    """The file of a metric, which is sent; None for one of an installed package, which has to be installed there."""
+    place = metric.rpartition(":")[0]
+    if is_file_name(place):
+        return Path(place)
+    file = file_of_module(place) if is_own(place) else None
+    return Path(file) if file else None
 
 
 def _packed(paths: Mapping[str, Path]) -> bytes:
@@ -164,7 +176,8 @@ def _packed(paths: Mapping[str, Path]) -> bytes:
 def _unpacked(options: Mapping[str, Any], root: Path) -> dict[str, Any]:
     """The options, with paths of this machine."""
     told = {name: root / value if isinstance(value, Path) else value for name, value in options.items()}
-    return told | ({_METRIC: f"{root / told[_METRIC]}"} if told.get(_METRIC) else {})
+    metric = str(told.get(_METRIC) or "")
+    return told | ({_METRIC: f"{root / metric}"} if is_file_name(metric.rpartition(":")[0]) else {})
 
 
 @contextmanager

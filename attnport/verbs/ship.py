@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from attnport import optional
-from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityReport, Stage
+from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, ParityReport, Stage
 from attnport.dims import STRICT
 from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed
 from attnport.folder.refusals import as_usage_error
@@ -163,17 +163,23 @@ def ship(
         begin: Called before each stage with its name, what it does, its number, and how many there are.
 
     Raises:
-        UsageError: the file of sentences or a shape cannot be read.
+        UsageError: the file of sentences or a shape cannot be read, or the model has no tokenizer for them.
         ProfileError: a shape does not fit the model.
         AttnportError: the export failed, without which there are no other stages.
         Exception: a bug of ours in the export.
     """
+    from attnport.cases.choosing import needed_tokenizer
     from attnport.cases.text import read_sentences
     from attnport.latency.grid import parse_grid
     from attnport.verbs.export import export
 
     if sentences is not None:
         read_sentences(sentences)  # report errors now, not after the minutes that export and build take
+
+    def accept(spec: ModelSpec) -> None:
+        if sentences is not None:
+            needed_tokenizer(spec.source.text, spec.tokenizer)
+
     names = [stage for stage in STAGES if tune or stage != "tune"]
     run = _Ship(folder, force, progress, on_bug, begin, names)
     began = time.monotonic()
@@ -193,6 +199,7 @@ def ship(
         force=force,
         progress=progress,
         tell=tell,
+        accept=accept,
     )
     for shape in shapes or ():
         parse_grid(shape, manifest.io.dims)  # report errors now, not after build and check

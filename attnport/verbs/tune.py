@@ -25,7 +25,9 @@ from attnport.parity.scoring import items_of
 from attnport.processes.isolated import Limits, probe_all
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime, physical_cores
+from attnport.sources.code import file_of_module
 from attnport.sources.digests import TOOLCHAIN
+from attnport.sources.file import is_file_name
 from attnport.verbs import fuse as fusing
 from attnport.verbs._tuning import FILE, STAGE, Data, Tuning
 from attnport.verbs.check import check
@@ -70,9 +72,9 @@ def tune(
         text: Sentences, one in each line: workloads, as in `bench`; and what integers are made and judged by, half of
             them for ranges, the others for the metric.
         inputs: The same for models that do not read text: an `.npz` of many items, an array for each input.
-        metric: `FILE.py:FUNCTION`, called with a `parity.scoring.ScoredModel`, returns a number, the larger the better.
-            It judges every candidate. Without one, integers are judged by how much of the answers stays the same,
-            and those of decoders by their perplexity.
+        metric: `FILE.py:FUNCTION` or `MODULE:FUNCTION`, called with a `parity.scoring.ScoredModel`, returns a number,
+            the larger the better. It judges every candidate. Without one, integers are judged by how much of the
+            answers stays the same, and those of decoders by their perplexity.
         max_drop: By how much the metric may be below that in float32, as a share.
         threads: The numbers of compute threads to try; none = the physical cores.
         budget_s: How long the search for integers and the timing may take.
@@ -138,8 +140,9 @@ def _write_plain(
 
 
 def _file_of(metric: str | None) -> Path | None:
-    file = Path(metric.rpartition(":")[0]) if metric else None
-    return file if file is not None and file.is_file() else None
+    place = metric.rpartition(":")[0] if metric else ""
+    file = place if is_file_name(place) else file_of_module(place) if place else None
+    return Path(file) if file and Path(file).is_file() else None
 
 
 def _digest(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import subprocess
 import sys
@@ -145,3 +146,35 @@ def test_memory_figures_are_those_of_the_process() -> None:
 def test_the_reason_of_something_missing_says_how_to_get_it() -> None:
     assert reason_of(UnavailableError("it is not there.", hint="pip install it")) == "it is not there; pip install it"
     assert reason_of(FeedError("bad feeds.", hint="x")) == "bad feeds."
+
+
+@pytest.mark.parametrize("end", ["time.sleep(60)", "pass"], ids=["alive", "ended"])
+def test_what_a_child_started_ends_with_it_even_if_it_ended_first(end: str) -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(other.pid, file=sys.stderr, flush=True)\n" + end
+    )
+    child = Child(1, ("-c", code))
+    until = time.monotonic() + 20
+    while not (text := _said(child)) and time.monotonic() < until:
+        time.sleep(0.05)
+    if end == "pass":
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    child.kill()
+    while _runs(int(text)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _runs(int(text))
+
+
+def _said(child: Child) -> str:
+    size = os.fstat(child._stderr.fileno()).st_size
+    return os.pread(child._stderr.fileno(), size, 0).decode().strip()
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process runs; one that nobody waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -119,6 +119,18 @@ def test_folders_and_the_file_of_a_metric_are_sent_whole(tiny_artifact: Path, tm
     assert told["runtimes"] == OPTIONS["runtimes"]
 
 
+def test_the_module_of_a_metric_is_sent_unless_it_is_installed(
+    tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "metric_of_mine.py").write_text("def accuracy(model): return 1.0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sent = work(tiny_artifact, metric="metric_of_mine:accuracy")
+    there = tmp_path / "there"
+    assert machines._unpacked(sent.options, there)["metric"] == f"{there}/metric/metric_of_mine.py:accuracy"
+    installed = work(tiny_artifact, metric="numpy.linalg:norm")
+    assert machines._unpacked(installed.options, there)["metric"] == "numpy.linalg:norm"
+
+
 def test_a_host_with_several_nodes_has_a_name_for_each() -> None:
     def node(host: str, port: int, cpus: float = 2.0, alive: bool = True) -> dict[str, Any]:
         return {"NodeManagerHostname": host, "NodeManagerPort": port, "Alive": alive, "Resources": {"CPU": cpus}}

@@ -219,3 +219,18 @@ def test_a_file_of_sentences_that_cannot_be_read_ends_it_before_any_stage(tmp_pa
     with pytest.raises(errors.UsageError, match=r"nope\.txt cannot be read"):
         ship("self_attention", tmp_path / "out", sentences=tmp_path / "nope.txt")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_text_for_a_model_without_a_tokenizer_is_told_before_anything_is_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnport.verbs import export
+
+    def traced(*given: object, **options: object) -> None:
+        raise AssertionError("it was traced")
+
+    monkeypatch.setattr(export, "_capture", traced)
+    (tmp_path / "text").write_text("a cat")
+    with pytest.raises(errors.UsageError, match="self_attention has no tokenizer, so it cannot read text"):
+        ship("self_attention", tmp_path / "out", sentences=tmp_path / "text")
+    assert not (tmp_path / "out").exists()
