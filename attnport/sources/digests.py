@@ -235,8 +235,8 @@ def dependencies(text: str, module: nn.Module) -> tuple[dict[str, str], tuple[st
 
     Returns:
         By name, the SHA-256 of each file ("" for one that was looked for and is not there) and the version of each
-        package; and the absolute paths of the files. A file is named from the folder of the SPEC, a Python module by
-        its dotted name, others with the folder that they lie in: the same on every machine.
+        package; and the absolute paths of the files. A file is named from the folder of the SPEC, a Python module from
+        the folder of its package, others with the folder that they lie in: the same on every machine.
     """
     current, kept = _current.get(), _kept_of(text)
     if current is not None:
@@ -309,12 +309,11 @@ def _root(text: str, code: Mapping[str, str]) -> str:
 def _name(path: str, root: str, module: str) -> str:
     if root and Path(path).is_relative_to(root):
         return Path(path).relative_to(root).as_posix()
-    if module and module != "__main__":
-        return module
     parts = Path(path).parts
-    if "snapshots" in parts:  # of a hub's cache: REVISION/file
+    if "snapshots" in parts:  # of a hub's cache, behind the revision
         return "/".join(parts[parts.index("snapshots") + 2 :])
-    return "/".join(parts[-2:]) if not module else parts[-1]
+    folders = module.count(".") + (Path(path).stem == "__init__") if module else 1
+    return "/".join(parts[-1 - folders :])
 
 
 def _counts(path: str) -> bool:

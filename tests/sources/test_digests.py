@@ -242,7 +242,7 @@ def test_a_module_in_memory_depends_on_what_its_classes_import(place: Path) -> N
     write(place / "in_memory.py", "import helper_b")
     module: Any = importlib.import_module("in_memory")
     spec: ModelSpec = memory_spec(module.make().eval(), [X])
-    assert sorted(spec.depends) == ["helper_a", "helper_b", "in_memory"]
+    assert sorted(spec.depends) == ["helper_a.py", "helper_b.py", "in_memory.py"]
 
 
 def test_a_folder_of_an_earlier_attnport_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
