@@ -149,24 +149,24 @@ def _hook() -> None:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and _open and not isinstance(arguments[0], int):
-        if sys._getframe(1).f_globals.get("__name__") in _SHOWING_CODE:
-            return
+    if event != "open" or not _open or isinstance(arguments[0], int):
+        return
+    with contextlib.suppress(Exception):  # an error would be raised where the user's code opens its file
         path, mode, flags = arguments
         writes = any(letter in mode for letter in "wax+") if mode else (flags or 0) & (os.O_WRONLY | os.O_RDWR)
-        _note(path, writes=bool(writes))
+        if sys._getframe(1).f_globals.get("__name__") not in _SHOWING_CODE:
+            _note(path, writes=bool(writes))
 
 
 def _note(path: Any, *, writes: bool = False) -> None:
     """Notes a file for the load of this thread; for every load that goes on, if the thread has none of its own."""
-    with contextlib.suppress(Exception):  # an error would be raised where the user's code opens its file
-        place = _absolute(os.fsdecode(path))
-        mine = _current.get()
-        for each in (mine,) if mine is not None else tuple(_open):
-            if writes:
-                each.written.add(place)
-            else:
-                each.opened.setdefault(place, Path(place).is_file())
+    place = _absolute(os.fsdecode(path))
+    mine = _current.get()
+    for each in (mine,) if mine is not None else tuple(_open):
+        if writes:
+            each.written.add(place)
+        else:
+            each.opened.setdefault(place, Path(place).is_file())
 
 
 def _see_safetensors(first: bool) -> None:
@@ -177,7 +177,8 @@ def _see_safetensors(first: bool) -> None:
         if first:
 
             def safe_open(filename: Any, *args: Any, **options: Any) -> Any:
-                _note(filename)
+                with contextlib.suppress(Exception):  # as in `_audit`
+                    _note(filename)
                 return real(filename, *args, **options)
 
             safe_open.__wrapped__ = real  # type: ignore[attr-defined]
@@ -236,7 +237,7 @@ def dependencies(text: str, module: nn.Module) -> tuple[dict[str, str], tuple[st
     Returns:
         By name, the SHA-256 of each file ("" for one that was looked for and is not there) and the version of each
         package; and the absolute paths of the files. A file is named from the folder of the SPEC, a Python module from
-        the folder of its package, others with the folder that they lie in: the same on every machine.
+        the folder of its package, others by the last part of their path: the same on every machine.
     """
     current, kept = _current.get(), _kept_of(text)
     if current is not None:
@@ -312,7 +313,7 @@ def _name(path: str, root: str, module: str) -> str:
     parts = Path(path).parts
     if "snapshots" in parts:  # of a hub's cache, behind the revision
         return "/".join(parts[parts.index("snapshots") + 2 :])
-    folders = module.count(".") + (Path(path).stem == "__init__") if module else 1
+    folders = module.count(".") + (Path(path).stem == "__init__") if module else 0
     return "/".join(parts[-1 - folders :])
 
 

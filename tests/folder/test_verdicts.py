@@ -128,6 +128,29 @@ def test_an_upgrade_of_a_runtime_asks_it_again_and_no_other(
     assert measured() == ["openvino"]
 
 
+def test_an_upgrade_of_onnxruntime_gpu_is_another_question_to_fuse_and_bench(
+    checked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnport.verbs import bench
+
+    asked: list[str] = []
+    monkeypatch.setattr(bench, "fresh", lambda folder, manifest, stage, digest: asked.append(digest) or True)
+    monkeypatch.setattr(bench, "read", lambda kind, path: None)
+
+    def digests() -> tuple[str, str]:
+        fuse(checked, targets=["ort_cpu"])
+        bench.bench(checked, ["ort_cpu"])
+        return open_folder(checked).stages["fuse:ort_cpu"].inputs, asked[-1]
+
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    found = []
+    for version in ("1.31.0", "1.31.0", "1.32.0"):
+        install_distribution(tmp_path / "site", "onnxruntime-gpu", version)
+        found.append(digests())
+    assert found[0] == found[1]
+    assert not set(found[1]) & set(found[2])
+
+
 def test_a_new_precision_asks_its_runtime_again(checked: Path, measured: Callable[[], list[str]]) -> None:
     fuse(checked, targets=["openvino"], plans={"openvino": "bf16"})
     assert rows(checked) == dict.fromkeys(sorted(NAMED), "PASS")
