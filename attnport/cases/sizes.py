@@ -12,6 +12,9 @@ from attnport.dims import Dim
 BATCH, LENGTH = 4, 32
 _PRIMES = (37, 41, 43, 47, 31, 29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
 
+_POSITIONS = 2048
+"""The most positions of an item in usual cases: attention may be over all of those of a picture, or of a video."""
+
 LONGEST = 2048
 _BATCH_ELEMENTS = 1 << 21
 """The input elements of the largest batch that is tried, about: 14 images of 224 by 224."""
@@ -54,7 +57,7 @@ def batch_dim(io: IOContract) -> str | None:
 
 def usual(io: IOContract, batch: int = BATCH) -> Sizes:
     """A small batch of usual lengths, at most `LENGTH`."""
-    return _sizes(io, batch, lambda dim: min(dim.opt, LENGTH))
+    return _fewer_positions(io, _sizes(io, batch, lambda dim: min(dim.opt, LENGTH)))
 
 
 def shortest(io: IOContract) -> Sizes:
@@ -110,6 +113,25 @@ def primes(io: IOContract) -> Sizes:
         if dim.name != batch_dim(io) and len(left) > 1:
             # With a step, other primes may be the same size.
             left = [other for other in left if dim.at_least(other) != sizes[dim.name]] or left
+    return _fewer_positions(io, sizes)
+
+
+def _fewer_positions(io: IOContract, sizes: Sizes) -> Sizes:
+    """The sizes, the longest lengths two less as often as it takes for no input to have too many positions."""
+    masks, counted = {mask.input for mask in io.masks}, batch_dim(io)
+    lengths = {dim.name: dim for dim in io.dims if dim.name != counted}
+
+    def positions() -> int:
+        own = [{dim for dim in spec.dims if dim in lengths} for spec in io.inputs if spec.name not in masks]
+        return max((math.prod(sizes[str(dim)] for dim in dims) for dims in own), default=0)
+
+    sizes = dict(sizes)
+    while positions() > _POSITIONS:
+        shorter = {name: dim.at_least(max(sizes[name] - 2 * dim.step, 2)) for name, dim in lengths.items()}
+        longest = max(lengths, key=lambda name: (shorter[name] < sizes[name], sizes[name]))
+        if shorter[longest] >= sizes[longest]:
+            break
+        sizes[longest] = shorter[longest]
     return sizes
 
 

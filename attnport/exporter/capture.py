@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 
 OPSET = 23
 _LARGE = (521, 523, 541, 547, 557, 563, 569, 571, 577, 587)
+_MIDDLE = (11, 137, 139, 149, 151, 157, 163, 167, 173, 179)
+_SMALL = (5, 37, 41, 43, 47, 53, 59, 61, 67, 71)
+"""Sizes to trace at where inputs of the large ones have more than `_ELEMENTS` elements; the first dim counts items."""
+_ELEMENTS = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -68,11 +73,21 @@ def traced_sizes(io_contract: IOContract) -> dict[str, int]:
     """Sizes to trace at: large and odd ones, of which no part that the code computes is 0 or 1 (torch would freeze it).
 
     Halves, patches and windows of a small size are: 11 pixels have one patch of 8, and 137 positions one chunk of 256.
-    A trace computes nothing, so that large sizes cost no time. The largest size of a dim may be special, such as that
-    of a whole table.
+    A trace computes nothing, so that large sizes cost no time, as long as there is memory for the inputs. The largest
+    size of a dim may be special, such as that of a whole table.
     """
     sizes: dict[str, int] = {}
-    for dim, large in zip(io_contract.dims, itertools.chain(_LARGE, itertools.count(_LARGE[-1] + 2, 2)), strict=False):
+    for large in (_LARGE, _MIDDLE, _SMALL):
+        sizes = _distinct(io_contract, large)
+        if sum(math.prod(spec.shape(sizes)) for spec in io_contract.inputs) <= _ELEMENTS:
+            break
+    return sizes
+
+
+def _distinct(io_contract: IOContract, primes: tuple[int, ...]) -> dict[str, int]:
+    """Different sizes for all dims, about as large as these primes."""
+    sizes: dict[str, int] = {}
+    for dim, large in zip(io_contract.dims, itertools.chain(primes, itertools.count(primes[-1] + 2, 2)), strict=False):
         wanted = large if dim.opt < large else large + dim.opt  # a second of sound has 16000 samples
         size = max(dim.at_least(min(wanted, dim.max - dim.step)), min(2, dim.max))
         while size in sizes.values() and size - dim.step >= max(dim.min, 2):

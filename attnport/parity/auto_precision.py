@@ -85,7 +85,7 @@ def plan_precision(
 
 
 def _yardstick(
-    manifest: Manifest, tried: Sequence[Case], store: References, threads: int | None, progress: Progress
+    manifest: Manifest, tried: list[Case], store: References, threads: int | None, progress: Progress
 ) -> parity.Yardstick:
     """Float64 references of all cases, and PyTorch eager's errors."""
     eager = Eager(manifest.io, load_spec(manifest), tried, store, threads, progress)

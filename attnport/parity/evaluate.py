@@ -14,14 +14,17 @@ from pathlib import Path
 import numpy as np
 
 from attnport.artifacts import IOContract, Ran, Session
+from attnport.budget import Budget
 from attnport.cases.decoding import GROUP as DECODING
-from attnport.cases.decoding import in_steps
-from attnport.cases.inputs import Array, Case, validity
+from attnport.cases.decoding import in_steps, of_all_tokens
+from attnport.cases.inputs import Array, Case, full_case, validity
+from attnport.cases.sizes import batch_dim
 from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, SpecError, whole_cause
 from attnport.parity.invariance import IN_A_BATCH, Spreads, Variant, follows, tells_items, variants
 from attnport.parity.metrics import Errors, failed, measure_all
 from attnport.processes.child import Died
+from attnport_bundle.feeds import check_shapes
 
 Progress = Callable[[str], None]
 
@@ -75,21 +78,38 @@ class SessionErrors:
 
 
 def make_references(
-    session: Session, io: IOContract, cases: Sequence[Case], store: References, progress: Progress
+    session: Session, io: IOContract, cases: list[Case], store: References, progress: Progress
 ) -> list[str]:
     """Runs the module in float64 on every case and keeps the outputs.
 
+    Args:
+        cases: Those whose sizes may not fit into memory or time are removed, after smaller sizes on the way to them.
+
     Returns:
-        Notes: outputs that did not come back in float64, because the module casts inside.
+        Notes: cases that were removed, and outputs that did not come back in float64, because the module casts inside.
 
     Raises:
         SpecError: the module's outputs are not the declared ones.
     """
     narrow: dict[str, str] = {}
     names = [spec.name for spec in io.outputs]
-    for number, case in enumerate(cases, start=1):
+    whole = of_all_tokens(io)
+    budget = Budget([batch] if (batch := batch_dim(whole)) else [])
+    outputs: dict[str, Array] = {}
+
+    def run(case: Case, own: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
+        outputs.clear()
+        outputs.update(session.run(case.feeds if sizes == own else full_case(whole, sizes).feeds))
+        return True
+
+    left_out = {}
+    for number, case in enumerate(sorted(cases, key=_elements), start=1):
         progress(f"float64 reference {number}/{len(cases)}: {case.name}")
-        outputs = session.run(case.feeds)
+        sizes = check_shapes(whole, case.feeds)
+        if budget.reach(sizes, partial(run, case, sizes)) is None:
+            stated = ",".join(f"{name}={size}" for name, size in sizes.items())
+            left_out[case.name] = f"the case {case.name} ({stated}) was left out: {budget.why_not(sizes)}"
+            continue
         if list(outputs) != names:
             raise SpecError(f"the module returns {', '.join(outputs)}; the contract declares {', '.join(names)}.")
         for spec in io.outputs:
@@ -105,7 +125,8 @@ def make_references(
         if compared is not case:
             store.without_empty[case.name] = compared
         store.undefined |= {(case.name, name) for name in getattr(session, "undefined", ())}
-    return [
+    cases[:] = [case for case in cases if case.name not in left_out]
+    return [*left_out.values()] + [
         f"the reference of {name} came back in {dtype}: the module casts inside, so its own rounding is in every error"
         for name, dtype in narrow.items()
     ]
@@ -120,6 +141,10 @@ def as_compared(session: Session, io: IOContract, case: Case) -> Case:
         return case
     valid = validity(io, case.feeds, empty_items=False)
     return replace(case, valid=valid) if any((valid[name] != case.valid[name]).any() for name in valid) else case
+
+
+def _elements(case: Case) -> int:
+    return sum(array.size for array in case.feeds.values())
 
 
 def measure_session(

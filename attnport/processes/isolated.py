@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import Capabilities, Manifest, Ran
+from attnport.budget import free_memory_bytes
 from attnport.errors import AttnportError, UsageError
 from attnport.folder.openings import file_of
 from attnport.jsonfile import from_json
@@ -230,19 +231,3 @@ def _with_forms(capabilities: Capabilities, ask: Callable[[], dict[str, str]]) -
 def memory_limit_bytes() -> int | None:
     """The memory that a process started now may take; None if the free memory is unknown."""
     return int(free_memory_bytes() * _SHARE) or None
-
-
-def free_memory_bytes() -> int:
-    """The free memory of the machine, or of its control group if that has less; 0 if unknown."""
-    limits = []
-    for line in _text("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            limits.append(int(line.split()[1]) << 10)
-    limit, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
-    if limit.isdigit() and used.isdigit():
-        limits.append(max(0, int(limit) - int(used)))
-    return min(limits, default=0)
-
-
-def _text(path: str) -> str:
-    return Path(path).read_text() if Path(path).is_file() else ""

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.budget import Budget
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError, first_line
 from attnport.example_values import ROWS, continued
@@ -149,20 +150,27 @@ def declared_spec(
     call = Observed(module.eval(), arguments, outputs, text)
 
     def runs(sizes: Mapping[str, int]) -> bool:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
         try:
-            _run(call, tensors, sizes, text, examples)
-        except SpecError:
+            # The fused kernel keeps no scores, but runtimes do, and then take more memory than it.
+            with sdpa_kernel(SDPBackend.MATH):
+                _run(call, tensors, sizes, text, examples)
+        except SpecError as err:
+            if _out_of_memory(err.__cause__):
+                raise MemoryError(err.message) from err
             return False
         return True
 
-    named = found_ranges(list(used), ranges, runs)
+    budget = Budget(["batch"])
+    named, limits = found_ranges(list(used), ranges, runs, budget)
     try:
-        found = observe_outputs(call, tensors, named, text, examples)
+        found = observe_outputs(call, tensors, named, text, examples, budget)
         contract = IOContract(tensors, found, named, masks, positions="none", examples=examples)
     except SpecError as err:
         if half and "dtype" in err.message:
             raise SpecError(err.message, hint=HALF_HINT) from err
-        narrower = [dim for dim in found_ranges(list(used), {}, runs) if dim.name in ranges and dim.step > 1]
+        narrower = [dim for dim in found_ranges(list(used), {}, runs, budget)[0] if dim.name in ranges and dim.step > 1]
         if not all(dim.step % found.step == 0 for found in narrower for dim in [ranges[found.name]]):
             hint = f"The module takes multiples of a number: --dim {' --dim '.join(map(str, narrower))}"
             raise SpecError(err.message, hint=hint) from err
@@ -188,7 +196,8 @@ def declared_spec(
         f"up to {ROWS} rows of a batch"
         for name in examples
     )
-    return ModelSpec(name, Source(text), contract, make, observed=True, notes=(*half_notes(half), *steps, *kept))
+    notes = (*half_notes(half), *steps, *limits, *kept)
+    return ModelSpec(name, Source(text), contract, make, observed=True, notes=notes)
 
 
 def frozen_dims(
@@ -227,16 +236,27 @@ def observe_outputs(
     dims: Sequence[Dim],
     text: str,
     examples: Mapping[str, str] = MappingProxyType({}),
+    budget: Budget | None = None,
 ) -> tuple[TensorSpec, ...]:
     """The outputs of a module, from runs at base sizes, with each dim changed alone, and with all of them changed.
 
     The size of an axis is a number, a dim, a sum such as `past+seq`, or `UNKNOWN_SIZE`, which export finds out.
 
+    Args:
+        budget: What the module takes, as far as it is known; None = it fits.
+
     Raises:
         SpecError: the module does not run on the declared inputs, returns something other than tensors, or runs at only
-            one size of a dim; the message names that dim and its inputs.
+            one size of a dim; the message names that dim and its inputs. Or its smallest sizes do not fit into memory.
     """
     base = base_sizes(dims)
+    if budget and not budget.fits(base):
+        smallest = ", ".join(f"{dim.name}={base[dim.name]}" for dim in dims)
+        raise SpecError(
+            f"{text}: at {smallest}, the smallest sizes to be tried, the module may take {budget.cost(base)}.",
+            hint="Declare smaller ones, " + " ".join(f"--dim {dim.name}=1:{dim.opt}:{dim.max}" for dim in dims
+                                                    if dim.min > 1) + ", or use a machine with more memory.",
+        )  # fmt: skip
     at_base = _run(module, inputs, base, text, examples)
     alone = {}
     for name, sizes in changed_alone(dims).items():
@@ -251,8 +271,9 @@ def observe_outputs(
             ) from err
         _same_ranks(at_base, alone[name][1], f"{text}: with another size of {name}")
     last = all_changed(dims)
+    confirms = (len(dims) > 1 or alone) and (budget is None or budget.fits(last))
     try:
-        confirming = _run(module, inputs, last, text, examples) if len(dims) > 1 or alone else None
+        confirming = _run(module, inputs, last, text, examples) if confirms else None
     except SpecError:
         confirming = None  # sizes that do not go together; export tries its own
     else:
@@ -306,6 +327,11 @@ def called(text: str, given: str, hint: str, call: Callable[[], Result]) -> Resu
         raise
     except Exception as err:  # the user's forward may raise anything
         raise SpecError(f"{text}: its forward raised {type(err).__name__} on {given}: {err}", hint=hint) from err
+
+
+def _out_of_memory(err: BaseException | None) -> bool:
+    """Whether torch found no memory for a tensor."""
+    return isinstance(err, MemoryError) or "DefaultCPUAllocator" in str(err)
 
 
 def example(spec: TensorSpec, sizes: Mapping[str, int], given: str = "") -> torch.Tensor:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 
+from attnport.budget import Budget
 from attnport.dims import Dim
 from attnport.errors import SpecError
 
 _BATCH = "batch"
+_FIRST = (16, 8, 32, 64)
+"""Sizes of all other dims at which a module is run before any other, to see what it takes."""
 _TRIED = (128, 16, 224, 64, 8, 32, 240, 360, 2)
-"""Sizes of all other dims at which a module is tried at first: tables end, images have to hold a patch, and be
-multiples of a window."""
+"""Sizes from which ranges are looked for: tables end, images have to hold a patch, and be multiples of a window."""
+
+Sizes = Mapping[str, int]
 
 
 def usual_range(name: str) -> Dim:
@@ -20,58 +24,115 @@ def usual_range(name: str) -> Dim:
 
 
 def found_ranges(
-    names: Sequence[str], declared: Mapping[str, Dim], runs: Callable[[Mapping[str, int]], bool]
-) -> tuple[Dim, ...]:
+    names: Sequence[str], declared: Mapping[str, Dim], runs: Callable[[Sizes], bool], budget: Budget | None = None
+) -> tuple[tuple[Dim, ...], tuple[str, ...]]:
     """The range of every dim, in the order of `names`: as declared, or as far as the module runs.
 
     Args:
         runs: Whether the module runs at given sizes of all dims. It is taken to run at all sizes between two at which
             it runs; or at all multiples of a number, if it runs at no size beside the first one.
+        budget: What the module takes; None = not known yet. A range ends where larger sizes may not fit.
+
+    Returns:
+        The ranges, and a note on those that end for lack of memory or time, if there are any.
 
     Raises:
         SpecError: it runs at one size of a dim alone.
     """
+    budget = budget or Budget([_BATCH])
     wanted = {name: declared.get(name) or usual_range(name) for name in names}
-    start = _start(names, declared, runs)
-    if start is None:
-        return tuple(wanted.values())  # observing the outputs says what is wrong
+    start = _start(names, declared, runs, budget)
+    free = [name for name in wanted if name not in declared]
+    if start is None or not free:
+        return tuple(wanted.values()), ()  # observing the outputs says what is wrong
 
-    for name, dim in wanted.items():
-        if name in declared:
-            continue
-        found = range_by_trying(dim, start[name], partial(_runs_with, runs, start, name))
-        if found.min == found.max:
+    lengths = [name for name in free if name != _BATCH]
+    usual = dict(wanted)
+    _fit_together(wanted, lengths, start, budget, runs)
+    for name in free:
+        answers: dict[int, bool | None] = {}
+
+        def tried(size: int, name: str = name, answers: dict[int, bool | None] = answers) -> bool | None:
+            answers[size] = budget.reach({**start, name: size}, runs)
+            # A large batch is tried with small lengths, when the graph is there.
+            return True if name == _BATCH and answers[size] is None else answers[size]
+
+        limited = wanted[name].max < usual[name].max
+        found = range_by_trying(wanted[name], start[name], tried)
+        if found.min == found.max and not limited and None not in answers.values():
             raise SpecError(
                 f"dim {name!r} is frozen in the module: it runs at {name}={start[name]} and at no other size.",
                 hint="Look for a literal size in view, reshape or expand, or declare the number in place of the name. "
                 "A size that follows from other dims is declared so: past+seq.",
             )
+        if any(answer is False and size > start[name] for size, answer in answers.items()):
+            usual[name] = found  # which ends where the module ends
         wanted[name] = found
-    return tuple(wanted.values())
+    _fit_together(wanted, lengths, start, budget, runs)
+    return tuple(wanted.values()), _left_out(wanted, usual, budget)
 
 
-def range_by_trying(dim: Dim, start: int, runs: Callable[[int], bool]) -> Dim:
+def _fit_together(
+    dims: dict[str, Dim], lengths: Sequence[str], start: Sizes, budget: Budget, runs: Callable[[Sizes], bool]
+) -> None:
+    """Halves ranges, in place, until one item of the largest lengths fits, and then usual sizes until a batch does."""
+
+    def fit(largest: bool) -> bool:
+        sizes = {**start, **{name: dims[name].max if largest else dims[name].opt for name in lengths}}
+        if _BATCH in dims:
+            sizes[_BATCH] = dims[_BATCH].min if largest else dims[_BATCH].opt
+        return budget.fits(sizes) or budget.reach(sizes, runs) is not None
+
+    while not fit(largest=True) and (longer := [dims[name] for name in lengths if dims[name].max > start[name]]):
+        most = max(dim.max for dim in longer)
+        for dim in longer:
+            end = max(start[dim.name], most // 2 // dim.step * dim.step)
+            dims[dim.name] = replace(dim, opt=min(dim.opt, end), max=min(dim.max, end))
+    while not fit(largest=False) and (longer := [dims[name] for name in lengths if dims[name].opt > dims[name].min]):
+        most = max(dim.opt for dim in longer)
+        for dim in longer:
+            dims[dim.name] = replace(dim, opt=min(dim.opt, dim.at_least(most // 2)))
+
+
+def _left_out(dims: Mapping[str, Dim], usual: Mapping[str, Dim], budget: Budget) -> tuple[str, ...]:
+    """Says which sizes were not tried; `usual` are the ranges that the module may have."""
+    ends = {name: usual[name].max // dim.step * dim.step for name, dim in dims.items()}
+    short = [dim for dim in dims.values() if dim.max < ends[dim.name]]
+    if not short:
+        return ()
+    sizes = {name: dim.min if name == _BATCH else dim.max for name, dim in dims.items()}
+    cost = budget.cost({**sizes, **{dim.name: min(2 * dim.max, ends[dim.name]) for dim in short}})
+    further = " ".join(f"--dim {replace(dim, max=ends[dim.name])}" for dim in short)
+    tried = ", ".join(f"{dim.name} up to {dim.max}" for dim in short)
+    return (
+        f"sizes are tried and taken as far as they fit, {tried}: larger ones may take {cost}. {further} takes them",
+    )
+
+
+def range_by_trying(dim: Dim, start: int, runs: Callable[[int], bool | None]) -> Dim:
     """The part of a range, around `start`, at which a module runs.
 
     Args:
         runs: Whether it runs at a size; it does at `start`, and is taken to run at all sizes between two at which it
-            runs; or at all multiples of a number, if it runs at no size beside `start`.
+            runs; or at all multiples of a number, if it runs at no size beside `start`. None = a size is too large to
+            be tried.
     """
     least, step = dim.min, 1
     if not runs(least):
         step = _step(start, dim, runs)
         least = _first(runs, -(-least // step) * step, start, step, True)
     most = dim.max // step * step
-    if not runs(most):
-        most = _first(runs, start, most, step, False) - step
+    low, answer = start, runs(most)
+    if answer is None:  # up to where the next one is too large
+        while 2 * low < most and (answer := runs(2 * low)):
+            low *= 2
+        most = 2 * low if answer is False else low
+    if answer is False:
+        most = _first(runs, low, most, step, False) - step
     return Dim(dim.name, least, max(least, min(-(-dim.opt // step) * step, most)), most, step)
 
 
-def _runs_with(runs: Callable[[Mapping[str, int]], bool], sizes: Mapping[str, int], name: str, size: int) -> bool:
-    return runs({**sizes, name: size})
-
-
-def _first(runs: Callable[[int], bool], low: int, high: int, step: int, at_high: bool) -> int:
+def _first(runs: Callable[[int], bool | None], low: int, high: int, step: int, at_high: bool) -> int:
     """The first multiple from `low` on at which running is as `at_high`, which it is at `high`."""
     low -= step
     while high - low > step:
@@ -83,7 +144,7 @@ def _first(runs: Callable[[int], bool], low: int, high: int, step: int, at_high:
     return high
 
 
-def _step(usual: int, dim: Dim, runs: Callable[[int], bool]) -> int:
+def _step(usual: int, dim: Dim, runs: Callable[[int], bool | None]) -> int:
     """The number whose multiples a dim takes, from sizes beside one that it takes; 1 = it takes others too."""
     for step in (step for step in range(1, usual + 1) if usual % step == 0):
         if any(dim.min <= size <= dim.max and runs(size) for size in (usual + step, usual - step)):
@@ -92,12 +153,18 @@ def _step(usual: int, dim: Dim, runs: Callable[[int], bool]) -> int:
 
 
 def _start(
-    wanted: Sequence[str], declared: Mapping[str, Dim], runs: Callable[[Mapping[str, int]], bool]
+    wanted: Sequence[str], declared: Mapping[str, Dim], runs: Callable[[Sizes], bool], budget: Budget
 ) -> dict[str, int] | None:
     """Sizes of all dims at which the module runs; None if it runs at none of those that are tried."""
-    for size in _TRIED:
-        sizes = {name: 2 if name == _BATCH else size for name in wanted}
-        sizes |= {name: dim.opt for name, dim in declared.items()}
-        if runs(sizes):
-            return sizes
-    return None
+
+    def sizes_of(size: int) -> dict[str, int]:
+        return {name: 2 if name == _BATCH else size for name in wanted}
+
+    usual = {name: dim.opt for name, dim in declared.items()}
+    for size in _FIRST:
+        # Sizes that are declared may all be large, and may run or not; what small ones take tells it.
+        if budget.reach({name: min(usual.get(name, at), at) for name, at in sizes_of(size).items()}, runs):
+            break
+    if all(name in declared for name in wanted):
+        return None
+    return next((sizes for size in _TRIED if budget.reach(sizes := {**sizes_of(size), **usual}, runs)), None)

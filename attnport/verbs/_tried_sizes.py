@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from attnport.artifacts import CaseResult, IOContract, Session
+from attnport.budget import Budget
 from attnport.cases.inputs import Case, full_case
 from attnport.cases.sizes import batch_dim, largest
 from attnport.errors import AttnportError, ExportError, UsageError
@@ -79,8 +81,8 @@ def check_dims(
 ) -> None:
     """Runs the exported graph at every size of `size_cases` against the module.
 
-    What rounding might explain is not refused here: `check` judges it. A size for which there is no memory is left out,
-    except the first.
+    What rounding might explain is not refused here: `check` judges it. A size that may not fit into memory or time is
+    left out, after smaller ones on the way to it.
 
     Args:
         reference, eager: The module in float64 and in float32. The first is asked only where the graph is not as near
@@ -92,37 +94,44 @@ def check_dims(
     Raises:
         ExportError: the graph fails or differs (the message names the dim and the inputs that have it), or an output
             has another shape than the contract says.
-        MemoryError: there is not enough memory for the first size.
+        MemoryError: there is not enough memory for the smallest sizes.
     """
+    from attnport.exporter.capture import example_sizes
+
     try:
         tried = size_cases(io, guards)
     except UsageError as err:
         raise ExportError(err.message, hint=_CONTRADICTED) from err
-    checker, session = _checker(io, model, tried[0][1])
+    start = full_case(io, example_sizes(io))
+    budget = Budget(list(filter(None, [batch_dim(io)])))
+    with budget.measured(check_feeds(io, start.feeds)):
+        checker, session = _checker(io, model, start)
+
+    def right(varied: str | Guard | None, sizes: Mapping[str, int]) -> bool:
+        case = full_case(io, sizes)
+        got, single = _outputs(session, case), eager.run(case.feeds)
+        _check_contract(io, case, single)
+        if not isinstance(got, str) and _alike(got, single):
+            return True
+        expected = reference.run(case.feeds)
+        own = measure_all(single, expected, case, io)
+        errors = {} if isinstance(got, str) else measure_all(got, expected, case, io)
+        problem = got if isinstance(got, str) else _problem(case, errors, own)
+        if problem and not (errors and moved and _jumps(case, errors, own, moved, expected, io)):
+            raise ExportError(
+                f"{_what_froze(io, varied)}: at {case.name} {checker} gives {problem}.",
+                hint=_remedy(varied),
+                dims=_varied_dims(varied),
+                within={} if varied is None or isinstance(varied, str) else varied.within,
+            )
+        return True
+
     with contextlib.closing(session):
         for number, (varied, case) in enumerate(tried, start=1):
             progress(f"checking sizes {number}/{len(tried)}: {case.name}")
-            try:
-                got, single = _outputs(session, case), eager.run(case.feeds)
-                _check_contract(io, case, single)
-                if not isinstance(got, str) and _alike(got, single):
-                    continue
-                expected = reference.run(case.feeds)
-                own = measure_all(single, expected, case, io)
-                errors = {} if isinstance(got, str) else measure_all(got, expected, case, io)
-            except MemoryError:
-                if number == 1:
-                    raise
-                tell(f"{case.name} was not tried: there is not enough memory for it, in float64 or in float32.")
-                continue
-            problem = got if isinstance(got, str) else _problem(case, errors, own)
-            if problem and not (errors and moved and _jumps(case, errors, own, moved, expected, io)):
-                raise ExportError(
-                    f"{_what_froze(io, varied)}: at {case.name} {checker} gives {problem}.",
-                    hint=_remedy(varied),
-                    dims=_varied_dims(varied),
-                    within={} if varied is None or isinstance(varied, str) else varied.within,
-                )
+            sizes = check_feeds(io, case.feeds)
+            if budget.reach(sizes, partial(right, varied)) is None:
+                tell(f"{case.name} was not tried: {budget.why_not(sizes)}.")
 
 
 def _alike(got: Mapping[str, np.ndarray[Any, Any]], single: Mapping[str, np.ndarray[Any, Any]]) -> bool:

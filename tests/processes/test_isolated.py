@@ -15,13 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 from attnport import registry, runtimes
+from attnport.budget import free_memory_bytes
 from attnport.cli import cli
 from attnport.errors import FeedError, UnavailableError, UsageError
 from attnport.folder.openings import model_openings
 from attnport.folder.workspace import open_folder
 from attnport.processes import child
 from attnport.processes.child import Died
-from attnport.processes.isolated import IsolatedSession, Limits, free_memory_bytes, probe
+from attnport.processes.isolated import IsolatedSession, Limits, probe
 from attnport.runtimes import base
 from attnport.verbs.check import check, raise_for
 
