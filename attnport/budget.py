@@ -76,7 +76,7 @@ class Budget:
 
     def why_not(self, sizes: Sizes) -> str:
         """Why the model was not run at these sizes."""
-        return "there is not enough memory for it" if self.fits(sizes) else f"it may take {self.cost(sizes)}"
+        return "there is not enough memory for it" if self.fits(sizes) else f"it may take up to {self.cost(sizes)}"
 
     @contextlib.contextmanager
     def measured(self, sizes: Sizes) -> Iterator[None]:

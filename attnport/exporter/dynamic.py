@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attnport.errors import ExportError, first_line
-from attnport.exporter.tracing import quiet, traceable
+from attnport.exporter.tracing import quiet, traceable, untraceable
 
 if TYPE_CHECKING:
     import torch
@@ -53,10 +52,8 @@ def dynamic_dims(
         with quiet(), torch.no_grad(), traceable(module):
             program = torch.export.export(module, (), kwargs=dict(grown), dynamic_shapes=shapes, strict=False)
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
-        raise ExportError(
-            f"torch.export cannot trace the module on the examples: {type(err).__name__}: {first_line(err)}",
-            hint="Declare the inputs instead, with the dims that vary: inputs={'x': 'float32[batch,seq,256]'}.",
-        ) from err
+        hint = "Declare the inputs instead, with the dims that vary: inputs={'x': 'float32[batch,seq,256]'}."
+        raise untraceable(err, "torch.export cannot trace the module on the examples", hint) from err
     ranges = {str(symbol): found for symbol, found in program.range_constraints.items()}
     placed = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     dims: dict[str, Dims] = {}

@@ -13,18 +13,17 @@ import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
 from attnport.dims import Dim
+from attnport.errors import place_of
 
 if TYPE_CHECKING:
     import torch
 
 _SCANNED = 2048
 _COMBINED = 24
-_OWN = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
@@ -61,18 +60,6 @@ def located() -> Iterator[None]:
         yield
     finally:
         setattr(ShapeEnv, "_get_sloc", kept)  # noqa: B010  # as above
-
-
-def place_of(frames: Sequence[traceback.FrameSummary]) -> str:
-    """The last line of code outside torch and this package's exporter, as ` (model.py, line 7: code)`, or ""."""
-    import torch
-
-    inside = (str(Path(torch.__file__).parent), str(_OWN))
-    outside = [
-        frame for frame in frames if not frame.filename.startswith(inside) and "contextlib" not in frame.filename
-    ]
-    last = outside[-1] if outside else None
-    return f" ({Path(last.filename).name}, line {last.lineno}: {last.line})" if last is not None else ""
 
 
 def constants(program: torch.export.ExportedProgram, contract: IOContract) -> dict[str, tuple[int, str]]:

@@ -8,15 +8,14 @@ import io
 import logging
 import re
 import threading
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
-from attnport.errors import ExportError, first_line
+from attnport.errors import ExportError, first_line, raised_in
 from attnport.exporter.experts import all_experts
-from attnport.exporter.guards import Guard, constants, guards, located, pinned, place_of
+from attnport.exporter.guards import Guard, constants, guards, located, pinned
 from attnport.exporter.recurrences import scanned
 from attnport.exporter.recurrent import kept_whole
 from attnport.known import Computing, known
@@ -132,11 +131,7 @@ def trace(
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
         if "data-dependent" in str(err) and (read := _retraced(module, contract, feeds, computing=True)) is not None:
             return read, guards(read, contract)
-        text = f"{first_line(err)}{_place(err)}"
-        raise ExportError(
-            f"torch.export cannot trace the module: {type(err).__name__}: {text}",
-            hint=_advice(text) or "Run with --traceback for torch's full message.",
-        ) from err
+        raise untraceable(err, "torch.export cannot trace the module") from err
     frozen = constants(program, contract)
     if (frozen or pinned(program)) and (read := _retraced(module, contract, feeds, strict=True)) is not None:
         return read, guards(read, contract)
@@ -237,21 +232,54 @@ def _exported(
         return torch.export.export(module, (), kwargs=dict(feeds), dynamic_shapes=dynamic, strict=strict)
 
 
+def untraceable(err: Exception, what: str, hint: str = "") -> ExportError:
+    """What torch raised in a trace, told with the line of the module's code and what to write in its place.
+
+    Args:
+        what: What failed.
+        hint: What helps where nothing is known of the cause; "" = torch's own message.
+    """
+    place = raised_in(err)
+    reads = "data-dependent" in str(err) or type(err).__name__ == "DataDependentOutputException"
+    cause = (
+        "its code needs the values of a tensor to go on, which no graph has"
+        if reads
+        else f"{type(err).__name__}: {first_line(err)}"
+    )
+    advice = _advice(place) or (_WHERE if reads else "")
+    return ExportError(
+        f"{what}: {cause}{place}", hint=advice or hint or "Run with --traceback for torch's full message."
+    )
+
+
+_WHERE = "Compute both ways and choose with torch.where(condition, one, other), or multiply by a mask."
 _USUAL_ADVICE = "Look for int(x.shape[i]), x.view with a literal size, or Python control flow on a size."
 _ADVICE = (
-    (r"\.item\(|\.tolist\(", "A number read out of a tensor is a constant of the graph; keep it a tensor."),
+    (
+        r"pack_padded_sequence|pad_packed_sequence",
+        "Give the padded batch to the recurrent layer as it is: rows behind an item's length may be ignored later.",
+    ),
+    (r"\bassert\b", "Leave the assert out of the export: write `if not torch.compiler.is_exporting():` before it."),
+    (
+        r"\bif\b|\bwhile\b|\belif\b",
+        f"{_WHERE} Python's if and while choose one way for all inputs, which a graph cannot do.",
+    ),
+    (
+        r"\.item\(|\.tolist\(|\.numpy\(",
+        "A number read out of a tensor is a constant of the graph; keep it a tensor, and keep the sizes: compare "
+        "torch.arange(x.shape[1]) with lengths for a mask, and choose with torch.where.",
+    ),
+    (
+        r"\b(int|float|bool|max|min|sum|range|len)\(\w*(len|mask|ids|num|count)\w*\b(?!\.shape)|\b(int|float|bool)\([^)]*\.\w+\(",
+        "Python's int(), max() and the like read the values of a tensor; keep it a tensor, as torch.amax does, and keep "
+        "the sizes: compare torch.arange(x.shape[1]) with lengths for a mask, and choose with torch.where.",
+    ),
     (r"\bint\(|\bfloat\(|\bround\(|math\.", "Use x.shape[i] as it is, with + - * // alone: int() and math freeze it."),
     (r"\.(view|reshape|expand|repeat|unflatten)\(", "Write -1 or x.shape[i] in place of a literal size."),
     (r"\brange\(|\bfor\b", "A Python loop over a size is unrolled; write it with tensor operations."),
-    (r"DataDependent|\bif\b|\bwhile\b|\bassert\b", "Python cannot branch on a tensor in a graph; use torch.where."),
 )
 
 
 def _advice(problem: str) -> str:
     """What to write in place of the code that a message shows, or ""."""
     return next((advice for pattern, advice in _ADVICE if re.search(pattern, problem)), "")
-
-
-def _place(err: BaseException) -> str:
-    """The last line of code outside torch that was running, or ""."""
-    return place_of(traceback.extract_tb(err.__traceback__))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.budget import Budget
 from attnport.dims import Dim, TensorSpec
-from attnport.errors import SpecError, UsageError, first_line
+from attnport.errors import SpecError, UsageError, first_line, raised_in
 from attnport.example_values import ROWS, continued
 from attnport.sources.output_sizes import all_changed, base_sizes, changed_alone, fit
 from attnport.sources.parsing import declarations, examples_of, names_of, parse_constant, parse_dims, path_of
@@ -253,7 +253,7 @@ def observe_outputs(
     if budget and not budget.fits(base):
         smallest = ", ".join(f"{dim.name}={base[dim.name]}" for dim in dims)
         raise SpecError(
-            f"{text}: at {smallest}, the smallest sizes to be tried, the module may take {budget.cost(base)}.",
+            f"{text}: at {smallest}, the smallest sizes to be tried, the module may take up to {budget.cost(base)}.",
             hint="Declare smaller ones, " + " ".join(f"--dim {dim.name}=1:{dim.opt}:{dim.max}" for dim in dims
                                                     if dim.min > 1) + ", or use a machine with more memory.",
         )  # fmt: skip
@@ -326,7 +326,13 @@ def called(text: str, given: str, hint: str, call: Callable[[], Result]) -> Resu
     except SpecError:
         raise
     except Exception as err:  # the user's forward may raise anything
-        raise SpecError(f"{text}: its forward raised {type(err).__name__} on {given}: {err}", hint=hint) from err
+        place = raised_in(err)
+        raise SpecError(
+            f"{text}: its forward raised {type(err).__name__} on {given}: {str(err).strip()}{place}",
+            hint=hint
+            if not place
+            else f"The module itself does not run there. Correct that line; or, if it is right: {hint}",
+        ) from err
 
 
 def _out_of_memory(err: BaseException | None) -> bool:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from attnport.artifacts import IOContract
+from attnport.budget import Budget
 from attnport.dims import Dim
 from attnport.errors import SpecError, UsageError
 from attnport.sources.declare import example, narrow_dims, observe_outputs
@@ -248,7 +249,14 @@ def _tried(dim: Dim, declared: Dim | None, inputs: Inputs, trial: Trial) -> Dim:
         UsageError: it does not run at declared sizes.
     """
 
-    runs = partial(_runs, trial, inputs, dim.name)
+    budget = Budget(["batch"])
+
+    def runs(size: int) -> bool:
+        # A size that does not fit is left to the trial of the graph, which says so.
+        return (
+            budget.reach({dim.name: size}, lambda sizes: _runs(trial, inputs, dim.name, sizes[dim.name])) is not False
+        )
+
     start = trial.usual.get(dim.name, min(SMALL, dim.max))
     if declared is None:
         return range_by_trying(dim, start, runs)
