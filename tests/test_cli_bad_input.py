@@ -125,9 +125,14 @@ def test_a_spec_that_does_not_load(name: str, tmp_path: Path, tiny_artifact: Pat
         (["--input", "x=float32[batch,4]", "--dim", "batch=0:0:3"], ("batch=0:0:3",)),
         (["--input", "x=float32[batch,4]", "--dim", "batch"], ("cannot be read", "DIM=MIN:OPT:MAX")),
         (["--input", "x=float32[batch,4]", "--dim", "batch=1:2:3", "--dim", "batch=1:2:3"], ("given twice",)),
-        (["--input", "y=float32[batch,4]"], ("forward raised TypeError", "'y'")),
-        (["--input", "x=float32[batch,5]"], ("forward raised RuntimeError", "shapes")),
-        (["--input", "x=int64[batch,4]"], ("forward raised RuntimeError", "dtype")),
+        (["--input", "y=float32[batch,4]"], ("takes no input of this name", "forward(x)", "Its inputs are x")),
+        (["--input", "xs=float32[batch,4]"], ("Did you mean 'x'?",)),
+        (["--input", "batch=4"], ("takes no input of this name",)),
+        (
+            ["--input", "x=float32[batch,5]"],
+            ("forward raised RuntimeError", "shapes", "model.py, line 4: return super"),
+        ),
+        (["--input", "x=int64[batch,4]"], ("forward raised RuntimeError", "dtype", "model.py, line 4: return super")),
     ],
 )
 def test_declarations_that_do_not_fit(declared: list[str], told: tuple[str, ...], tmp_path: Path) -> None:

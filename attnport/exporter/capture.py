@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import TensorSpec
-from attnport.errors import ExportError, first_line
+from attnport.errors import ExportError, first_line, place_of
 from attnport.example_values import continued
 from attnport.exporter.complex_pairs import split_complex
 from attnport.exporter.counting import count_attentions
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     import torch
 
 OPSET = 23
+OF_VALUES = (
+    "Return an output of a size that does not: all rows, with those that do not count set to zero by "
+    "torch.where(mask, x, 0), or with a mask beside them."
+)
+"""What to do where the size of an output depends on values."""
 _LARGE = (521, 523, 541, 547, 557, 563, 569, 571, 577, 587)
 _MIDDLE = (11, 137, 139, 149, 151, 157, 163, 167, 173, 179)
 _SMALL = (5, 37, 41, 43, 47, 53, 59, 61, 67, 71)
@@ -52,12 +57,16 @@ class Capture:
     """An exported graph, and what was found in the torch graph before: attentions, sizes of outputs, and guards.
 
     A graph with guards is only right if it is at their sizes too.
+
+    Attributes:
+        reads: The first line of code that makes sizes of values, as ` (model.py, line 7: x[mask])`; "" if none does.
     """
 
     model: ir.Model
     attentions: tuple[SourceAttention, ...]
     outputs: tuple[TensorSpec, ...]
     guards: tuple[Guard, ...] = ()
+    reads: str = ""
 
 
 def example_sizes(io_contract: IOContract) -> dict[str, int]:
@@ -141,10 +150,13 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
             hint="Return a tensor or a flat tuple of tensors, one for each declared output.",
         )
     outputs = traced if observed else contract.outputs
+    reads = _reads_values(exported.exported_program)
     if unknown := unknown_sizes(outputs):
         raise ExportError(
-            f"the size of {unknown} is no expression of the inputs' dims.",
-            hint="It may depend on values of the inputs; return an output of a size that does not.",
+            f"the size of {unknown} depends on the values of inputs{reads}, and is no expression of their dims."
+            if reads
+            else f"the size of {unknown} is no expression of the inputs' dims.",
+            hint=OF_VALUES if reads else "Return an output of a size that the sizes of the inputs tell.",
         )
     _register_constants(model)
     _free_names(model)
@@ -156,7 +168,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     settle_sizes(model)
     name_outputs(model, sized)
     strip(model)
-    return Capture(model, attentions, outputs, guards)
+    return Capture(model, attentions, outputs, guards, reads)
 
 
 def _register_constants(model: ir.Model) -> None:
@@ -303,7 +315,8 @@ def _exported(
         except torch.onnx.OnnxExporterError as err:
             raise ExportError(
                 f"torch.onnx cannot express the module: {_root(err)}",
-                hint="The operator named above has no ONNX form at this opset; rewrite it with standard ones.",
+                hint="Write that line with operators that ONNX has, or compute it before the module and give what it "
+                "is as an input.",
             ) from err
         except Exception as err:  # the exporter's decompositions raise errors of any type
             raise ExportError(
@@ -316,11 +329,28 @@ def _exported(
 
 
 def _root(err: BaseException) -> str:
-    """The operator that failed and the first cause, which the exporter wraps in several errors with advice."""
+    """The operator that failed, the line of code that it is from, and the first cause, which the exporter wraps in
+    several errors with advice."""
+    import torch
+
     cause: BaseException = err
-    operator = ""
+    node: torch.fx.Node | None = None
     while cause.__cause__ is not None:
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            node = next((each for each in frame.f_locals.values() if isinstance(each, torch.fx.Node)), node)
         cause = cause.__cause__
-        target = re.search(r"target=(torch\.ops\.[\w.]+)", str(cause))
-        operator = target.group(1) if target else operator
-    return f"{operator}: {first_line(cause)}" if operator else first_line(cause)
+    if node is None:
+        return first_line(cause)
+    why = "ONNX has no operator for it" if "No ONNX function found" in str(cause) else first_line(cause)
+    return f"{node.target}{_place_of_node(node)}: {why}"
+
+
+def _reads_values(program: torch.export.ExportedProgram | None) -> str:
+    nodes = program.graph.nodes if program is not None else ()
+    return next((_place_of_node(node) for node in nodes if node.meta.get("unbacked_bindings")), "")
+
+
+def _place_of_node(node: torch.fx.Node) -> str:
+    """The line of code that a node is from, as `errors.place_of`."""
+    lines = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n *(.*)', node.meta.get("stack_trace") or "")
+    return place_of(traceback.FrameSummary(file, int(line), name, line=code) for file, line, name, code in lines)

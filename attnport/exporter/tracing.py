@@ -9,7 +9,7 @@ import logging
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
@@ -239,47 +239,44 @@ def untraceable(err: Exception, what: str, hint: str = "") -> ExportError:
         what: What failed.
         hint: What helps where nothing is known of the cause; "" = torch's own message.
     """
-    place = raised_in(err)
-    reads = "data-dependent" in str(err) or type(err).__name__ == "DataDependentOutputException"
-    cause = (
-        "its code needs the values of a tensor to go on, which no graph has"
-        if reads
-        else f"{type(err).__name__}: {first_line(err)}"
+    place, said = raised_in(err), str(err)
+    reads = type(err).__name__ == "DataDependentOutputException" or any(
+        sign in said for sign in ("data-dependent", "FakeTensor", ".numpy()")
     )
-    advice = _advice(place) or (_WHERE if reads else "")
-    return ExportError(
-        f"{what}: {cause}{place}", hint=advice or hint or "Run with --traceback for torch's full message."
-    )
+    cause = f"{type(err).__name__}: {first_line(err)}"
+    if reads:
+        cause = "its code needs the values of a tensor to go on, which a graph does not have"
+    advice = _advice(place, _VALUES if reads else _SIZES) or (_WHERE if reads else "")
+    last = hint or "Run with --traceback for torch's full message."
+    return ExportError(f"{what}: {cause}{place}", hint=advice or last)
 
 
-_WHERE = "Compute both ways and choose with torch.where(condition, one, other), or multiply by a mask."
 _USUAL_ADVICE = "Look for int(x.shape[i]), x.view with a literal size, or Python control flow on a size."
-_ADVICE = (
+_WHERE = "Compute both ways and choose with torch.where(condition, one, other), or multiply by a mask."
+_MASK = "For a length, keep the whole size: torch.arange(x.shape[1]) < length is a mask, for torch.where."
+_VALUES = (
     (
         r"pack_padded_sequence|pad_packed_sequence",
-        "Give the padded batch to the recurrent layer as it is: rows behind an item's length may be ignored later.",
+        "Give the padded batch to the recurrent layer as it is; what it gives behind an item's end can be ignored.",
     ),
-    (r"\bassert\b", "Leave the assert out of the export: write `if not torch.compiler.is_exporting():` before it."),
-    (
-        r"\bif\b|\bwhile\b|\belif\b",
-        f"{_WHERE} Python's if and while choose one way for all inputs, which a graph cannot do.",
-    ),
-    (
-        r"\.item\(|\.tolist\(|\.numpy\(",
-        "A number read out of a tensor is a constant of the graph; keep it a tensor, and keep the sizes: compare "
-        "torch.arange(x.shape[1]) with lengths for a mask, and choose with torch.where.",
-    ),
-    (
-        r"\b(int|float|bool|max|min|sum|range|len)\(\w*(len|mask|ids|num|count)\w*\b(?!\.shape)|\b(int|float|bool)\([^)]*\.\w+\(",
-        "Python's int(), max() and the like read the values of a tensor; keep it a tensor, as torch.amax does, and keep "
-        "the sizes: compare torch.arange(x.shape[1]) with lengths for a mask, and choose with torch.where.",
-    ),
+    (r"\bassert\b", "Leave the check out of the export: `if not torch.compiler.is_exporting():` before the assert."),
+    (r"\bwhile\b", f"A graph has no loop of as many steps as values say; take a fixed number. {_WHERE}"),
+    (r"\b(if|elif)\b", _WHERE),
+    (r"\.(item|tolist|numpy)\(", f"A number that is read out of a tensor is none in a graph; keep the tensor. {_MASK}"),
+    (r"\b(int|float|bool|range)\(", f"int(), float() and range() need a number; keep the tensor. {_MASK}"),
+)
+"""What to write in place of code that reads values, by what stands in it."""
+_SIZES = (
+    (r"\b(max|min|sum)\(\w+\)", f"Python's max, min and sum go through a tensor; take torch.amax, amin, sum. {_MASK}"),
+    (r"\.item\(|\.tolist\(", "A number read out of a tensor is a constant of the graph; keep it a tensor."),
     (r"\bint\(|\bfloat\(|\bround\(|math\.", "Use x.shape[i] as it is, with + - * // alone: int() and math freeze it."),
     (r"\.(view|reshape|expand|repeat|unflatten)\(", "Write -1 or x.shape[i] in place of a literal size."),
     (r"\brange\(|\bfor\b", "A Python loop over a size is unrolled; write it with tensor operations."),
+    (r"\bif\b|\bwhile\b|\bassert\b", "Python cannot branch on a tensor in a graph; use torch.where."),
 )
+"""The same of code that depends on sizes."""
 
 
-def _advice(problem: str) -> str:
+def _advice(problem: str, table: Sequence[tuple[str, str]] = _SIZES) -> str:
     """What to write in place of the code that a message shows, or ""."""
-    return next((advice for pattern, advice in _ADVICE if re.search(pattern, problem)), "")
+    return next((advice for pattern, advice in table if re.search(pattern, problem)), "")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import inspect
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
@@ -18,12 +21,13 @@ from attnport.sources.output_sizes import all_changed, base_sizes, changed_alone
 from attnport.sources.parsing import declarations, examples_of, names_of, parse_constant, parse_dims, path_of
 from attnport.sources.plain import HALF_HINT, half_notes, half_of, in_float32, plain_module
 from attnport.sources.randomness import refuse_random
-from attnport.sources.ranges import found_ranges
+from attnport.sources.ranges import bound_dims, found_ranges
 from attnport.sources.seeds import seeded
 from attnport.sources.structure import (
     Arguments,
     Observed,
     adapted,
+    flat_name,
     flat_outputs,
     of_declarations,
 )
@@ -146,10 +150,15 @@ def declared_spec(
     tensors, masks, ranges = declarations(inputs, dims)
     examples = examples_of(declared)
     used = names_of(tensors)
+    if arguments is None:
+        _refuse_names(text, module, [path_of(each)[0] for each in inputs])
     arguments = arguments or of_declarations(module, list(map(path_of, declared)), constants)
     call = Observed(module.eval(), arguments, outputs, text)
 
+    problem = ""
+
     def runs(sizes: Mapping[str, int]) -> bool:
+        nonlocal problem
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         try:
@@ -159,17 +168,24 @@ def declared_spec(
         except SpecError as err:
             if _out_of_memory(err.__cause__):
                 raise MemoryError(err.message) from err
+            problem = _cause(err.__cause__)
             return False
         return True
 
     budget = Budget(["batch"])
-    named, limits = found_ranges(list(used), ranges, runs, budget)
     try:
+        named, limits = found_ranges(list(used), ranges, runs, budget)
         found = observe_outputs(call, tensors, named, text, examples, budget)
         contract = IOContract(tensors, found, named, masks, positions="none", examples=examples)
     except SpecError as err:
         if half and "dtype" in err.message:
             raise SpecError(err.message, hint=HALF_HINT) from err
+        told, fixed = problem, {name: dim.opt for name, dim in ranges.items() if dim.min == dim.max}
+        free = [name for name in used if name not in fixed]
+        if bound := bound_dims(free, lambda sizes: bool(budget.reach({**fixed, **sizes}, runs))):
+            raise _of_bound_dims(text, declared, tensors, *bound) from err
+        if err.__cause__ is None and told:  # a dim that runs at one size alone
+            raise SpecError(f"{err.message} Elsewhere it raises {told}", hint=err.hint) from err
         narrower = [dim for dim in found_ranges(list(used), {}, runs, budget)[0] if dim.name in ranges and dim.step > 1]
         if not all(dim.step % found.step == 0 for found in narrower for dim in [ranges[found.name]]):
             hint = f"The module takes multiples of a number: --dim {' --dim '.join(map(str, narrower))}"
@@ -329,10 +345,54 @@ def called(text: str, given: str, hint: str, call: Callable[[], Result]) -> Resu
         place = raised_in(err)
         raise SpecError(
             f"{text}: its forward raised {type(err).__name__} on {given}: {str(err).strip()}{place}",
-            hint=hint
-            if not place
-            else f"The module itself does not run there. Correct that line; or, if it is right: {hint}",
+            hint=f"{hint.rstrip('.')}; if they are right, correct that line of the module." if place else hint,
         ) from err
+
+
+def _refuse_names(text: str, module: nn.Module, names: Sequence[str]) -> None:
+    """Raises SpecError for an input that the forward does not take, or needs and does not get."""
+    parameters = inspect.signature(module.forward).parameters
+    kinds = {each.kind for each in parameters.values()}
+    taken = [name for name, each in parameters.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    form = f"its forward is forward({', '.join(map(str, parameters.values()))})"
+    others = [name for name in names if name not in parameters]
+    missing = [name for name in taken if name not in names and parameters[name].default is inspect.Parameter.empty]
+    if others and inspect.Parameter.VAR_KEYWORD not in kinds:
+        near = difflib.get_close_matches(others[0], [name for name in taken if name not in names], 1)
+        raise SpecError(
+            f"{text}: --input {others[0]}: the module takes no input of this name; {form}.",
+            hint=f"Did you mean {near[0]!r}?" if near else f"Its inputs are {', '.join(taken) or 'none'}.",
+        )
+    if missing:
+        raise SpecError(
+            f"{text}: no --input declares {', '.join(map(repr, missing))}, which the module needs; {form}.",
+            hint=f'Declare each, such as --input "{missing[0]}=float32[batch,seq,256]".',
+        )
+
+
+def _cause(err: BaseException | None) -> str:
+    return f"{type(err).__name__}: {str(err).strip()}{raised_in(err)}" if err else ""
+
+
+def _of_bound_dims(text: str, declared: Sequence[str], inputs: Sequence[TensorSpec], dim: str, size: str) -> SpecError:
+    """Says that a dim follows from others, which it was not declared as."""
+
+    def having(name: str) -> str:
+        return f"{name!r} of input {' and '.join(repr(spec.name) for spec in inputs if name in spec.dims)}"
+
+    same = size.isidentifier()
+    what = (
+        f"dims {having(size)} and {having(dim)} must be equal: the module runs where they are, and not elsewhere."
+        if same
+        else f"dim {having(dim)} must be {size}: the module runs where it is, and not elsewhere."
+    )
+    written = [
+        re.sub(rf"(?<=[\[,+*-]){dim}(?=[\],+*/-])", size, each.replace(" ", ""))
+        for each in declared
+        if any(spec.name == flat_name(path_of(each)) and dim in spec.dims for spec in inputs)
+    ]
+    hint = "Give them one name: " if same else "Declare it so: "
+    return SpecError(f"{text}: {what}", hint=hint + " ".join(f"--input {shlex.quote(each)}" for each in written))
 
 
 def _out_of_memory(err: BaseException | None) -> bool:

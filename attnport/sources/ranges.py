@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -70,6 +71,30 @@ def found_ranges(
         wanted[name] = found
     _fit_together(wanted, lengths, start, budget, runs)
     return tuple(wanted.values()), _left_out(wanted, usual, budget)
+
+
+def bound_dims(names: Sequence[str], runs: Callable[[Sizes], bool]) -> tuple[str, str] | None:
+    """The dim that follows from others where a module does not run at sizes that all differ, and what it has to be.
+
+    Args:
+        runs: Whether the module runs at given sizes of these dims.
+
+    Returns:
+        A dim and an expression, such as `("sequence", "seq")` or `("total", "past+seq")`; None if there is none.
+    """
+    pairs = list(itertools.combinations(names, 2))
+    # Of two that are equal, the later one is told as the other's second name.
+    rules: list[tuple[str, tuple[str, ...], str]] = [(other, (one,), one) for one, other in pairs]
+    rules += [(name, pair, "+".join(pair)) for pair in pairs for name in names if name not in pair]
+    rules += [(name, (one, one), f"2*{one}") for one, name in itertools.permutations(names, 2)]
+    for unit in (8, 16, 1):
+        different = [{name: unit * (factor * index + 5) for index, name in enumerate(names)} for factor in (1, 4)]
+        if any(map(runs, different)):
+            return None
+        for name, parts, expression in rules:
+            if all(runs({**sizes, name: sum(sizes[part] for part in parts)}) for sizes in different):
+                return name, expression
+    return None
 
 
 def _fit_together(

@@ -78,6 +78,7 @@ def check_dims(
     progress: Callable[[str], None],
     moved: Callable[[int], Session] | None = None,
     tell: Callable[[str], None] = lambda message: None,
+    reads: str = "",
 ) -> None:
     """Runs the exported graph at every size of `size_cases` against the module.
 
@@ -90,6 +91,7 @@ def check_dims(
         moved: The module with weights and inputs moved by one rounding, drawn by a seed. It is asked where a graph is
             far off: what a model that ranks its queries by scores computes jumps where two scores change places.
         tell: Called with a line for each size that is left out.
+        reads: The line of code that makes sizes of values, as of `Capture`.
 
     Raises:
         ExportError: the graph fails or differs (the message names the dim and the inputs that have it), or an output
@@ -110,7 +112,7 @@ def check_dims(
     def right(varied: str | Guard | None, sizes: Mapping[str, int]) -> bool:
         case = full_case(io, sizes)
         got, single = _outputs(session, case), eager.run(case.feeds)
-        _check_contract(io, case, single)
+        _check_contract(io, case, single, varied, reads)
         if not isinstance(got, str) and _alike(got, single):
             return True
         expected = reference.run(case.feeds)
@@ -163,16 +165,28 @@ def _remedy(varied: str | Guard | None) -> str:
     return "Write it without a Python branch on a size, or leave those sizes out with --dim."
 
 
-def _check_contract(io: IOContract, case: Case, outputs: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def _check_contract(
+    io: IOContract, case: Case, outputs: Mapping[str, np.ndarray[Any, Any]], varied: str | Guard | None, reads: str
+) -> None:
     """Raises ExportError where the module gives an output of another shape than the contract says."""
+    from attnport.exporter.capture import OF_VALUES
+
+    why, hint = "", _CONTRADICTED
+    if reads:
+        why, hint = f". The size depends on the values of inputs{reads}", OF_VALUES
+    elif varied is not None and not isinstance(varied, str):
+        why, hint = (
+            f". The contract is that of {varied.text}, which the module's code decides{varied.place}",
+            _remedy(varied),
+        )
     sizes = check_feeds(io, case.feeds)
     for spec in io.outputs:
         stated, shape = spec.shape(sizes), outputs[spec.name].shape
         if shape != stated:
             raise ExportError(
                 f"output {spec.name!r}: at {case.name} the module gives shape {list(shape)}; the contract {spec} says "
-                f"{list(stated)}.",
-                hint=_CONTRADICTED,
+                f"{list(stated)}{why}.",
+                hint=hint,
             )
 
 

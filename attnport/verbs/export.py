@@ -244,14 +244,14 @@ def _made(
         for name in tuple(changing.manifest.files) if changing.manifest else ():
             changing.remove(name)  # forms, engines and reports of the earlier module are no longer valid
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
-        attentions, guards = captured.attentions, captured.guards
+        attentions, guards, reads = captured.attentions, captured.guards, captured.reads
         if left := sorted({node.op_type for node in captured.model.graph if node.domain}):
             tell(f"{', '.join(left)}: left as they are, so that only runtimes that have them run the graph")
         del captured  # the graph holds the module's weights
         gc.collect()
         reference, eager = _Opened(traced, float64=True), _Opened(traced)
         with contextlib.closing(reference), contextlib.closing(eager):
-            check_dims(spec.io, guards, changing.path(MODEL), reference, eager, progress, _moved(traced), tell)
+            check_dims(spec.io, guards, changing.path(MODEL), reference, eager, progress, _moved(traced), tell, reads)
             if spec.source.in_memory:
                 progress("storing the module")
                 _store(spec, changing, reference, tell)

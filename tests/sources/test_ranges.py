@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import pytest
 
+from attnport.budget import Budget, Cost
 from attnport.dims import Dim
 from attnport.errors import SpecError
-from attnport.sources.ranges import found_ranges
+from attnport.sources.ranges import bound_dims, found_ranges
 
 Sizes = Mapping[str, int]
 
@@ -87,3 +89,60 @@ def test_steps_of_two_dims_are_found_apart() -> None:
         return sizes["height"] % 8 == 0 and sizes["width"] % 4 == 0
 
     assert found(runs, "height", "width") == ["height=8:128:512:8", "width=4:128:512:4"]
+
+
+def bound(runs: Callable[[Sizes], bool]) -> tuple[str, str] | None:
+    return bound_dims(["batch", "seq", "other"], runs)
+
+
+@pytest.mark.parametrize(
+    ("runs", "rule"),
+    [
+        (lambda sizes: sizes["seq"] == sizes["other"], ("other", "seq")),
+        (lambda sizes: sizes["other"] == 2 * sizes["seq"], ("other", "2*seq")),
+        (lambda sizes: sizes["seq"] == 2 * sizes["other"], ("seq", "2*other")),
+        (lambda sizes: sizes["other"] == sizes["batch"] + sizes["seq"], ("other", "batch+seq")),
+        (lambda sizes: sizes["seq"] % 16 == 0 and sizes["seq"] == sizes["other"], ("other", "seq")),
+        (lambda sizes: sizes["seq"] == 128, None),
+        (lambda sizes: False, None),
+        (lambda sizes: True, None),
+    ],
+)
+def test_a_dim_that_follows_from_others_is_found(runs: Callable[[Sizes], bool], rule: tuple[str, str] | None) -> None:
+    assert bound(runs) == rule
+
+
+class Pretended(Budget):
+    """The costs of attention over all positions, on a machine that has room for the scores of 4096."""
+
+    def cost(self, sizes: Sizes) -> Cost:
+        positions = math.prod(size for name, size in sizes.items() if name != "batch")
+        return Cost(0.0, float(sizes.get("batch", 1) * positions**2))
+
+    def fits(self, sizes: Sizes) -> bool:
+        return self.cost(sizes).bytes <= 2 * 4096**2
+
+
+def test_ranges_end_where_the_largest_sizes_together_fit_and_say_so() -> None:
+    seen: list[Sizes] = []
+    dims, notes = found_ranges(
+        ["batch", "height", "width"], {}, lambda sizes: bool(seen.append(sizes)) or True, Pretended()
+    )
+    assert [str(dim) for dim in dims] == ["batch=1:8:64", "height=1:32:64", "width=1:32:64"]
+    assert all(Pretended().fits(sizes) for sizes in seen)
+    assert "height up to 64, width up to 64" in notes[0]
+    assert "--dim height=1:32:512 --dim width=1:32:512" in notes[0]
+
+
+def test_a_sequence_has_the_usual_range_and_no_note() -> None:
+    dims, notes = found_ranges(["batch", "seq"], {}, lambda sizes: True, Pretended())
+    assert [str(dim) for dim in dims] == ["batch=1:8:64", "seq=1:128:512"]
+    assert notes == ()
+
+
+def test_a_range_that_ends_in_the_module_has_no_note() -> None:
+    dims, notes = found_ranges(
+        ["height", "width"], {}, lambda sizes: max(sizes["height"], sizes["width"]) <= 40, Pretended()
+    )
+    assert [str(dim) for dim in dims] == ["height=1:40:40", "width=1:40:40"]
+    assert notes == ()
