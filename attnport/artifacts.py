@@ -312,6 +312,7 @@ class Manifest:
     Attributes:
         depends: What the model was made from: the SHA-256 of each file that was read ("" = it was not there), and the
             version of each package. None in folders of an attnport that did not record it.
+        notes: What `export` said of how it took the model, such as sizes that were not tried.
     """
 
     schema: Literal["attnport/manifest/1"] = field(default="attnport/manifest/1", kw_only=True)
@@ -331,6 +332,7 @@ class Manifest:
     prompts: Prompts = NO_PROMPTS
     text_limit: int | None = None
     depends: Mapping[str, str] | None = None
+    notes: tuple[str, ...] = ()
 
     __pydantic_config__ = STRICT
 

@@ -21,6 +21,8 @@ SHARE = 1 / 3
 """The share of the free memory that it may take: other processes need some, and a bound may be wrong."""
 _LEAST_BYTES, _LEAST_SECONDS = 4 << 20, 0.002
 """What every run is taken to need: less than this cannot be measured."""
+_SHORT = 8
+"""Lengths up to this are taken to need the same."""
 
 Sizes = Mapping[str, int]
 
@@ -125,9 +127,12 @@ class Budget:
             yield {name: min(size, max(known.get(name, size), 1) << times) for name, size in sizes.items()}
 
     def _bound(self, known: Sizes, cost: Cost, sizes: Sizes) -> Cost:
-        grown = {name: max(1.0, size / max(known.get(name, 1), 1)) for name, size in sizes.items()}
-        lengths = [factor for name, factor in grown.items() if name not in self._counts]
-        items = math.prod(factor for name, factor in grown.items() if name in self._counts)
+        lengths = [
+            max(1.0, size / max(known.get(name, 0), _SHORT)) for name, size in sizes.items() if name not in self._counts
+        ]
+        items = math.prod(
+            max(1.0, size / max(known.get(name, 1), 1)) for name, size in sizes.items() if name in self._counts
+        )
         squares = math.prod(factor**2 for factor in lengths) * items
         more = squares * max(lengths, default=1.0)
         return Cost(max(cost.seconds, _LEAST_SECONDS) * squares, max(cost.bytes, _LEAST_BYTES) * more)

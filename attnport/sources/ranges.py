@@ -47,6 +47,9 @@ def found_ranges(
     if start is None or not free:
         return tuple(wanted.values()), ()  # observing the outputs says what is wrong
 
+    def tries(sizes: Sizes) -> bool:
+        return bool(budget.reach({**start, **sizes}, runs))
+
     lengths = [name for name in free if name != _BATCH]
     usual = dict(wanted)
     _fit_together(wanted, lengths, start, budget, runs)
@@ -68,6 +71,9 @@ def found_ranges(
             )
         if any(answer is False and size > start[name] for size, answer in answers.items()):
             usual[name] = found  # which ends where the module ends
+        # At 1, a dim that has to be equal to another one is repeated to be so.
+        if len(names) > 1 and found.max == usual[name].max == start[name] and bound_dims(names, tries):
+            raise SpecError(f"dim {name!r} is frozen in the module: it runs at no size above {name}={start[name]}.")
         wanted[name] = found
     _fit_together(wanted, lengths, start, budget, runs)
     return tuple(wanted.values()), _left_out(wanted, usual, budget)

@@ -149,6 +149,10 @@ def exported(
     if earlier is None or force or not fresh(folder, earlier, STAGE, digest):
         make = partial(_made, folder, digest, with_weights, progress, began_s, tell)
         earlier, whole = _made_or_fixed(make, given, spec, progress, tell)
+    else:
+        for note in earlier.notes:
+            if note not in spec.notes:
+                tell(note)
     if earlier.source.in_memory:
         code = code_of(open_folder(folder).source)  # of the program that was written
     if code is not None:
@@ -237,6 +241,12 @@ def _made(
     from attnport.exporter import storage
     from attnport.exporter.capture import OPSET
 
+    notes = list(spec.notes)
+
+    def note(message: str) -> None:
+        notes.append(message)
+        tell(message)
+
     progress("tracing the module")
     spec, traced, captured = _capture(spec, with_weights)
     with change(folder) as changing:
@@ -246,15 +256,15 @@ def _made(
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
         attentions, guards, reads = captured.attentions, captured.guards, captured.reads
         if left := sorted({node.op_type for node in captured.model.graph if node.domain}):
-            tell(f"{', '.join(left)}: left as they are, so that only runtimes that have them run the graph")
+            note(f"{', '.join(left)}: left as they are, so that only runtimes that have them run the graph")
         del captured  # the graph holds the module's weights
         gc.collect()
         reference, eager = _Opened(traced, float64=True), _Opened(traced)
         with contextlib.closing(reference), contextlib.closing(eager):
-            check_dims(spec.io, guards, changing.path(MODEL), reference, eager, progress, _moved(traced), tell, reads)
+            check_dims(spec.io, guards, changing.path(MODEL), reference, eager, progress, _moved(traced), note, reads)
             if spec.source.in_memory:
                 progress("storing the module")
-                _store(spec, changing, reference, tell)
+                _store(spec, changing, reference, note)
         del traced, reference, eager  # they hold the module; golden outputs are those of one made anew
         gc.collect()
         progress("golden outputs in float64")
@@ -276,6 +286,7 @@ def _made(
             prompts=spec.prompts,
             text_limit=spec.text_limit,
             depends=spec.depends,
+            notes=tuple(notes),
         )
         return changing.finish(STAGE, digest)
 

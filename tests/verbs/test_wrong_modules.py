@@ -1,0 +1,278 @@
+"""Modules as people first write them: each is refused in its author's own words, with the line and a remedy."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from attnport.errors import AttnportError
+from attnport.verbs.export import export
+
+SOURCE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.ids = nn.Linear(8, 8), nn.Embedding(100, 8)
+
+class IfValues(Base):
+    def forward(self, x, mask):
+        h = self.linear(x)
+        if mask.all():  # HERE
+            return h
+        return h * mask[..., None]
+
+class Inner(Base):
+    def __init__(self):
+        super().__init__()
+        self.inner = IfValues()
+    def forward(self, x, mask):
+        return self.inner(self.linear(x), mask)
+
+class While(Base):
+    def forward(self, x):
+        while x.abs().sum() > 10:  # HERE
+            x = x / 2
+        return self.linear(x)
+
+class Assert(Base):
+    def forward(self, x, mask):
+        assert mask.sum() > 0  # HERE
+        return self.linear(x) * mask[..., None]
+
+class Item(Base):
+    def forward(self, x, lengths):
+        longest = lengths.max().item()  # HERE
+        return self.linear(x[:, :longest])
+
+class Int(Base):
+    def forward(self, x, lengths):
+        return self.linear(x)[:, : int(lengths.max())]  # HERE
+
+class Max(Base):
+    def forward(self, x, lengths):
+        kept = torch.arange(max(lengths))[None] < lengths[:, None]  # HERE
+        return self.linear(x[:, : kept.shape[1]]) * kept[..., None]
+
+class Numpy(Base):
+    def forward(self, x):
+        mean = x.numpy().mean()  # HERE
+        return self.linear(x - float(mean))
+
+class Rows(Base):
+    def forward(self, x):
+        total = 0
+        for row in x:
+            total += float(row.sum() > 0)  # HERE
+        return self.linear(x) * total
+
+class Pick(Base):
+    def forward(self, x, mask):
+        return self.linear(x)[mask.bool()]  # HERE
+
+class Count(Base):
+    def forward(self, ids):
+        return torch.bincount(ids.flatten())  # HERE
+
+class ShapeOfIf(Base):
+    def forward(self, x):
+        if x.shape[1] > 20:  # HERE
+            x = x[:, :20]
+        return self.linear(x)
+
+class NoOperator(Base):
+    def forward(self, x):
+        return torch.linalg.eigh(x.mT @ x)[0]  # HERE
+
+class Packed(Base):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]  # HERE
+
+class Shape(Base):
+    def forward(self, x):
+        return self.linear(x) @ torch.ones(9, 3)  # HERE
+
+class Dtype(Base):
+    def forward(self, ids):
+        return self.linear(ids[..., None].expand(-1, -1, 8))  # HERE
+
+class Name(Base):
+    def forward(self, x):
+        return self.projection(x)  # HERE
+
+class Literal(Base):
+    def forward(self, x):
+        return self.linear(x).view(3, 7, 2, 4)  # HERE
+
+class Masked(Base):
+    def forward(self, x, mask):
+        return self.linear(x * mask[..., None])  # HERE
+
+class Total(Base):
+    def forward(self, x, past, mask):
+        return self.linear(torch.cat([past, x], 1)) * mask[..., None]  # HERE
+
+class Attends(Base):
+    def forward(self, x, keys, values):
+        return F.scaled_dot_product_attention(x, keys, values)  # HERE
+"""
+INPUTS = {
+    "x": "float32[batch,seq,8]",
+    "mask": "int64[batch,seq]:padding",
+    "lengths": "int64[batch]:high=7",
+    "ids": "int64[batch,seq]:high=100",
+}
+EXAMPLES = {
+    "x": torch.randn(3, 7, 8),
+    "mask": torch.ones(3, 7, dtype=torch.int64),
+    "lengths": torch.tensor([7, 3, 5]),
+    "ids": torch.arange(21).view(3, 7),
+}
+VALUES = "needs the values of a tensor"
+RAISED = "its forward raised"
+CASES = [
+    ("IfValues", VALUES, "torch.where"),
+    ("Inner", VALUES, "torch.where"),
+    ("While", VALUES, "torch.where"),
+    ("Assert", VALUES, "torch.compiler.is_exporting"),
+    ("Item", "depends on the values", "torch.where"),
+    ("Int", VALUES, "torch.arange"),
+    ("Max", "", "torch.amax"),
+    ("Numpy", VALUES, "keep the tensor"),
+    ("Rows", VALUES, "keep the tensor"),
+    ("Pick", "depends on the values", "torch.where"),
+    ("NoOperator", "ONNX has no operator for it", "operators that ONNX has"),
+    ("Packed", VALUES, "padded batch"),
+    ("Shape", RAISED, "correct that line"),
+    ("Dtype", RAISED, "correct that line"),
+    ("Name", "no attribute 'projection'", "correct that line"),
+]
+QUICK = {("Inner", "declared"), ("Inner", "examples"), ("Int", "examples"), ("NoOperator", "declared")}
+ONE_WAY = [("Count", "depends on the values", "torch.where"), ("ShapeOfIf", "seq > 20", "--dim"),
+           ("Literal", RAISED, "correct that line")]  # fmt: skip
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "wrong.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def loaded(source: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("wrong", source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def line_of(name: str) -> str:
+    """The marked line of a class, as a message names it."""
+    lines = SOURCE.splitlines()
+    begins = lines.index(f"class {'IfValues' if name == 'Inner' else name}(Base):")
+    at = next(number for number in range(begins, len(lines)) if "# HERE" in lines[number])
+    return f"wrong.py, line {at + 1}: {lines[at].strip()}"
+
+
+def refusal(source: Path, name: str, way: str) -> AttnportError:
+    kind = getattr(loaded(source), name)
+    names = list(inspect.signature(kind.forward).parameters)[1:]
+    given: dict[str, Any] = {"inputs": [f"{each}={INPUTS[each]}" for each in names]}
+    model = f"{source}:{name}"
+    if way == "examples":
+        given, model = {"kwargs": {each: EXAMPLES[each] for each in names}}, kind()
+    with pytest.raises(AttnportError) as caught:
+        export(model, source.parent / "out", **given)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "remedy", "way"),
+    [
+        pytest.param(*case, way, marks=[] if (case[0], way) in QUICK else pytest.mark.slow)
+        for case in CASES
+        for way in ("declared", "examples")
+    ]
+    + [pytest.param(*case, "declared", marks=pytest.mark.slow) for case in ONE_WAY],
+)
+def test_a_wrong_module_is_told_with_its_line_and_a_remedy(
+    name: str, told: str, remedy: str, way: str, source: Path
+) -> None:
+    err = refusal(source, name, way)
+    assert line_of(name) in err.message
+    assert told in err.message
+    assert remedy in err.hint
+    assert err.exit_code == 2
+    for jargon in ("GuardOnDataDependent", "Eq(u0", "OpOverload", "FakeTensor"):
+        assert jargon not in err.message
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "told", "written"),
+    [
+        (
+            "Masked",
+            {"x": "float32[batch,seq,8]", "mask": "int64[batch,sequence]:padding"},
+            "dims 'seq' of input 'x' and 'sequence' of input 'mask' must be equal",
+            "mask=int64[batch,seq]:padding",
+        ),
+        (
+            "Masked",
+            {"x": "float32[batch,seq,8]", "mask": "int64[b,seq]:padding"},
+            "dims 'batch' of input 'x' and 'b' of input 'mask' must be equal",
+            "mask=int64[batch,seq]:padding",
+        ),
+        (
+            "Total",
+            {"past": "float32[batch,past,8]", "x": "float32[batch,seq,8]", "mask": "int64[batch,total]:padding"},
+            "dim 'total' of input 'mask' must be past+seq",
+            "mask=int64[batch,past+seq]:padding",
+        ),
+        (
+            "Attends",  # the fused kernel of attention notices nothing
+            {"x": "float32[batch,seq,8]", "keys": "float32[batch,k,8]", "values": "float32[batch,v,8]"},
+            "dims 'k' of input 'keys' and 'v' of input 'values' must be equal",
+            "values=float32[batch,k,8]",
+        ),
+    ],
+)
+def test_a_dim_under_two_names_is_named_with_its_inputs(
+    name: str, inputs: dict[str, str], told: str, written: str, source: Path
+) -> None:
+    with pytest.raises(AttnportError) as caught:
+        export(f"{source}:{name}", source.parent / "out", inputs=inputs)
+    assert told in caught.value.message
+    assert written in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told", "hint"),
+    [
+        ({"x": INPUTS["x"], "maks": INPUTS["mask"]}, "--input maks: the module takes no input of this name", "'mask'"),
+        ({"x": INPUTS["x"]}, "no --input declares 'mask', which the module needs", "mask="),
+    ],
+)
+def test_an_input_of_another_name_and_a_missing_one_are_named(
+    inputs: dict[str, str], told: str, hint: str, source: Path
+) -> None:
+    with pytest.raises(AttnportError) as caught:
+        export(f"{source}:Masked", source.parent / "out", inputs=inputs)
+    assert told in caught.value.message
+    assert hint in caught.value.hint
