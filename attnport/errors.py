@@ -9,9 +9,6 @@ Exit codes: 0 success, 1 our bug, 2 usage or bad input, 3 a runtime or dependenc
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from traceback import FrameSummary, extract_tb
 from typing import TYPE_CHECKING
 
 from attnport_bundle.errors import AttnportError as AttnportError
@@ -25,17 +22,13 @@ from attnport_bundle.errors import UnavailableError as UnavailableError
 from attnport_bundle.errors import UsageError as UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 PRECEDENCE = (1, 6, 4, 5, 3, 2)
 """Where several things failed, the first of these exit codes counts: our bug, integrity, parity, fusion, availability,
 bad input."""
 _LONGEST = 4000
 """Characters of a cause that is shown; a library may print a whole graph."""
-_OTHERS = re.compile(
-    rf"^<|{re.escape(str(Path(__file__).parent))}/(?!models/)|site-packages/torch/|/lib/python[^/]*/(?!site-packages)"
-)
-"""Files that are not the user's: torch's, Python's, and this package's without its models."""
 
 
 def first_line(err: BaseException) -> str:
@@ -48,29 +41,6 @@ def whole_cause(err: BaseException) -> str:
     """All of another library's error in one line, or its type if it says nothing: the cause may be in the last line."""
     said = " ".join(str(err).split())
     return f"{said[:_LONGEST]}…" if len(said) > _LONGEST else said or type(err).__name__
-
-
-def place_of(frames: Iterable[FrameSummary]) -> str:
-    """The user's line of code among those that were running, as ` (model.py, line 7: y = x.view(n))`, or "".
-
-    It is the last one outside torch, Python's own library and this package. Where that is of another package that is
-    installed, the user's own line that called it stands behind it.
-    """
-    outside = [frame for frame in frames if not _OTHERS.search(frame.filename)]
-    own = [frame for frame in outside if "site-packages" not in frame.filename]
-    if not outside:
-        return ""
-    called = f", called in {_line_of(own[-1])}" if own and own[-1] is not outside[-1] else ""
-    return f" ({_line_of(outside[-1])}{called})"
-
-
-def raised_in(err: BaseException) -> str:
-    """The user's line of code that raised an error, as `place_of`."""
-    return place_of(extract_tb(err.__traceback__))
-
-
-def _line_of(frame: FrameSummary) -> str:
-    return f"{Path(frame.filename).name}, line {frame.lineno}" + (f": {frame.line}" if frame.line else "")
 
 
 class SpecError(UsageError):

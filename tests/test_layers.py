@@ -1,6 +1,7 @@
 """The order of the layers, read from the imports of every file.
 
-    attnport_bundle < budget, errors, jsonfile, module_path, optional, registry, transaction, user_cache, version
+    attnport_bundle < budget, errors, jsonfile, module_path, optional, registry, transaction, user_cache, user_code,
+        version
         < dims, example_values, known, masks < latencies, machines, parities, precisions < artifacts
         < {sources | models | exporter | runtimes | cases | bundling | reporting | auditing}
         < folder < processes < parity < latency < verbs < console < artifact < testing < cli
@@ -28,7 +29,19 @@ READER_UNIT = "reader"
 INSIDE = "attnport_bundle"
 LAYERS: tuple[tuple[str, ...], ...] = (
     (READER_UNIT,),
-    ("bodies", "budget", "errors", "jsonfile", "module_path", "optional", "registry", "transaction", "user_cache", "version"),
+    (
+        "bodies",
+        "budget",
+        "errors",
+        "jsonfile",
+        "module_path",
+        "optional",
+        "registry",
+        "transaction",
+        "user_cache",
+        "user_code",
+        "version",
+    ),
     ("dims", "example_values", "known", "masks"),
     ("latencies", "machines", "parities", "precisions"),
     ("artifacts",),

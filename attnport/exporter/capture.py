@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import TensorSpec
-from attnport.errors import ExportError, first_line, place_of
+from attnport.errors import ExportError, first_line
 from attnport.example_values import continued
 from attnport.exporter.complex_pairs import split_complex
 from attnport.exporter.counting import count_attentions
@@ -34,6 +33,7 @@ from attnport.exporter.sdpa_rank import share_heads, to_rank_4, widen_masks
 from attnport.exporter.tracing import quiet, trace
 from attnport.exporter.translations import tables
 from attnport.exporter.untranslated import promote, slice_splits
+from attnport.user_code import place_in_trace
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -342,7 +342,7 @@ def _root(err: BaseException) -> str:
     if node is None:
         return first_line(cause)
     why = "ONNX has no operator for it" if "No ONNX function found" in str(cause) else first_line(cause)
-    return f"{node.target}{_place_of_node(node)}: {why}"
+    return f"torch.ops.{node.target}{_place_of_node(node)}: {why}"
 
 
 def _reads_values(program: torch.export.ExportedProgram | None) -> str:
@@ -351,6 +351,5 @@ def _reads_values(program: torch.export.ExportedProgram | None) -> str:
 
 
 def _place_of_node(node: torch.fx.Node) -> str:
-    """The line of code that a node is from, as `errors.place_of`."""
-    lines = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n *(.*)', node.meta.get("stack_trace") or "")
-    return place_of(traceback.FrameSummary(file, int(line), name, line=code) for file, line, name, code in lines)
+    """The line of code that a node is from, as ` (model.py, line 7: code)`, or ""."""
+    return place_in_trace(node.meta.get("stack_trace") or "")

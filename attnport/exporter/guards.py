@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
 from attnport.dims import Dim
-from attnport.errors import place_of
+from attnport.user_code import place_of
 
 if TYPE_CHECKING:
     import torch

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
-from attnport.errors import ExportError, first_line, raised_in
+from attnport.errors import ExportError, first_line
 from attnport.exporter.experts import all_experts
 from attnport.exporter.guards import Guard, constants, guards, located, pinned
 from attnport.exporter.recurrences import scanned
 from attnport.exporter.recurrent import kept_whole
 from attnport.known import Computing, known
+from attnport.user_code import raised_in
 
 if TYPE_CHECKING:
     import torch
@@ -262,8 +263,11 @@ _VALUES = (
     (r"\bassert\b", "Leave the check out of the export: `if not torch.compiler.is_exporting():` before the assert."),
     (r"\bwhile\b", f"A graph has no loop of as many steps as values say; take a fixed number. {_WHERE}"),
     (r"\b(if|elif)\b", _WHERE),
-    (r"\.(item|tolist|numpy)\(", f"A number that is read out of a tensor is none in a graph; keep the tensor. {_MASK}"),
-    (r"\b(int|float|bool|range)\(", f"int(), float() and range() need a number; keep the tensor. {_MASK}"),
+    (
+        r"\.(item|tolist|numpy)\(",
+        f"A number that is read out of a tensor is none in a graph; keep it a tensor. {_MASK}",
+    ),
+    (r"\b(int|float|bool|range)\(", f"int(), float() and range() need a number; keep it a tensor. {_MASK}"),
 )
 """What to write in place of code that reads values, by what stands in it."""
 _SIZES = (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.budget import Budget
 from attnport.dims import Dim, TensorSpec
-from attnport.errors import SpecError, UsageError, first_line, raised_in
+from attnport.errors import SpecError, UsageError, first_line
 from attnport.example_values import ROWS, continued
 from attnport.sources.output_sizes import all_changed, base_sizes, changed_alone, fit
 from attnport.sources.parsing import declarations, examples_of, names_of, parse_constant, parse_dims, path_of
@@ -31,6 +31,7 @@ from attnport.sources.structure import (
     flat_outputs,
     of_declarations,
 )
+from attnport.user_code import raised_in
 
 if TYPE_CHECKING:
     import torch

@@ -94,7 +94,9 @@ def bound_dims(names: Sequence[str], runs: Callable[[Sizes], bool]) -> tuple[str
     rules += [(name, pair, "+".join(pair)) for pair in pairs for name in names if name not in pair]
     rules += [(name, (one, one), f"2*{one}") for one, name in itertools.permutations(names, 2)]
     for unit in (8, 16, 1):
-        different = [{name: unit * (factor * index + 5) for index, name in enumerate(names)} for factor in (1, 4)]
+        different = [
+            {name: unit * (by * index + first) for index, name in enumerate(names)} for first, by in ((5, 1), (7, 3))
+        ]
         if any(map(runs, different)):
             return None
         for name, parts, expression in rules:

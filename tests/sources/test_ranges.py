@@ -104,6 +104,8 @@ def bound(runs: Callable[[Sizes], bool]) -> tuple[str, str] | None:
         (lambda sizes: sizes["other"] == sizes["batch"] + sizes["seq"], ("other", "batch+seq")),
         (lambda sizes: sizes["seq"] % 16 == 0 and sizes["seq"] == sizes["other"], ("other", "seq")),
         (lambda sizes: sizes["seq"] == 128, None),
+        (lambda sizes: sizes["seq"] == 5, None),
+        (lambda sizes: sizes["seq"] == 7, None),
         (lambda sizes: False, None),
         (lambda sizes: True, None),
     ],

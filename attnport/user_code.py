@@ -1,0 +1,42 @@
+"""Names the line of the user's code that an error is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from traceback import FrameSummary, extract_tb
+
+_OTHERS = re.compile(
+    rf"^<|{re.escape(str(Path(__file__).parent))}/(?!models/)|-packages/torch/|/lib/python[^/]*/(?!(site|dist)-packages)"
+)
+"""Files that are not the user's: torch's, Python's, and this package's without its models."""
+
+
+def place_of(frames: Iterable[FrameSummary]) -> str:
+    """The user's line of code among those that were running, as ` (model.py, line 7: y = x.view(n))`, or "".
+
+    It is the last one outside torch, Python's own library and this package. Where that is of another package that is
+    installed, the user's own line that called it stands behind it.
+    """
+    outside = [frame for frame in frames if not _OTHERS.search(frame.filename)]
+    own = [frame for frame in outside if "-packages/" not in frame.filename]
+    if not outside:
+        return ""
+    called = f", called in {_line_of(own[-1])}" if own and own[-1] is not outside[-1] else ""
+    return f" ({_line_of(outside[-1])}{called})"
+
+
+def raised_in(err: BaseException) -> str:
+    """The user's line of code that raised an error, as `place_of`."""
+    return place_of(extract_tb(err.__traceback__))
+
+
+def _line_of(frame: FrameSummary) -> str:
+    return f"{Path(frame.filename).name}, line {frame.lineno}" + (f": {frame.line}" if frame.line else "")
+
+
+def place_in_trace(text: str) -> str:
+    """The line in a traceback that was kept as text, as `place_of`."""
+    lines = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n *(.*)', text)
+    return place_of(FrameSummary(file, int(line), name, line=code) for file, line, name, code in lines)
