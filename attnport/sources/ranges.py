@@ -137,9 +137,7 @@ def _left_out(dims: Mapping[str, Dim], usual: Mapping[str, Dim], budget: Budget)
     cost = budget.cost({**sizes, **{dim.name: min(2 * dim.max, ends[dim.name]) for dim in short}})
     further = " ".join(f"--dim {replace(dim, max=ends[dim.name])}" for dim in short)
     tried = ", ".join(f"{dim.name} up to {dim.max}" for dim in short)
-    return (
-        f"sizes are tried and taken as far as they fit, {tried}: larger ones may take {cost}. {further} takes them",
-    )
+    return (f"sizes are taken as far as they could be tried, {tried}. Larger ones may take up to {cost}: {further}",)
 
 
 def range_by_trying(dim: Dim, start: int, runs: Callable[[int], bool | None]) -> Dim:
