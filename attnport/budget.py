@@ -85,9 +85,7 @@ class Budget:
         """Measures what runs in the context, which is the model at these sizes. What raises is not counted."""
         level, began_s = _level_bytes(), time.perf_counter()
         yield
-        found = Cost(time.perf_counter() - began_s, max(0, _status_bytes("VmHWM") - level))
-        had = self._known.get(_key(sizes), Cost(0.0, 0.0))
-        self._known[_key(sizes)] = Cost(max(found.seconds, had.seconds), max(found.bytes, had.bytes))
+        self._known[_key(sizes)] = Cost(time.perf_counter() - began_s, max(0, _status_bytes("VmHWM") - level))
 
     def reach(self, sizes: Sizes, runs: Callable[[Sizes], bool]) -> bool | None:
         """Runs the model at sizes, before that at smaller ones where it is not known yet whether these fit.
@@ -99,8 +97,11 @@ class Budget:
             Whether it does at `sizes`, or at none so large; None if they do not fit.
         """
         with contextlib.suppress(MemoryError):  # of a bound that was wrong
+            known_well = len(self._known) > 1
             while not self.fits(sizes):
                 step = next(filter(self.fits, self._steps(sizes)), None)
+                if step is None and not known_well:  # the first run also took what libraries load once
+                    step, known_well = dict(next(iter(self._known))), True
                 if step is None:
                     return None
                 if not self._run(step, runs):

@@ -67,6 +67,12 @@ def test_a_size_that_does_not_fit_is_not_run(monkeypatch: pytest.MonkeyPatch) ->
     assert 2048 <= max(seen) <= 8192  # 8192 take 6.7 GB, and 8 GB may be taken
 
 
+def test_what_is_loaded_once_is_not_taken_for_the_cost_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = known(monkeypatch, {"seq": 16}, took=4_000_000_000)
+    monkeypatch.setattr(budget, "_status_bytes", lambda field: 1_000_000)
+    assert made.reach({"seq": 64}, lambda sizes: True)
+
+
 def test_a_size_at_which_the_model_does_not_run_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     made = known(monkeypatch, {"seq": 8})
     assert made.reach({"seq": 16}, lambda sizes: False) is False
