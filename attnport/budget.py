@@ -21,6 +21,8 @@ SHARE = 1 / 3
 """The share of the free memory that it may take: other processes need some, and a bound may be wrong."""
 _LEAST_BYTES, _LEAST_SECONDS = 4 << 20, 0.002
 """What every run is taken to need: less than this cannot be measured."""
+_LITTLE = 0.1
+"""The share of memory and time that is small."""
 _SHORT = 8
 """Lengths up to this are taken to need the same."""
 
@@ -108,6 +110,10 @@ class Budget:
                     return False
             return self._run(sizes, runs)
         return None
+
+    def runs_cheaply(self, sizes: Sizes, runs: Callable[[Sizes], bool]) -> bool:
+        """Whether the model runs at sizes that take a small share; many are tried to explain an error."""
+        return self.cost(sizes).share <= _LITTLE and bool(self.reach(sizes, runs))
 
     def _run(self, sizes: Sizes, runs: Callable[[Sizes], bool]) -> bool:
         with contextlib.suppress(_DidNotRun), self.measured(sizes):

@@ -183,7 +183,7 @@ def declared_spec(
             raise SpecError(err.message, hint=HALF_HINT) from err
         told, fixed = problem, {name: dim.opt for name, dim in ranges.items() if dim.min == dim.max}
         free = [name for name in used if name not in fixed]
-        if bound := bound_dims(free, lambda sizes: bool(budget.reach({**fixed, **sizes}, runs))):
+        if bound := bound_dims(free, lambda sizes: budget.runs_cheaply({**fixed, **sizes}, runs)):
             raise _of_bound_dims(text, declared, tensors, *bound) from err
         if err.__cause__ is None and told:  # a dim that runs at one size alone
             raise SpecError(f"{err.message} Elsewhere it raises {told}", hint=err.hint) from err
@@ -264,12 +264,13 @@ def observe_outputs(
 
     Raises:
         SpecError: the module does not run on the declared inputs, returns something other than tensors, or runs at only
-            one size of a dim; the message names that dim and its inputs. Or its smallest sizes do not fit into memory.
+            one size of a dim; the message names that dim and its inputs.
+        UsageError: its smallest sizes may not fit into memory or time.
     """
     base = base_sizes(dims)
     if budget and not budget.fits(base):
         smallest = ", ".join(f"{dim.name}={base[dim.name]}" for dim in dims)
-        raise SpecError(
+        raise UsageError(
             f"{text}: at {smallest}, the smallest sizes to be tried, the module may take up to {budget.cost(base)}.",
             hint="Declare smaller ones, " + " ".join(f"--dim {dim.name}=1:{dim.opt}:{dim.max}" for dim in dims
                                                     if dim.min > 1) + ", or use a machine with more memory.",

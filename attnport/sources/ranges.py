@@ -48,7 +48,7 @@ def found_ranges(
         return tuple(wanted.values()), ()  # observing the outputs says what is wrong
 
     def tries(sizes: Sizes) -> bool:
-        return bool(budget.reach({**start, **sizes}, runs))
+        return budget.runs_cheaply(sizes, runs)
 
     lengths = [name for name in free if name != _BATCH]
     usual = dict(wanted)

@@ -13,7 +13,7 @@ from attnport import budget
 from attnport.artifacts import IOContract
 from attnport.cases import sizes
 from attnport.dims import Dim, TensorSpec
-from attnport.errors import SpecError
+from attnport.errors import UsageError
 from attnport.exporter.capture import traced_sizes
 from attnport.verbs.check import check
 from attnport.verbs.export import export
@@ -83,7 +83,7 @@ def test_declared_sizes_that_do_not_fit_are_left_out_and_the_smallest_are_refuse
     assert "longest" not in {row.case for row in report.runtimes["torch_eager"].cases}
     assert report.runtimes["torch_eager"].verdict == "PASS"
     large = [f"{side}=512:512:1024" for side in ("height", "width")]
-    with pytest.raises(SpecError, match=r"at batch=3, height=512, width=512, .* may take up to .* GB of memory"):
+    with pytest.raises(UsageError, match=r"at batch=3, height=512, width=512, .* may take up to .* GB of memory"):
         export(source, tmp_path / "none", inputs=[IMAGE], dims=large)
 
 
