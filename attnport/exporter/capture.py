@@ -22,7 +22,7 @@ from attnport.example_values import continued
 from attnport.exporter.complex_pairs import split_complex
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.decomposing import node_by_node
-from attnport.exporter.guards import Guard, place_of
+from attnport.exporter.guards import Guard
 from attnport.exporter.naming import name_dims, name_outputs, note_empty, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
 from attnport.exporter.passes.exact_rules import exact_rules
@@ -254,10 +254,7 @@ def _refuse_flex_attention(program: torch.export.ExportedProgram) -> None:
         return
     place, after = "", list(flex.users)  # torch writes code of its own around the call, and keeps no line of the user's
     while after and not place:
-        frames = re.findall(r'File "([^"<]*)", line (\d+), in (\S+)\n\s*(.*)', after[0].meta.get("stack_trace") or "")
-        place = place_of(
-            [traceback.FrameSummary(file, int(line), name, line=code) for file, line, name, code in frames]
-        )
+        place = _place_of_node(after[0])
         after = [*after[1:], *after[0].users]
     used = f"; its result is used in {place[2:-1]}" if place else ""
     raise ExportError(

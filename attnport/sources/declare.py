@@ -174,6 +174,7 @@ def declared_spec(
         return True
 
     budget = Budget(["batch"])
+    named: tuple[Dim, ...] = ()
     try:
         named, limits = found_ranges(list(used), ranges, runs, budget)
         found = observe_outputs(call, tensors, named, text, examples, budget)
@@ -182,11 +183,10 @@ def declared_spec(
         if half and "dtype" in err.message:
             raise SpecError(err.message, hint=HALF_HINT) from err
         told, fixed = problem, {name: dim.opt for name, dim in ranges.items() if dim.min == dim.max}
-        free = [name for name in used if name not in fixed]
-        if bound := bound_dims(free, lambda sizes: budget.runs_cheaply({**fixed, **sizes}, runs)):
-            raise _of_bound_dims(text, declared, tensors, *bound) from err
-        if err.__cause__ is None and told:  # a dim that runs at one size alone
-            raise SpecError(f"{err.message} Elsewhere it raises {told}", hint=err.hint) from err
+        bound = bound_dims([name for name in used if name not in fixed],
+                           lambda sizes: budget.runs_cheaply({**fixed, **sizes}, runs))  # fmt: skip
+        if bound or not named:
+            raise _of_bound_dims(text, declared, tensors, *bound) if bound else _with_cause(err, told) from err
         narrower = [dim for dim in found_ranges(list(used), {}, runs, budget)[0] if dim.name in ranges and dim.step > 1]
         if not all(dim.step % found.step == 0 for found in narrower for dim in [ranges[found.name]]):
             hint = f"The module takes multiples of a number: --dim {' --dim '.join(map(str, narrower))}"
@@ -374,6 +374,11 @@ def _refuse_names(text: str, module: nn.Module, names: Sequence[str]) -> None:
 
 def _cause(err: BaseException | None) -> str:
     return f"{type(err).__name__}: {str(err).strip()}{raised_in(err)}" if err else ""
+
+
+def _with_cause(err: SpecError, raised: str) -> SpecError:
+    """An error that says at which size alone a module runs, with what it raised at another."""
+    return SpecError(f"{err.message} Elsewhere it raises {raised}" if raised else err.message, hint=err.hint)
 
 
 def _of_bound_dims(text: str, declared: Sequence[str], inputs: Sequence[TensorSpec], dim: str, size: str) -> SpecError:
