@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+class CannotLower(Exception):
+    """An attention has no form that can be written; the message says why, and it stays as exported."""
+
+
 class Builder:
     """Adds nodes to `model`'s main graph. Constants of equal value are shared, and names are made unique.
 
@@ -117,6 +121,17 @@ class Builder:
         import onnx_ir as ir
 
         return self.op("Shape", value, name=f"size{axis}", dtype=ir.DataType.INT64, shape=[1], start=axis, end=axis + 1)
+
+    def named_size(self, dim: str) -> ir.Value | None:
+        """The size of a named dim, as int64[1], from the first value before `before` that has it; None if none has."""
+        outputs = (value for node in self.model.graph for value in node.outputs)
+        for value in (*self.model.graph.inputs, *outputs):
+            if value.producer() is not None and value.producer() is self.before:
+                return None
+            for axis, size in enumerate(value.shape or ()):
+                if not isinstance(size, int) and size.value == dim:
+                    return self.size(value, axis)
+        return None
 
     def replace(self, old: ir.Value, made: ir.Value) -> None:
         """Replaces every use of `old` by `made`, which takes over its type, its shape and a graph output's name."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import tempfile
 import time
@@ -21,11 +23,19 @@ from attnport.artifacts import (
     Manifest,
     PrecisionPlan,
 )
-from attnport.errors import ArtifactError, AttnportError, FusionMissing, IntegrityError, UsageError
+from attnport.errors import (
+    ArtifactError,
+    AttnportError,
+    BundleError,
+    EngineBuildError,
+    FusionMissing,
+    IntegrityError,
+    UsageError,
+)
 from attnport.exporter.engine import EngineText, build_engine, prove, read_engine_text, read_layers
 from attnport.exporter.light_copy import light_copy
 from attnport.exporter.lowering import base as lowerings
-from attnport.exporter.lowering.base import Lowered, Lowering
+from attnport.exporter.lowering.base import BLOCKS, REAL_TOKENS, Lowered, Lowering
 from attnport.folder.portable import portable
 from attnport.folder.workspace import Change, change, check_files, fresh, open_folder, read_report, toolchain
 from attnport.jsonfile import digest_text, read, to_json
@@ -38,6 +48,8 @@ if TYPE_CHECKING:
 FILE = "fusion.json"
 ENGINE = "engine"
 """The name of the prover that is a TensorRT engine and not a runtime."""
+MOST_TRIES = 16
+"""Forms that are tried to find the part that a runtime refuses."""
 Progress = Callable[[str], None]
 Rewrite = Callable[["ir.Model", Collection[str]], None]
 """Writes the linear layers of a lowered graph in integers, in place, but those with these names."""
@@ -53,6 +65,10 @@ def fuse(
 ) -> FusionReport:
     """Writes a lowered form for each target, and `fusion.json`.
 
+    If the runtime that proves a form cannot open or run it, the attentions for which this is so stay as exported, with
+    what the runtime said as the reason. If it cannot run the model without any lowered attention either, the form is
+    kept, and none of its attentions is proved fused.
+
     Args:
         folder: An artifact folder.
         targets: Names; None = all targets.
@@ -61,7 +77,8 @@ def fuse(
 
     Raises:
         UsageError: a target is unknown, or does not take the plan.
-        ArtifactError, IntegrityError: the folder is not an artifact, or its model was changed.
+        ArtifactError, IntegrityError: the folder is not an artifact, its model was changed, or a runtime cannot run a
+            model that has no attention.
         ExportError: an operator has no form at a target's opset.
     """
     targets = (targets,) if isinstance(targets, str) else targets
@@ -173,17 +190,73 @@ def _fuse_one(
     if not force and fresh(folder, manifest, stage, digest) and table_key in _tables(folder, manifest):
         return manifest
     check_files(folder, manifest, MODEL, *(name for name in (WEIGHTS,) if name in manifest.files))
-    progress(f"{key}: lowering")
-    lowered, form = _write_form(folder, lowering, plan, searched, integers)
-    progress(f"{key}: proving")
-    table = _table(folder, open_folder(folder), lowering, plan, form, lowered)
-    table = dataclasses.replace(table, padding=lowered.padding)
+
+    def attempt(without: Mapping[str, str], problem: str = "") -> tuple[Form, FusionTable]:
+        progress(f"{key}: lowering")
+        lowered, form = _write_form(folder, lowering, plan, searched, integers, without)
+        progress(f"{key}: proving")
+        table = _table(folder, open_folder(folder), lowering, plan, form, lowered, problem)
+        return form, dataclasses.replace(table, padding=lowered.padding)
+
+    steps = [BLOCKS, REAL_TOKENS] if lowering.real_tokens else [BLOCKS]
+    form, table = _accepted(attempt, steps, [attention.name for attention in manifest.attentions])
     with change(folder) as changing:
         assert changing.manifest is not None
         changing.began(began_s)
         tables = _tables(folder, changing.manifest)
         changing.path(FILE).write_text(to_json(FusionReport({**tables, table_key: table})), encoding="utf-8")
         return changing.finish(stage, digest, extra=_files_of(form, changing.manifest))
+
+
+class _Refused(ArtifactError):
+    """The runtime that proves a form cannot open or run it."""
+
+
+def _accepted(
+    attempt: Callable[..., tuple[Form, FusionTable]], steps: Sequence[str], attentions: Sequence[str]
+) -> tuple[Form, FusionTable]:
+    """Lowers what the runtime takes: a step or an attention without which the form runs is left out, with the reason.
+
+    Args:
+        attempt: Writes and proves a form without some parts, each with the reason; or only writes it, if it is given a
+            reason why nothing is proved.
+
+    Raises:
+        _Refused: there is no attention that could carry the reason.
+    """
+
+    def refusal(without: Collection[str]) -> str:
+        try:
+            attempt(dict.fromkeys(without, "left out for a trial"))
+        except _Refused as err:
+            return err.message
+        return ""
+
+    try:
+        return attempt({})
+    except _Refused as err:
+        if not attentions:
+            raise
+        whole = err.message
+    for step in steps:
+        with contextlib.suppress(_Refused):
+            return attempt({step: whole})
+    if unlowered := refusal([*steps, *attentions]):  # so it is the model, or another part of it
+        return attempt({}, unlowered)
+    refused: dict[str, str] = {}
+    groups, tries = collections.deque([list(attentions)]), 0
+    while groups:
+        group, tries = groups.popleft(), tries + 1
+        others = [name for name in attentions if name not in group]
+        said = refusal([*steps, *others]) if tries <= MOST_TRIES else whole
+        if said and len(group) > 1 and tries < MOST_TRIES:
+            groups.extend((group[: len(group) // 2], group[len(group) // 2 :]))
+        elif said:
+            refused |= dict.fromkeys(group, said)
+    for without in (refused, refused | dict.fromkeys(steps, whole)):
+        with contextlib.suppress(_Refused):
+            return attempt(without)
+    return attempt(dict.fromkeys([*steps, *attentions], whole))  # what is refused only together
 
 
 def _files_of(form: Form, manifest: Manifest | None) -> tuple[str, ...]:
@@ -211,6 +284,7 @@ def _write_form(
     plan: str,
     searched: PrecisionPlan | None,
     integers: tuple[IntegerPlan, Rewrite] | None,
+    without: Mapping[str, str],
 ) -> tuple[Lowered, Form]:
     """Lowers and saves the form; the same change removes the table of the earlier form."""
     from attnport.exporter import storage
@@ -228,6 +302,7 @@ def _write_form(
             masks=changing.manifest.io.masks,
             sizes=usual,
             islands=searched.nodes if searched else None,
+            without=without,
         )
         if integers:
             integers[1](lowered.model, integers[0].kept)
@@ -258,13 +333,17 @@ def _drop_engines(changing: Change, form: str) -> None:
 
 
 def _table(
-    folder: Path, manifest: Manifest, lowering: Lowering, plan: str, form: Form, lowered: Lowered
+    folder: Path, manifest: Manifest, lowering: Lowering, plan: str, form: Form, lowered: Lowered, refusal: str
 ) -> FusionTable:
-    """The form's table, proved by the first of its provers that is available."""
-    problem = "no runtime on this machine can prove it"
+    """The form's table, proved by the first of its provers that is available, or by none because of a `refusal`.
+
+    Raises:
+        _Refused: the prover cannot open or run the form.
+    """
+    problem = refusal or "no runtime on this machine can prove it"
     with tempfile.TemporaryDirectory(prefix="attnport-proof-") as scratch:
         model = light_copy(folder / form.file, Path(scratch))
-        for prover in lowering.proved_by:
+        for prover in lowering.proved_by if not refusal else ():
             try:
                 if prover == ENGINE:
                     unproved = _items(manifest, lowered, {}, "")
@@ -275,6 +354,10 @@ def _table(
                 items = _items(manifest, lowered, evidence, f"{prover} runs it as several kernels")
                 return _made_of(items, form, plan, prover)
             except AttnportError as err:
+                of_form = isinstance(err, (ArtifactError, EngineBuildError, BundleError))
+                if of_form and err.exit_code == ArtifactError.exit_code:
+                    said = portable(err.message, model.parent)
+                    raise _Refused(f"{prover} does not run the form: {said}", hint=err.hint) from err
                 if err.exit_code == UsageError.exit_code:  # such as a full disk, which is not a result about the form
                     raise
                 problem = portable(f"not proven: {err.message}", model.parent)
@@ -295,7 +378,7 @@ def _items(
         if proof is not None:
             reason = ""
         elif name not in lowered.forms:
-            reason = f"not recognised: {lowered.notes.get(name, 'no reason was recorded')}"
+            reason = lowered.notes.get(name, "no reason was recorded")
         else:
             reason = lowered.notes.get(name) or problem
         items.append(

@@ -237,7 +237,7 @@ def test_an_attention_inside_a_branch_says_so() -> None:
     lowered = base.get("onnx").lower(ir.from_proto(proto), COUNTED, plan="fp32")
     assert lowered.anchors == {}
     assert lowered.notes == {
-        "attn": "it lies inside a branch of the control flow operator If, where nothing is lowered"
+        "attn": "not recognised: it lies inside a branch of the control flow operator If, where nothing is lowered"
     }
 
 

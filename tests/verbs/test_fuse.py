@@ -1,19 +1,28 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
+import onnx_ir as ir
 import pytest
 
-from attnport.errors import FusionMissing, IntegrityError, UnavailableError
+from attnport.errors import ArtifactError, FusionMissing, IntegrityError, UnavailableError
+from attnport.exporter.fusion import rewrites
+from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.lowering.base import BLOCKS, REAL_TOKENS, Written
+from attnport.exporter.tokens import real
 from attnport.folder.workspace import open_folder
 from attnport.verbs import fuse as verb
 from attnport.verbs.export import export
 from attnport.verbs.fuse import earlier_tables, fuse, require
 
 MODEL = Path(__file__).parent.parent / "ship_model.py"
+LAYERS = MODEL.with_name("layered_model.py")
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +78,133 @@ def test_the_time_of_the_stage_is_that_of_lowering_and_proving(folder: Path, mon
     monkeypatch.setattr(verb, "_table", slowly)
     fuse(folder, targets=["onnx"])
     assert open_folder(folder).stages["fuse:onnx"].seconds >= 0.3
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layers") / "out"
+    export(f"{LAYERS}:spec", folder)
+    return folder
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, names: Collection[str], fault: Callable[[Written], None]) -> None:
+    """Lets `ort_cpu` write a fault into the attentions with these names."""
+    lowering = type(lowerings.get("ort_cpu"))
+    write = lowering.write
+
+    def faulty(self: object, build: object, masks: object, attention: Attention, plan: str) -> Written:
+        written = write(self, build, masks, attention, plan)
+        if attention.name in names:
+            fault(written)
+        return written
+
+    monkeypatch.setattr(lowering, "write", faulty)
+
+
+def unknown_operator(written: Written) -> None:
+    node = written.output.producer()
+    assert node is not None
+    node.op_type = "NoSuchOperator"
+
+
+def bad_index(written: Written) -> None:
+    raise KeyError("batch")
+
+
+@pytest.mark.parametrize(
+    ("fault", "spoilt", "reason"),
+    [
+        (unknown_operator, [0, 2], "^it stays as exported: ort_cpu does not run the form: .*NoSuchOperator"),
+        (bad_index, [1], "^it stays as exported: writing its form failed, please report it: KeyError: 'batch'"),
+    ],
+)
+def test_an_attention_whose_form_is_refused_stays_as_exported_and_the_others_are_fused(
+    fault: Callable[[Written], None],
+    spoilt: list[int],
+    reason: str,
+    layers: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(shutil.copytree(layers, tmp_path / "out"))
+    names = [attention.name for attention in open_folder(folder).attentions]
+    spoil(monkeypatch, [names[at] for at in spoilt], fault)
+    table = fuse(folder, targets=["ort_cpu"]).targets["ort_cpu"]
+    assert [at for at, item in enumerate(table.items) if not item.fused] == spoilt
+    for item in table.items:
+        assert re.search(reason if not item.fused else "^$", item.reason), item.reason
+        assert (item.form == "as exported") == (not item.fused)
+    assert table.proved_by == "ort_cpu"
+    assert str(tmp_path) not in table.items[spoilt[0]].reason
+
+
+def test_real_tokens_that_the_runtime_refuses_are_left_out_and_every_attention_is_fused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoilt(model: ir.Model, *more: object) -> str:
+        model.graph[-1].op_type = "NoSuchOperator"
+        return ""
+
+    monkeypatch.setattr(real, "run_real_tokens", spoilt)
+    table = fuse(folder, targets=["ort_cpu"]).targets["ort_cpu"]
+    assert str(table) == "1/1"
+    assert "NoSuchOperator" in table.padding["attention_mask"]
+
+
+NAMES = [f"layer.{at}" for at in range(40)]
+Parts = dict[str, str]
+
+
+@pytest.mark.parametrize(
+    ("refused", "left_out"),
+    [
+        (lambda lowered: False, []),
+        (lambda lowered: "layer.7" in lowered, ["layer.7"]),
+        (lambda lowered: BLOCKS in lowered, [BLOCKS]),
+        (lambda lowered: REAL_TOKENS in lowered and "layer.0" in lowered, [REAL_TOKENS]),
+        (lambda lowered: {BLOCKS, REAL_TOKENS} & lowered and "layer.0" in lowered, [BLOCKS, REAL_TOKENS]),
+        (lambda lowered: len(lowered & set(NAMES)) > 1, NAMES),
+        (lambda lowered: bool(lowered & set(NAMES)), NAMES),
+        (lambda lowered: True, []),
+    ],
+    ids=["none", "one", "blocks", "real_tokens", "either_step", "any_two", "each", "the_model"],
+)
+def test_the_search_for_what_is_refused_ends_with_a_form_that_runs(
+    refused: Callable[[set[str]], bool], left_out: list[str]
+) -> None:
+    tried: list[Parts] = []
+
+    def attempt(without: Parts, problem: str = "") -> tuple[Parts, str]:
+        tried.append(without)
+        if not problem and refused({BLOCKS, REAL_TOKENS, *NAMES} - without.keys()):
+            raise verb._Refused("no")
+        return without, problem
+
+    form, problem = verb._accepted(attempt, [BLOCKS, REAL_TOKENS], NAMES)
+    assert (set(form), problem) == (set(left_out), "no" if refused(set()) else "")
+    assert set(form.values()) <= {"no"}
+    assert len(tried) <= 2 * verb.MOST_TRIES
+
+
+def test_a_model_without_attention_that_the_runtime_refuses_is_an_error() -> None:
+    def attempt(without: Parts) -> None:
+        raise verb._Refused("ort_cpu does not run the form: why")
+
+    with pytest.raises(ArtifactError, match="why"):
+        verb._accepted(attempt, [], [])
+
+
+def test_a_model_that_the_runtime_refuses_ends_nothing_and_every_attention_has_the_reason(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoilt(model: ir.Model) -> None:
+        model.graph[-1].op_type = "NoSuchOperator"
+
+    monkeypatch.setattr(rewrites, "apply_all", spoilt)
+    report = fuse(folder, targets=["ort_cpu", "onnx"])
+    for key in ("ort_cpu", "onnx"):
+        (item,) = report.targets[key].items
+        assert (report.targets[key].proved_by, item.fused) == (None, False)
+        assert "NoSuchOperator" in item.reason
+    with pytest.raises(FusionMissing, match="NoSuchOperator"):
+        require(report, ["ort_cpu"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnport.exporter.builder import Builder
+from attnport.exporter.builder import Builder, CannotLower
 from attnport.exporter.forms.lead_sizes import LeadSizes, Size
 from attnport.exporter.fusion.attention import Attention, Multiplier, Recognised
 from attnport.exporter.fusion.elements import scalar
@@ -207,6 +207,8 @@ class Layouts:
         return self._merged(value, of_leads[:batch], of_leads[batch:], rows=self._rows(value, batch + heads))
 
     def _expanded(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
+        if None in sizes:
+            raise CannotLower("the size of one of its leading axes is in no tensor of the graph")
         dims = dims_of(value)
         known = [a if b == 1 else b if isinstance(b, int) else None for a, b in zip(dims or [], sizes, strict=False)]
         return self.build.op("Expand", value, self.sizes.shape(sizes), name="whole", shape=known if dims else None)

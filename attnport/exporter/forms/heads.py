@@ -6,22 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnport.exporter.builder import Builder
+from attnport.exporter.builder import Builder, CannotLower
 from attnport.exporter.fusion.attention import Attention
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-class CannotRepeat(Exception):
-    """Query and key/value heads differ, and one of the counts is not fixed or does not divide the other."""
-
-
 def repeated(build: Builder, attention: Attention, value: ir.Value) -> ir.Value:
     """`[B,G,X,Y]` as `[B,H,X,Y]`: each head is repeated H/G times, as in the standard's grouped attention.
 
     Raises:
-        CannotRepeat: the head counts do not say how often a head is repeated.
+        CannotLower: the head counts do not say how often a head is repeated.
     """
     query_heads, key_heads = attention.head_counts()
     if key_heads == 1 or (query_heads is not None and query_heads == key_heads):
@@ -30,7 +26,7 @@ def repeated(build: Builder, attention: Attention, value: ir.Value) -> ir.Value:
         q_dim, v_dim = (value.shape[1] if value.shape is not None else None for value in (attention.q, attention.v))
         if query_heads is None and key_heads is None and q_dim is not None and q_dim == v_dim:
             return value
-        raise CannotRepeat(f"query heads {q_dim} and key/value heads {v_dim} do not say how often a head is repeated")
+        raise CannotLower(f"query heads {q_dim} and key/value heads {v_dim} do not say how often a head is repeated")
     times = query_heads // key_heads
     groups = build.op("Unsqueeze", value, build.const([2], np.int64), name="group")
     groups = build.op("Expand", groups, build.const([1, 1, times, 1, 1], np.int64), name="group_each")

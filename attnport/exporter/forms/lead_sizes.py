@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from attnport.exporter.builder import Builder
+from attnport.exporter.builder import Builder, CannotLower
 from attnport.exporter.fusion.formula import Expr
 from attnport.exporter.fusion.indices import components
 from attnport.exporter.fusion.layout import Layout, Lead, Located
@@ -43,7 +43,8 @@ class LeadSizes:
         for operand in self.operands:
             if lead.axis in operand.index:
                 return self.build.size(operand.value, operand.index.index(lead.axis))
-        return self._quotient(lead)
+        named = None if lead.dim is None else self.build.named_size(lead.dim)
+        return self._quotient(lead) if named is None else named
 
     def of_axis(self, value: ir.Value, axis: int) -> Size:
         """The size of one axis of a tensor."""
@@ -66,7 +67,13 @@ class LeadSizes:
         return total
 
     def shape(self, sizes: Sequence[Size]) -> ir.Value:
-        """A shape as int64 tensor; an unknown size is -1, which the reshape infers."""
+        """A shape as int64 tensor; an unknown size is -1, which the reshape infers.
+
+        Raises:
+            CannotLower: more than one size is unknown.
+        """
+        if sum(size is None for size in sizes) > 1:
+            raise CannotLower("the sizes of its leading axes are merged, and nothing in the graph has them apart")
         if not any(_at_run_time(size) for size in sizes):
             return self.build.const([-1 if size is None else size for size in sizes], np.int64)
         return self.build.op("Concat", *map(self._as_value, sizes), name="shape", axis=0, shape=[len(sizes)])
@@ -81,11 +88,12 @@ class LeadSizes:
         for operand in self.operands:
             for position, entry in enumerate(operand.index):
                 first, *others = components((entry,)) or (entry,)
-                dims = [self.lead(axis).dim for axis in others]
-                if first == lead.axis and all(isinstance(dim, int) for dim in dims):
-                    whole = self.build.size(operand.value, position)
-                    by = self.build.const([np.prod(np.array(dims, np.int64))], np.int64)
-                    return self.build.op("Div", whole, by, name="size", shape=[1])
+                by = self.product([self.of(self.lead(axis)) for axis in others]) if first == lead.axis else None
+                if by is not None:
+                    whole, one = self.build.size(operand.value, position), self.build.const([1], np.int64)
+                    # A division by zero may end a runtime's process, and a dim may be empty.
+                    by = by if isinstance(by, int) else self.build.op("Max", by, one, name="size", shape=[1])
+                    return self.build.op("Div", whole, self._as_value(by), name="size", shape=[1])
         return None
 
     def _as_value(self, size: Size) -> ir.Value:

@@ -47,7 +47,7 @@ def tiled(
         The output and the names of the QK^T product, the softmax and the PV product.
 
     Raises:
-        CannotRepeat: the head counts do not say how often a key/value head is repeated.
+        CannotLower: the head counts do not say how often a key/value head is repeated.
     """
     dtype = attention.q.dtype
     assert dtype is not None

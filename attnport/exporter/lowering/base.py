@@ -12,11 +12,11 @@ import numpy as np
 
 from attnport import registry
 from attnport.artifacts import AUTO, INTEGERS, SourceAttention
-from attnport.errors import UsageError
-from attnport.exporter.builder import Builder
+from attnport.errors import UsageError, whole_cause
+from attnport.exporter.builder import Builder, CannotLower
 from attnport.exporter.forms.blocks import Local, to_blocks
 from attnport.exporter.forms.canonical import Layouts, attention_of
-from attnport.exporter.forms.heads import CannotRepeat, repeated
+from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.forms.sinks import with_sink_key
 from attnport.exporter.fusion.attention import Attention, Recognised
@@ -26,6 +26,10 @@ from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+
+REAL_TOKENS, BLOCKS = "the pass that leaves padding out", "attention in blocks"
+"""Steps of a lowering that can be left out as an attention can."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Lowered:
         anchors: By attention, as in `Written`.
         forms: The form's name by attention.
         masks: The mask by attention, as text.
-        notes: By attention: why it was not recognised or not lowered, or the form's note.
+        notes: By attention: why it was not recognised or stays as exported, or the form's note.
         costs: By attention: what it costs in addition to its form.
         padding: By padding mask: "" if the graph computes its real tokens alone, otherwise why it computes padding.
     """
@@ -117,6 +121,7 @@ class Lowering(abc.ABC):
         masks: Collection[MaskSpec] = (),
         sizes: Mapping[str, int] | None = None,
         islands: Collection[str] | None = None,
+        without: Mapping[str, str] | None = None,
     ) -> Lowered:
         """Lowers a graph, in place.
 
@@ -127,6 +132,8 @@ class Lowering(abc.ABC):
             masks: The mask contracts of the graph's inputs.
             sizes: The usual size of each named dim, by which a target may choose its form.
             islands: The names of the nodes that stay in float32 under the plan `auto`, as a search found them.
+            without: The attentions that stay as exported, and `REAL_TOKENS` or `BLOCKS` if that step is left out, each
+                with the reason.
 
         Raises:
             UsageError: the target does not take the plan.
@@ -144,7 +151,7 @@ class Lowering(abc.ABC):
             )
         if plan not in self.plans and not (plan == AUTO and self.searched):
             raise UsageError(f"target {self.name}: got plan {plan!r}; expected one of {', '.join(self.plans)}.")
-        result = self.written(model, counted, plan=plan, masks=masks, sizes=sizes)
+        result = self.written(model, counted, plan=plan, masks=masks, sizes=sizes, without=without)
         self.typed(model, plan, islands or ())
         return result
 
@@ -171,6 +178,7 @@ class Lowering(abc.ABC):
         plan: str,
         masks: Collection[MaskSpec] = (),
         sizes: Mapping[str, int] | None = None,
+        without: Mapping[str, str] | None = None,
     ) -> Lowered:
         """As `lower`, but all in float32, as a search for islands needs it."""
         from attnport.exporter.fusion import rewrites, second_branch
@@ -187,7 +195,9 @@ class Lowering(abc.ABC):
         recognition = recognise(model, counted, masks=masks)
         build = Builder(model, sizes)
         writer = self.mask_writer(build)
-        result = Lowered(model, {}, {}, {}, dict(recognition.reasons))
+        left_out = without or {}
+        reasons = {name: f"not recognised: {reason}" for name, reason in recognition.reasons.items()}
+        result = Lowered(model, {}, {}, {}, reasons)
         seen = seen_without_key(model.graph, recognition.attentions, masks)
         replaced: dict[ir.Value, ir.Value] = {}
         padding = [mask for mask in masks if mask.input and self.real_tokens and "padding" in mask.kinds]
@@ -195,29 +205,22 @@ class Lowering(abc.ABC):
         hiding: dict[str, set[str]] = {str(mask.input): set() for mask in padding}
         for recognised in recognition.attentions:
             current = _current(recognised, replaced)
-            own = seen.get(current.name)
-            if own and current.mask.gives != "mean":
-                result.notes[current.name] = (
-                    f"other rows see its rows without a key ({own}), and no form has the module's numbers there; it "
-                    "stays as exported"
-                )
-                continue
-            build.before, build.scope = current.last, current.name
+            own = seen.get(current.name, "")
             try:
-                written = self._write(build, writer, current, plan, own_rows=bool(own))
-            except CannotRepeat as err:
-                result.notes[current.name] = f"{err}; it stays as it is"
+                if current.name in left_out:
+                    raise CannotLower(left_out[current.name])
+                written, output = self._write(build, writer, current, plan, own)
+            except CannotLower as err:
+                result.notes[current.name] = f"it stays as exported: {err}"
                 continue
-            layouts = Layouts(build, current.layout, (current.q, current.k, current.v))
-            output = layouts.back(written.output, current.output)
             build.replace(current.output.value, output)
             replaced[current.output.value] = output
             result.anchors[current.name] = written.anchors
             result.forms[current.name] = written.form
             result.masks[current.name] = str(current.mask.spec)
-            for mask in padding:
-                if hides_padding([factor.keep for factor in current.mask.factors], mask):
-                    hiding[str(mask.input)] |= set(written.anchors)
+            keeps = [factor.keep for factor in current.mask.factors]
+            for hidden in (mask for mask in padding if hides_padding(keeps, mask)):
+                hiding[str(hidden.input)] |= set(written.anchors)
             if written.local is not None:
                 locals_.append(written.local)
             if written.note:
@@ -227,8 +230,13 @@ class Lowering(abc.ABC):
         clean_up(model)
         for mask in padding:
             infer_sizes(model)
-            result.padding[str(mask.input)] = run_real_tokens(model, mask, hiding[str(mask.input)])
-        if locals_:
+            result.padding[str(mask.input)] = left_out.get(REAL_TOKENS) or run_real_tokens(
+                model, mask, hiding[str(mask.input)]
+            )
+        if BLOCKS in left_out:
+            whole = f"all queries with all keys, not in blocks: {left_out[BLOCKS]}"
+            result.costs.update({local.attention.name: whole for local in locals_})
+        elif locals_:
             to_blocks(model, locals_)
         for recognised in (each for each in recognition.attentions if each.name in result.forms):
             costs = result.costs.get(recognised.name, ""), second_branch.cost(model.graph, recognised, build.sizes)
@@ -236,14 +244,36 @@ class Lowering(abc.ABC):
         return result
 
     def _write(
-        self, build: Builder, writer: MaskWriter, recognised: Recognised, plan: str, *, own_rows: bool
-    ) -> Written:
-        """One attention; `own_rows`: those without a key are the module's, whose mean of all values others see."""
-        attention = attention_of(build, recognised)
-        if attention.sink is not None:
-            attention = with_sink_key(build, writer, attention)
-        written = self.write(build, writer, attention, plan)
-        return _with_mean(build, writer, attention, written) if own_rows else written
+        self, build: Builder, masks: MaskWriter, recognised: Recognised, plan: str, own_rows: str
+    ) -> tuple[Written, ir.Value]:
+        """Writes one attention, before its last node; also returns its output in the layout that the graph has.
+
+        Args:
+            own_rows: What sees the module's rows without a key, so that they have to be its mean of all values; "" =
+                nothing.
+
+        Raises:
+            CannotLower: it has no form that can be written. Nothing reads the nodes that were written so far.
+        """
+        if own_rows and recognised.mask.gives != "mean":
+            raise CannotLower(
+                f"other rows see its rows without a key ({own_rows}), and no form has the module's numbers there"
+            )
+        build.before, build.scope = recognised.last, recognised.name
+        try:
+            attention = attention_of(build, recognised)
+            if attention.sink is not None:
+                attention = with_sink_key(build, masks, attention)
+            written = self.write(build, masks, attention, plan)
+            if own_rows:
+                written = _with_mean(build, masks, attention, written)
+            layouts = Layouts(build, recognised.layout, (recognised.q, recognised.k, recognised.v))
+            return written, layouts.back(written.output, recognised.output)
+        except CannotLower:
+            raise
+        except Exception as err:  # a fault of ours, which the reason tells
+            fault = f"{type(err).__name__}: {whole_cause(err)}"
+            raise CannotLower(f"writing its form failed, please report it: {fault}") from err
 
 
 def _with_mean(build: Builder, masks: MaskWriter, attention: Attention, written: Written) -> Written:

@@ -48,7 +48,7 @@ class TensorRt(Lowering):
         """The form that one kernel covers with the least memory; a note says if there is none.
 
         Raises:
-            CannotRepeat: the head counts do not say how often a key/value head is repeated.
+            CannotLower: the head counts do not say how often a key/value head is repeated.
         """
         import onnx_ir as ir
 

@@ -239,6 +239,35 @@ class Windows(nn.Module):
         return torch.roll(x, (1, 1), (1, 2))
 
 
+class AnyNumberOfWindows(nn.Module):
+    """As `Windows`, of a grid whose size is not known: neither the batch nor the number of windows is a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(21)
+        self.qkv = nn.Linear(E, 3 * E)
+
+    def hidden(self, x: Any) -> Any:
+        at = torch.arange(x.shape[1])[:, None, None] + torch.arange(4)[:, None] + torch.arange(4)
+        return at % 3 == 1
+
+    def masked(self, attn: Any, x: Any) -> Any:
+        return attn + (self.hidden(x) * -100.0)[None, :, None]
+
+    def forward(self, x: Any) -> Any:
+        b, n = x.shape[:2]
+        q, k, v = self.qkv(x.reshape(b * n, 4, E)).reshape(b * n, 4, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
+        attn = self.masked((q @ k.mT * D**-0.5).view(b, n, H, 4, 4), x)
+        return (attn.view(-1, H, 4, 4).softmax(-1) @ v).transpose(1, 2).reshape(b, n, 4, E)
+
+
+class WindowsFilled(AnyNumberOfWindows):
+    """The same with scores that are filled."""
+
+    def masked(self, attn: Any, x: Any) -> Any:
+        return attn.masked_fill(self.hidden(x)[None, :, None], float("-inf"))
+
+
 class Chunks(nn.Module):
     """Chunks that see only themselves: scores `[B,H,C,W,W]`."""
 
@@ -302,6 +331,10 @@ class Multihead(nn.Module):
         return (out, weights) if self.weights else out
 
 
+_WINDOWS = contract(
+    TensorSpec("x", "float32", ("batch", "chunk", 4, E)),
+    outputs=(TensorSpec("y", "float32", ("batch", "chunk", 4, E)),),
+)
 _QKV = (heads("q", "seq"), heads("k", "mem"), heads("v", "mem"))
 CASES: dict[str, Case] = {
     **{
@@ -332,6 +365,8 @@ CASES: dict[str, Case] = {
         ),
         "bias",
     ),
+    "windows_any_number": Case(AnyNumberOfWindows, _WINDOWS, "bias"),
+    "windows_filled": Case(WindowsFilled, _WINDOWS, "explicit"),
     "chunks": Case(
         Chunks,
         contract(
