@@ -32,7 +32,7 @@ from attnport.exporter.passes.sizes import settle_sizes
 from attnport.exporter.sdpa_rank import share_heads, to_rank_4, widen_masks
 from attnport.exporter.tracing import quiet, trace
 from attnport.exporter.translations import tables
-from attnport.exporter.untranslated import promote, slice_splits
+from attnport.exporter.untranslated import choose_by_masks, promote, slice_splits
 from attnport.user_code import place_in_trace
 
 if TYPE_CHECKING:
@@ -291,6 +291,7 @@ def _exported(
         program, guards = _traced(module, contract)
         _refuse_flex_attention(program)
         _without_dead_code(program.graph)
+        choose_by_masks(program)
         attentions = count_attentions(program.graph_module)
         outputs = traced_outputs(program, contract)
         split_complex(program)

@@ -1,4 +1,5 @@
-"""Rewrites the torch graph where torch's exporter fails before it asks for a translation."""
+"""Rewrites the torch graph where torch's exporter fails before it asks for a translation, or writes what few runtimes
+take."""
 
 from __future__ import annotations
 
@@ -33,6 +34,108 @@ def promote(program: torch.export.ExportedProgram) -> int:
         node.replace_input_with(value, cast)
         changed += 1
     return changed
+
+
+def choose_by_masks(program: torch.export.ExportedProgram) -> int:
+    """Writes `x[mask] = value` of a bool mask as a choice between both, in place; returns how many there were.
+
+    The exporter writes it with `NonZero`, which TensorRT-RTX does not have, and whose size no runtime knows beforehand.
+    It is left where the value has another element for each place at which the mask is true, unless that is `y[mask]`.
+    """
+    import torch
+
+    aten, graph = torch.ops.aten, program.graph
+    changed = 0
+    for node in list(graph.nodes):
+        in_place = node.target is aten.index_put_.default
+        if not (in_place or node.target is aten.index_put.default) or (*node.args[3:], False)[0]:
+            continue
+        x, indices, value = node.args[:3]
+        *before, mask = indices
+        if any(index is not None for index in before) or mask.meta["val"].dtype != torch.bool:
+            continue
+        behind = x.meta["val"].dim() - len(before) - mask.meta["val"].dim()
+        with graph.inserting_before(node):
+            value = _at_each_place(node, value, behind)
+            if value is None:
+                continue
+            for _ in range(behind):
+                mask = _made(graph, aten.unsqueeze.default, mask, -1)
+            if value.meta["val"].dtype != x.meta["val"].dtype:
+                value = _made(graph, aten.to.dtype, value, x.meta["val"].dtype)
+            chosen = _made(graph, aten.where.self, mask, value, x)
+            if in_place:
+                chosen = _made(graph, aten.copy_.default, x, chosen)
+        chosen.meta |= {key: kept for key, kept in node.meta.items() if key != "val"}
+        node.replace_all_uses_with(chosen)
+        graph.erase_node(node)
+        changed += 1
+    return changed
+
+
+def _at_each_place(put: torch.fx.Node, value: torch.fx.Node, behind: int) -> torch.fx.Node | None:
+    """The value of `x[indices] = value` in a form that broadcasts over `x`; None if it has none.
+
+    Args:
+        put: The call.
+        behind: The axes of `x` behind those of the mask.
+    """
+    import torch
+
+    aten, sizes = torch.ops.aten, value.meta["val"].shape
+    x, indices = put.args[:2]
+    if value.target is aten.index.Tensor and _equal(value.args[1], indices):
+        order = {node: at for at, node in enumerate(put.graph.nodes)}
+        first = min(order[node] for node in (value, *value.args[1], *indices) if node is not None)
+        written = any(_writes(node) for node in list(order)[first : order[put]])
+        if not written and _unwritten(value.args[0]) and _equal_sizes(value.args[0], x):
+            return value.args[0]
+    if len(sizes) <= behind or all(isinstance(size, int) and size == 1 for size in sizes[: len(sizes) - behind]):
+        while len(value.meta["val"].shape) > behind:
+            value = _made(value.graph, aten.squeeze.dim, value, 0)
+        return value
+    return None
+
+
+def _equal_sizes(one: torch.fx.Node, other: torch.fx.Node) -> bool:
+    """Whether two tensors have the same sizes, as the graph knows them."""
+    return [str(size) for size in one.meta["val"].shape] == [str(size) for size in other.meta["val"].shape]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two arguments are the same value, computed twice or once."""
+    import torch
+
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if not isinstance(one, torch.fx.Node) or not isinstance(other, torch.fx.Node):
+        return bool(type(one) is type(other) and one == other)
+    if not _unwritten(one) or not _unwritten(other):
+        return False
+    same = one.op == other.op == "call_function" and one.target is other.target
+    return one is other or (same and one.kwargs == other.kwargs and _equal(one.args, other.args))
+
+
+def _unwritten(node: torch.fx.Node) -> bool:
+    """Whether nothing writes into a node's result in place, nor is it a random number or a result in place itself."""
+    import torch
+
+    random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    written = any(_writes(user) and user.args[0] is node for user in node.users)
+    return not (written or random or _writes(node))
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def _made(graph: torch.fx.Graph, target: Any, *args: Any) -> torch.fx.Node:
+    """A call at the graph's place of insertion, with the shape and type of its result."""
+    import torch
+
+    values = [arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args]
+    return _call(graph, target, args, target(*values))
 
 
 def slice_splits(program: torch.export.ExportedProgram) -> int:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from attnport.exporter.tracing import quiet
 from attnport.exporter.translations import tables
-from attnport.exporter.untranslated import promote, slice_splits
+from attnport.exporter.untranslated import choose_by_masks, promote, slice_splits
 
 
 class Grouped(nn.Module):
@@ -169,3 +169,76 @@ def test_group_normalisation_is_accurate_far_from_zero(tmp_path: Path, affine: b
             x.double(), 2, *(one.double() if one is not None else None for one in (module.weight, module.bias))
         )
         np.testing.assert_allclose(np.asarray(got), wanted.detach().numpy(), atol=3e-4)
+
+
+def scored(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    scores = x @ x.mT
+    scores[~keep[:, None].expand_as(scores)] = -1e4
+    return scores.softmax(-1) @ x
+
+
+def of_a_view(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[:, :, 1:][keep] = 3
+    return x
+
+
+def behind_an_axis(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    x = x.transpose(0, 1).clone()
+    x[:, keep[:, 0]] = x.new_tensor([1.0, 2.0, 3.0])
+    return x
+
+
+def whole_numbers(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    count = keep.long()
+    count[keep] = 7
+    return x * count[..., None]
+
+
+def of_the_same_places(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[~keep] = (x * 2)[~keep]
+    return y
+
+
+def of_other_places(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[keep] = (x * 2)[keep].flip(0)
+    return y
+
+
+def of_places_written_since(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    y, z = x.clone(), x * 2
+    taken = z[keep]
+    z[:, 0] += 1
+    y[keep] = taken
+    return y
+
+
+@pytest.mark.parametrize(
+    ("function", "searches"),
+    [
+        (lambda x, keep: x.index_put((~keep,), torch.tensor(0.0)), False),
+        (lambda x, keep: x.index_put((~keep,), torch.tensor([[4.0, 5.0, 6.0]])), False),
+        (lambda x, keep: x.index_put((x > 0,), torch.tensor([1.0])), False),
+        (lambda x, keep: x.index_put((keep,), torch.tensor(1.0), accumulate=True), True),
+        (scored, False),
+        (of_a_view, False),
+        (behind_an_axis, False),
+        (whole_numbers, False),
+        (of_the_same_places, False),
+        (of_other_places, True),
+        (of_places_written_since, True),
+    ],
+)
+def test_an_assignment_by_a_mask_is_a_choice_where_each_place_has_its_value(
+    function: Callable[..., Any], searches: bool
+) -> None:
+    module = Called(function).eval()
+    x, keep = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(2)), torch.arange(10).view(2, 5) % 3 > 0
+    auto = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    program = torch.export.export(
+        module, (x, keep), dynamic_shapes=((auto, auto),), prefer_deferred_runtime_asserts_over_guards=True
+    )
+    assert choose_by_masks(program) == (not searches)
+    torch.testing.assert_close(program.module()(x, keep), function(x, keep))
