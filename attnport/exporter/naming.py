@@ -27,8 +27,11 @@ def note_empty(model: ir.Model, contract: IOContract) -> None:
 def module_of(node: ir.Node) -> str | None:
     """The module path that the exporter left on a node; "" for the outermost module, None where it left none."""
     scopes = node.metadata_props.get(SCOPES)
-    if not scopes:
-        return None
+    return path_of(scopes) if scopes else None
+
+
+def path_of(scopes: str) -> str | None:
+    """The module path in the metadata `SCOPES` of a node, as `module_of`."""
     try:
         path = ast.literal_eval(scopes)
     except (ValueError, SyntaxError):

@@ -357,7 +357,8 @@ def _table(
                 of_form = isinstance(err, (ArtifactError, EngineBuildError, BundleError))
                 if of_form and err.exit_code == ArtifactError.exit_code:
                     said = portable(err.message, model.parent)
-                    raise _Refused(f"{prover} does not run the form: {said}", hint=err.hint) from err
+                    said = said if prover == ENGINE else f"{prover} does not run the form: {said}"
+                    raise _Refused(said, hint=err.hint) from err
                 if err.exit_code == UsageError.exit_code:  # such as a full disk, which is not a result about the form
                     raise
                 problem = portable(f"not proven: {err.message}", model.parent)

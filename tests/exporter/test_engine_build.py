@@ -18,6 +18,8 @@ import pytest
 from engine_graphs import contract, decomposed, masked_twice, operator, profile
 
 from attnport import optional
+from attnport.artifacts import IOContract
+from attnport.dims import Dim, TensorSpec
 from attnport.errors import (
     ArtifactError,
     EngineBuildError,
@@ -29,6 +31,7 @@ from attnport.errors import (
 from attnport.exporter.engine import build as building
 from attnport.exporter.engine import build_engine, child, external_files, read_header
 from attnport.exporter.engine.request import BuildRequest
+from attnport.exporter.naming import SCOPES
 from attnport.jsonfile import digest_file
 
 pytest.importorskip("tensorrt_rtx")
@@ -95,6 +98,22 @@ def test_half_and_single_precision_operator_graphs(tmp_path: Path) -> None:
             "tensorrt_rtx", operator(tmp_path / "s.onnx", "float32"), contract("float32"), tmp_path / "s.engine"
         )
     assert not (tmp_path / "s.engine").exists()
+
+
+def test_an_operator_without_an_engine_is_named_with_its_place_and_what_to_write(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float16[batch, 4] x) => (int64[2, found] y) { y = NonZero(x) }'
+    )
+    node = model.graph.node[0]
+    node.name = "node_nonzero"
+    node.metadata_props.add(key=SCOPES, value="['', 'encoder.pool', 'nonzero']")
+    onnx.save(model, tmp_path / "m.onnx")
+    io = IOContract(
+        (TensorSpec("x", "float16", ("batch", 4)),), (TensorSpec("y", "int64", (2, "found")),), (Dim("batch", 1, 2, 4),)
+    )
+    with pytest.raises(EngineBuildError, match=r"operator NonZero, node node_nonzero, module encoder\.pool") as refused:
+        build_engine("tensorrt_rtx", tmp_path / "m.onnx", io, tmp_path / "e.engine")
+    assert "masked_fill" in refused.value.hint
 
 
 def test_bf16_for_sm75_is_refused_by_the_builder(tmp_path: Path) -> None:

@@ -142,10 +142,11 @@ def build(request: BuildRequest, log: IO[str]) -> BuildResult:
     config = _configure(trt, builder, request)
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(request.model):
-        problems = [parser.get_error(i).desc() for i in range(parser.num_errors)]
-        raise EngineBuildError(
-            f"{request.module} cannot read {request.model}: {' | '.join(problems) or _errors(messages)}"
-        )
+        problems = [parser.get_error(i) for i in range(parser.num_errors)]
+        said = " | ".join(problem.desc() for problem in problems) or _errors(messages)
+        places = "".join(f" ({place})" for problem in problems[:1] if (place := _place(request.model, problem)))
+        hints = (REMEDIES.get(str(problem.node_operator()), "") for problem in problems)
+        raise EngineBuildError(f"{request.module} cannot read {request.model}: {said}{places}", hint=next(hints, ""))
     _check_inputs(network, request)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
@@ -164,6 +165,29 @@ def build(request: BuildRequest, log: IO[str]) -> BuildResult:
     if request.layers and layers:
         Path(request.layers).write_text(layers, encoding="utf-8")
     return BuildResult(version=str(trt.__version__), scratch_bytes=scratch_bytes)
+
+
+REMEDIES = {
+    "NonZero": "NonZero finds the places at which a mask is true, for x[mask], torch.where(mask) and nonzero(): how many"
+    " they are depends on values. Write x.masked_fill(mask, value) or torch.where(mask, a, b) in the module, and export "
+    "again.",
+}
+"""What to write in the module in place of an operator that TensorRT does not have."""
+
+
+def _place(model: str, problem: Any) -> str:
+    """The node that the parser stopped at, and its module; "" if it names none."""
+    import onnx
+
+    from attnport.exporter.naming import SCOPES, path_of
+
+    name, operator = str(problem.node_name()), str(problem.node_operator())
+    if not operator:
+        return ""
+    nodes = {node.name: node for node in onnx.load(model, load_external_data=False).graph.node}
+    kept = nodes[name].metadata_props if name in nodes else ()
+    path = next((path_of(entry.value) for entry in kept if entry.key == SCOPES), None)
+    return f"operator {operator}, node {name}" + (f", module {path}" if path else "")
 
 
 def _inspected(trt: Any, logger: Any, plan: Any) -> tuple[int | None, str]:
