@@ -106,10 +106,12 @@ def judge(case: str, output: str, errors: Errors, by: Yardstick) -> CaseResult:
 
     NOT_RUN for an extreme case on which eager, at the same precision plan, has no finite result either: it lies outside
     what the plan or the module can do, and nobody can tell what would be right. On any other case that is a failure.
+    NOT_RUN too where eager raises an error at a plan in half precision: then the module has no such precision.
     """
     rms_bound, max_bound = by.bounds(case, output, errors.reference_rms)
     reasons = [errors.problem] if errors.problem else []
-    no_bound = by.errors(case, output).rms is None
+    eager = by.errors(case, output)
+    no_bound = eager.rms is None
     if errors.rms is None or errors.max is None:
         reasons = reasons or ["nothing was compared"]
     elif no_bound:
@@ -128,6 +130,9 @@ def judge(case: str, output: str, errors: Errors, by: Yardstick) -> CaseResult:
     if no_bound and case in by.extremes and errors.elements:
         verdict = "NOT_RUN"
         reasons = [f"PyTorch eager at {by.plan} has no finite result here either, so there is no bound"]
+    elif eager.raised and by.plan != "fp32" and not errors.problem:
+        verdict = "NOT_RUN"
+        reasons = [f"PyTorch cannot run the module in {by.plan}, so there is no bound: {eager.raised}"]
     return CaseResult(
         case=case,
         output=output,
@@ -152,11 +157,14 @@ def judge_invariance(spreads: Spreads, by: Yardstick, cases: Sequence[str]) -> l
     """The verdicts of padding invariance.
 
     Two results that are each within their bound of float64 differ by at most twice that bound: the widest of `cases`,
-    the ones whose items were compared.
+    the ones whose items were compared. An output of which eager raises an error in all of them is left out.
     """
     judged = []
     for (comparison, output), spread in spreads.found.items():
-        bounds = [by.bounds(case, output, by.errors(case, output).reference_rms) for case in cases] or [(0.0, 0.0)]
+        ran = [case for case in cases if not by.errors(case, output).raised]
+        if cases and not ran and by.plan != "fp32":
+            continue
+        bounds = [by.bounds(case, output, by.errors(case, output).reference_rms) for case in ran] or [(0.0, 0.0)]
         rms_bound, max_bound = 2 * max(rms for rms, _ in bounds), 2 * max(largest for _, largest in bounds)
         passed = spread.rms is not None and spread.rms <= rms_bound and spread.largest <= max_bound
         judged.append(
@@ -191,7 +199,7 @@ def conclude(
     note: str = "",
     sizes: Mapping[str, str] | None = None,
 ) -> RuntimeParity:
-    """The verdict of one runtime or form. No case at all is a failure: nothing was shown.
+    """The verdict of one runtime or form: NOT_RUN where no case has a bound. No case at all is a failure.
 
     Args:
         sizes: By case, the sizes of its dims in words.
@@ -201,7 +209,10 @@ def conclude(
     # An output that is empty at some sizes passes there by its shape, which alone shows nothing.
     judged = passed if any(result.elements for result in passed) else []
     bad_pairs = [result for result in invariance if result.verdict == "FAIL"]
-    if not judged and not bad_cases:
+    without_bound = not judged and not bad_cases and bool(cases)
+    if without_bound:
+        reason = cases[0].reason
+    elif not judged and not bad_cases:
         reason = "no case was compared"
     elif bad_cases:
         reason = _failure(bad_cases, cases, sizes or {})
@@ -216,8 +227,8 @@ def conclude(
             f"at {share_of_bound(closest):.2f} of its"
         )
         if len(judged) < len(cases):
-            reason += f"; {len(cases) - len(judged)} extreme results without a bound: PyTorch has no finite one there"
-    verdict: Verdict = "FAIL" if bad_cases or bad_pairs or not judged else "PASS"
+            reason += f"; {len(cases) - len(judged)} results without a bound: PyTorch has no finite one there"
+    verdict: Verdict = "NOT_RUN" if without_bound else "FAIL" if bad_cases or bad_pairs or not judged else "PASS"
     reason = f"{reason}; {note}" if note else reason
     return RuntimeParity(verdict, reason, plan, ran, tuple(cases), tuple(invariance))
 

@@ -31,6 +31,7 @@ class Errors:
         nonfinite: Elements that are no finite number where all must be.
         problem: Why the result fails whatever its errors are (another shape, NaN, ...), or "". Without `rms` and `max`
             there is nothing to judge.
+        raised: What was raised in place of a result, or "".
     """
 
     elements: int = 0
@@ -46,6 +47,7 @@ class Errors:
     padded: PaddedRows | None = None
     argmax: Argmax | None = None
     problem: str = ""
+    raised: str = ""
 
 
 def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) -> Errors:
@@ -123,7 +125,7 @@ def measure_all(
 
 def failed(io: IOContract, problem: str) -> dict[str, Errors]:
     """The errors of a case that the runtime could not run."""
-    return {spec.name: Errors(problem=problem) for spec in io.outputs}
+    return {spec.name: Errors(problem=problem, raised=problem) for spec in io.outputs}
 
 
 def rms(values: Array) -> float:
