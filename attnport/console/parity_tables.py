@@ -83,7 +83,7 @@ def _verdicts(title: doc.Line, what: str, parities: Mapping[str, RuntimeParity])
             doc.Verdict(row.verdict),
             f"{row.ran.provider} {row.ran.precision}" if row.ran else "",
             str(len({case.case for case in row.cases})) if row.cases else "",
-            _share(largest(row.cases)),
+            _share(largest([case for case in row.cases if case.verdict != "NOT_RUN"])),
             _padding(row),
         )
         for name, row in parities.items()

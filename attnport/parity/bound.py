@@ -96,6 +96,10 @@ class Yardstick:
         return of_rms * (own.rms or 0.0) + least, of_max * (own.max or 0.0) + least
 
 
+_NO_TWIN = "PyTorch cannot run the module"
+"""What the reason of a result begins with that has no bound since eager raises an error."""
+
+
 def floor(plan: str, reference_rms: float) -> float:
     """The part of a bound that does not depend on what PyTorch's own error is."""
     return 4 * EPS[plan] * reference_rms
@@ -127,12 +131,12 @@ def judge(case: str, output: str, errors: Errors, by: Yardstick) -> CaseResult:
         if reasons and errors.argmax is not None and errors.argmax.agree < errors.argmax.rows:
             reasons.append(f"argmax differs in {errors.argmax.rows - errors.argmax.agree} of {errors.argmax.rows} rows")
     verdict: Verdict = "FAIL" if reasons else "PASS"
-    if no_bound and case in by.extremes and errors.elements:
+    if eager.raised and by.plan != "fp32" and not errors.problem:
+        verdict = "NOT_RUN"
+        reasons = [f"{_NO_TWIN} in {by.plan}, so there is no bound: {eager.raised}"]
+    elif no_bound and case in by.extremes and errors.elements:
         verdict = "NOT_RUN"
         reasons = [f"PyTorch eager at {by.plan} has no finite result here either, so there is no bound"]
-    elif eager.raised and by.plan != "fp32" and not errors.problem:
-        verdict = "NOT_RUN"
-        reasons = [f"PyTorch cannot run the module in {by.plan}, so there is no bound: {eager.raised}"]
     return CaseResult(
         case=case,
         output=output,
@@ -209,9 +213,10 @@ def conclude(
     # An output that is empty at some sizes passes there by its shape, which alone shows nothing.
     judged = passed if any(result.elements for result in passed) else []
     bad_pairs = [result for result in invariance if result.verdict == "FAIL"]
-    without_bound = not judged and not bad_cases and bool(cases)
+    raised = [result for result in cases if result.verdict == "NOT_RUN" and result.reason.startswith(_NO_TWIN)]
+    without_bound = not judged and not bad_cases and bool(raised)
     if without_bound:
-        reason = cases[0].reason
+        reason = raised[0].reason
     elif not judged and not bad_cases:
         reason = "no case was compared"
     elif bad_cases:
@@ -226,8 +231,10 @@ def conclude(
             f"{len(judged)} results within their bounds; the nearest, {closest.case}, {closest.output}, "
             f"at {share_of_bound(closest):.2f} of its"
         )
-        if len(judged) < len(cases):
-            reason += f"; {len(cases) - len(judged)} results without a bound: PyTorch has no finite one there"
+        if extreme := len(cases) - len(judged) - len(raised):
+            reason += f"; {extreme} extreme results without a bound: PyTorch has no finite one there"
+        if raised:
+            reason += f"; {len(raised)} results without a bound: {raised[0].reason}"
     verdict: Verdict = "NOT_RUN" if without_bound else "FAIL" if bad_cases or bad_pairs or not judged else "PASS"
     reason = f"{reason}; {note}" if note else reason
     return RuntimeParity(verdict, reason, plan, ran, tuple(cases), tuple(invariance))

@@ -309,6 +309,31 @@ def test_an_extreme_case_that_overflows_in_eager_too_is_not_run_and_any_other_fa
     assert parity.conclude("fp16", None, [beyond]).verdict == "FAIL"  # nothing was shown
 
 
+def test_what_the_module_raises_in_half_precision_leaves_no_bound_and_is_no_failure() -> None:
+    raised = parity.failed(IO, "it raised: expected dtype (m.py, line 7: y = q @ k)")["hidden"]
+    by = with_extreme("fp16", raised)
+    one = parity.judge("large values", "hidden", measured(EXPECTED["hidden"]), by)
+    assert one.verdict == "NOT_RUN"
+    assert "PyTorch cannot run the module in fp16, so there is no bound: it raised: expected dtype (m.py" in one.reason
+    assert parity.judge("large values", "hidden", parity.Errors(problem="NaN or Inf"), by).verdict == "FAIL"
+    in_fp32 = parity.Yardstick("fp32", {"c": {"hidden": raised}})
+    assert judged(EXPECTED["hidden"], by=in_fp32).verdict == "FAIL"
+    every = parity.conclude("fp16", None, [one])
+    assert (every.verdict, every.reason) == ("NOT_RUN", one.reason)
+    some = parity.conclude("fp16", None, [one, parity.judge("c", "hidden", measured(EXPECTED["hidden"]), by)])
+    assert (some.verdict, "1 results without a bound: PyTorch cannot run" in some.reason) == ("PASS", True)
+    assert parity.conclude("fp16", None, [one, parity.judge("c", "hidden", parity.Errors(), by)]).verdict == "FAIL"
+
+
+def test_padding_is_not_judged_where_the_module_has_no_result_in_half_precision() -> None:
+    spreads = Spreads()
+    spreads.add("in a batch", "hidden", np.zeros(3), np.ones(3))
+    raised = parity.failed(IO, "it raised: expected dtype")
+    for errors, verdicts in ((raised, []), ({"hidden": parity.Errors(elements=3, rms=SMALL, max=SMALL)}, ["FAIL"])):
+        by = parity.Yardstick("bf16", {"c": errors})
+        assert [pair.verdict for pair in parity.judge_invariance(spreads, by, ["c"])] == verdicts
+
+
 def test_a_wrong_argmax_is_said_where_errors_fail_and_is_no_reason_within_them() -> None:
     spec = TensorSpec("logits", "float32", ("batch", "seq", 4))
     expected = np.zeros((2, 6, 4))

@@ -99,3 +99,35 @@ def test_a_forward_that_casts_to_half_precision_itself_is_told_so(tmp_path: Path
     with pytest.raises(SpecError, match="dtype") as caught:
         attnport.export(text, tmp_path / "out", inputs=["x=float32[batch,seq,32]", "ids=int64[batch,seq]:high=50"])
     assert "x.to(self.weight.dtype)" in caught.value.hint
+
+
+RAISES = """
+import torch
+from torch import nn
+
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.project = nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = (each.unflatten(-1, (2, 8)).transpose(1, 2) for each in self.project(x).chunk(3, -1))
+        angles = torch.arange(x.shape[1], dtype=torch.float32)[:, None]
+        return nn.functional.scaled_dot_product_attention(q * angles.cos(), k, v).transpose(1, 2).flatten(2)
+"""
+
+
+def test_a_module_that_raises_in_half_precision_is_no_failure_and_its_line_is_told(tmp_path: Path) -> None:
+    (tmp_path / "turned.py").write_text(RAISES)
+    artifact = attnport.export(
+        f"{tmp_path}/turned.py:Turned", tmp_path / "out", inputs=["x=float32[batch,seq,16]"],
+        dims=["batch=1:2:3", "seq=1:4:9"],
+    )  # fmt: skip
+    artifact.fuse(["ort_cpu", "ort_cuda"])
+    report = artifact.check()
+    form = report.forms["ort_cuda.fp16"]
+    assert (report.verdict, form.verdict) == ("PASS", "NOT_RUN")
+    for part in ("PyTorch cannot run the module in fp16", "Half", "(turned.py, line 14: return nn.functional"):
+        assert part in form.reason
+    assert artifact.bundle(tmp_path / "app", lang="python")
