@@ -11,6 +11,8 @@ from attnport.artifacts import IOContract
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+OWN_HALF = "attnport.own_half"
+"""The key of the model's metadata that holds the half types in which it computes by itself, whatever its plan."""
 SCOPES = "pkg.torch.onnx.name_scopes"
 """The only metadata of torch's exporter that is kept: the module path of each node."""
 
@@ -104,6 +106,14 @@ def all_values(model: ir.Model) -> Iterator[ir.Value]:
         yield from function.inputs
     for node in all_nodes(model):
         yield from node.outputs
+
+
+def note_own_half(model: ir.Model) -> None:
+    """Notes in which half types a model computes by itself, to tell them from those of a form's plan."""
+    declared = {*model.graph.inputs, *model.graph.outputs}
+    kinds = {value.dtype.name for value in all_values(model) if value.dtype is not None and value not in declared}
+    if own := kinds & {"FLOAT16", "BFLOAT16"}:
+        model.metadata_props[OWN_HALF] = ",".join(sorted(own))
 
 
 def all_nodes(model: ir.Model) -> Iterator[ir.Node]:

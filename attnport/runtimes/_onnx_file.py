@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import AUTO, IOContract
 from attnport.errors import ArtifactError, IntegrityError, UsageError, whole_cause
 from attnport.example_values import continued
+from attnport.exporter.naming import OWN_HALF
 from attnport.runtimes._session import check_names
 from attnport.runtimes.base import Opening
 from attnport_bundle import expressions
@@ -72,6 +73,8 @@ def checked_model(runtime: str, opening: Opening) -> tuple[Path, onnx.ModelProto
     declared = {spec.name for spec in (*opening.io.inputs, *opening.io.outputs) if spec.dtype in _HALVES}
     wanted = {_HALF_OF_PLAN[half] for half in _HALF_OF_PLAN if opening.plan.startswith(half)}
     used = half_types(model, but=declared if half_types(model) != wanted else ())
+    own = {kind for entry in model.metadata_props if entry.key == OWN_HALF for kind in entry.value.split(",")}
+    wanted, used = wanted - own, used - own
     # Islands of a model without attention have nothing in half precision, and the plan auto may keep all in float32.
     if used != wanted and not (opening.plan.endswith(("_islands", AUTO)) and not used):
         raise ArtifactError(

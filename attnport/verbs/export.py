@@ -240,6 +240,7 @@ def _made(
 ) -> Manifest:
     from attnport.exporter import storage
     from attnport.exporter.capture import OPSET
+    from attnport.exporter.naming import note_own_half
 
     notes = list(spec.notes)
 
@@ -253,6 +254,7 @@ def _made(
         changing.began(began_s)
         for name in tuple(changing.manifest.files) if changing.manifest else ():
             changing.remove(name)  # forms, engines and reports of the earlier module are no longer valid
+        note_own_half(captured.model)
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
         attentions, guards, reads = captured.attentions, captured.guards, captured.reads
         if left := sorted({node.op_type for node in captured.model.graph if node.domain}):
