@@ -128,6 +128,22 @@ class ZeroWithoutKey(AttentionMode):
         return torch.where(hidden, torch.zeros_like(probabilities), probabilities)
 
 
+class TiesInOrder(DispatchMode):
+    """Lets `topk` take the first of equal elements, as ONNX's `TopK` does.
+
+    torch leaves open which it takes. To a router that was not trained, all experts are equal.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if operator_name(func) != "topk" or func._schema.is_mutable or func._overloadname != "default":
+            return func(*args, **kwargs)
+        given = dict(zip(("self", "k", "dim", "largest"), args, strict=False)) | kwargs
+        dim = given.get("dim", -1)
+        found = torch.sort(given["self"], dim=dim, descending=given.get("largest", True), stable=True)
+        return tuple(part.narrow(dim, 0, given["k"]) for part in found)
+
+
 class Islands(AttentionMode):
     """Casts q, k and v of scaled_dot_product_attention to half precision, and its output back.
 
@@ -301,7 +317,9 @@ def modes_for(
 ) -> list[DispatchMode | TorchFunctionMode]:
     """The modes, in the order to enter them, that run a module already cast to `plan` (or, unless the mode `widens` its
     weights, to float64)."""
-    chosen: list[DispatchMode | TorchFunctionMode] = [StepByStep()] if step_by_step and plan != AUTO else []
+    chosen: list[DispatchMode | TorchFunctionMode] = [TiesInOrder()]
+    if step_by_step and plan != AUTO:
+        chosen.append(StepByStep())
     if float64:
         chosen += [Double(widens=widens), _WideNumbers()]
     elif plan in HALF_OF_ISLANDS:

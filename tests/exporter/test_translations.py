@@ -242,3 +242,19 @@ def test_an_assignment_by_a_mask_is_a_choice_where_each_place_has_its_value(
     )
     assert choose_by_masks(program) == (not searches)
     torch.testing.assert_close(program.module()(x, keep), function(x, keep))
+
+
+def test_a_norm_without_weights_has_a_scale_of_its_own_axes_alone(tmp_path: Path) -> None:
+    module = Called(lambda x: functional.rms_norm(x, (2, 3), eps=1e-5)).eval()
+    auto = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    with torch.no_grad(), quiet():
+        program = torch.onnx.export(
+            module, (torch.randn(2, 5, 2, 3),), dynamo=True, opset_version=23, dynamic_shapes=((auto,),),
+            custom_translation_table=tables(), verbose=False,
+        )  # fmt: skip
+    assert program is not None
+    (norm,) = (node for node in program.model.graph if node.op_type == "RMSNormalization")
+    assert [tuple(norm.inputs[1].shape), norm.attributes["axis"].as_int()] == [(2, 3), -2]
+    x = torch.randn(3, 4, 2, 3, generator=torch.Generator().manual_seed(1))
+    (got,) = program(x)
+    torch.testing.assert_close(got, functional.rms_norm(x, (2, 3), eps=1e-5))

@@ -175,7 +175,16 @@ def _by_axis(node: ir.Node, tokens: Tokens) -> bool:
     rank = len(dims_of(node.inputs[0]))
     same = all(tokens.lead(value) == tokens.lead(node.inputs[0]) for value in node.inputs)
     default = 0 if node.op_type in ("Split", "Concat") else -1
+    if node.op_type in NORMS and any(not _is_of_features(value, rank, tokens, node) for value in node.inputs[1:]):
+        return False
     return (same or node.op_type != "Concat") and axis_of(node, rank, default) >= tokens.lead(node.inputs[0])
+
+
+def _is_of_features(value: ir.Value | None, rank: int, tokens: Tokens, node: ir.Node) -> bool:
+    """Whether a norm's scale or bias is the same for every token."""
+    dims = dims_of(value)
+    known = value is None or (value.shape is not None and all(isinstance(dim, int) for dim in dims))
+    return known and all(dim == 1 for dim in dims[: max(0, len(dims) - (rank - tokens.lead(node.inputs[0])))])
 
 
 def _by_axes(at: int) -> Callable[[ir.Node, Tokens], bool]:
