@@ -6,8 +6,9 @@ token, and nothing that is not of tokens, can see them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,10 +34,28 @@ from attnport.masks.spec import MaskSpec
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-Axes = tuple[int, int]
-"""Where items and tokens are among the axes of a value whose rows of padding hold anything; both the same if flat."""
+
+class Axes(NamedTuple):
+    """Where items and tokens are among the axes of a value whose rows of padding hold anything; both the same if flat.
+
+    Attributes:
+        turned: Of one axis of both: whether its rows go position by position.
+        heads: How many heads are merged behind each item, in its axis.
+    """
+
+    item: int
+    token: int
+    turned: bool = False
+    heads: int = 1
+
+    def moved(self, item: int, token: int) -> Axes:
+        """The same elsewhere."""
+        return self._replace(item=item, token=token)
+
+
 ATTENTIONS = {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
 _MOVES = {"Tile", "Transpose", "Unsqueeze", "Squeeze", "Reshape", "Identity", "Cast"}
+Dim = int | str | None
 _FIRST = 8
 """Rows at the first so many positions can be picked out, as the one of [CLS] is; they are computed even if padding."""
 
@@ -134,7 +153,7 @@ def picked_positions(
     for node in graph:
         if node in region:
             walk.check_operands(node, region)
-            spread = {value: (0, tokens.lead(value) - 1) for value in node.outputs}
+            spread = {value: Axes(*tokens.axes(value)) for value in node.outputs}
         else:
             axes = walk.through(node)
             spread = {} if axes is None else dict.fromkeys(node.outputs, axes)
@@ -146,7 +165,7 @@ def picked_positions(
                 raise Mixed(f"{_place(node)} is read inside of a branch or loop")
     for value in graph.outputs:
         axes, dims = walk.reach.get(value), dims_of(value)
-        if axes is not None and not walk.are_tokens(dims, axes):
+        if axes is not None and not (walk.are_tokens(dims, axes) and axes.heads == 1):
             raise Mixed(f"output {value.name} has no row for each token")
     return walk.picked
 
@@ -208,7 +227,7 @@ class _Walk:
         for value in node.inputs:
             if value is None or value.producer() in region or value not in self.reach:
                 continue
-            if self.reach[value] != (0, self.tokens.lead(value) - 1):
+            if self.reach[value] != (*self.tokens.axes(value), 1):
                 raise Mixed(f"{_place(node)} has an operand whose tokens are along other axes")
 
     def through(self, node: ir.Node) -> Axes | None:
@@ -286,11 +305,13 @@ class _Walk:
 
     def are_tokens(self, dims: Sequence[int | str | None], axes: Axes) -> bool:
         """Whether the dims at these axes are those of items and tokens."""
-        if not all(0 <= axis < len(dims) for axis in axes):
+        if not all(0 <= axis < len(dims) for axis in axes[:2]):
             return False
-        item, token = (dims[axis] for axis in axes)
+        item, token = dims[axes.item], dims[axes.token]
+        if axes.heads > 1:
+            return token == self.tokens.seq and not isinstance(item, int)
         return (item, token) == (self.tokens.batch, self.tokens.seq) or (
-            axes[0] == axes[1] and bool(self.tokens.flat) and item == self.tokens.flat
+            axes.item == axes.token and bool(self.tokens.flat) and item == self.tokens.flat
         )
 
     def _fail(self, node: ir.Node) -> Mixed:
@@ -301,7 +322,7 @@ class _Walk:
     def _attention(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes | None:
         """Padded queries give padded rows; keys and values of padding are hidden by the mask."""
         seq = 2 if len(dims_of(node.inputs[0])) == 4 else 1
-        if set(given) - {0, 1, 2} or any(axes != (0, seq) for axes in given.values()):
+        if set(given) - {0, 1, 2} or any(axes != Axes(0, seq) for axes in given.values()):
             raise self._fail(node)
         if {1, 2} & set(given) and node.name not in self.hiding:
             raise Mixed(f"{_place(node)} does not hide the keys of padding")
@@ -312,9 +333,9 @@ class _Walk:
     def _elementwise(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
         rank = len(dims_of(node.outputs[0]))
         found = set()
-        for at, (item, token) in given.items():
+        for at, axes in given.items():
             more = rank - len(dims_of(node.inputs[at]))
-            found.add((item + more, token + more))
+            found.add(axes.moved(axes.item + more, axes.token + more))
         return self._one(node, found, node.outputs[0])
 
     def _one(self, node: ir.Node, found: set[Axes], value: ir.Value) -> Axes:
@@ -326,31 +347,46 @@ class _Walk:
         raise self._fail(node)
 
     def _move(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
-        item, token = given.get(0, (-1, -1))
         before, after = dims_of(node.inputs[0]), dims_of(node.outputs[0])
         if set(given) != {0}:
             raise self._fail(node)
+        axes = given[0]
+        item, token, *_ = axes
         if node.op_type == "Transpose":
             perm = list(node.attributes["perm"].as_ints())
-            return self._one(node, {(perm.index(item), perm.index(token))}, node.outputs[0])
+            return self._one(node, {axes.moved(perm.index(item), perm.index(token))}, node.outputs[0])
         if node.op_type == "Unsqueeze":
             new = axes_of(node, len(after)) or []
             left = [axis for axis in range(len(after)) if axis not in new]
-            return self._one(node, {(left[item], left[token])}, node.outputs[0])
+            return self._one(node, {axes.moved(left[item], left[token])}, node.outputs[0])
         if node.op_type == "Squeeze":
             gone = axes_of(node, len(before)) or []
             left = [axis for axis in range(len(before)) if axis not in gone]
-            return self._one(node, {(left.index(item), left.index(token))}, node.outputs[0])
+            return self._one(node, {axes.moved(left.index(item), left.index(token))}, node.outputs[0])
         if node.op_type == "Tile" and not _once(numbers(node.inputs[1]), (item, token)):
             raise self._fail(node)
         if node.op_type == "Reshape":
-            leads = self.tokens.lead(node.inputs[0]), self.tokens.lead(node.outputs[0])
-            if all(leads) and leads[0] != leads[1] and (item, token) == (0, leads[0] - 1):
-                return 0, leads[1] - 1
-            last = max(item, token)
-            if before[: last + 1] != after[: last + 1]:
-                raise self._fail(node)
-        return self._one(node, {(item, token)}, node.outputs[0])
+            return self._reshape(node, axes, before, after)
+        return self._one(node, {axes}, node.outputs[0])
+
+    def _reshape(self, node: ir.Node, axes: Axes, before: Sequence[Dim], after: Sequence[Dim]) -> Axes:
+        """Rows merged or taken apart as they go, and heads merged behind their item or taken from it."""
+        leads = self.tokens.lead(node.inputs[0]), self.tokens.lead(node.outputs[0])
+        if all(leads) and leads[0] != leads[1] and axes[:3] in ((0, leads[0] - 1, axes.turned), (1, 0, False)):
+            merged = (axes.item == 1) if leads[0] == 2 else axes.turned
+            apart = dims_of(node.outputs[0])[:2] == (self.tokens.seq, self.tokens.batch)
+            if leads[1] == 1 or merged == apart:
+                return Axes(0, 0, merged) if leads[1] == 1 else Axes(int(merged), int(not merged))
+            raise self._fail(node)
+        last = max(axes.item, axes.token)
+        if before[: last + 1] == after[: last + 1]:
+            return self._one(node, {axes}, node.outputs[0])
+        if axes.item == axes.token:
+            raise self._fail(node)
+        change = _heads_merged(before, after, axes)
+        if change is None:
+            raise self._fail(node)
+        return self._one(node, {change}, node.outputs[0])
 
     def _along(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
         """Works along one axis, which may not be the items' or the tokens'."""
@@ -358,43 +394,43 @@ class _Walk:
         axis = axis_of(node, len(dims_of(node.outputs[0])), default)
         found = set(given.values())
         first = axis if node.op_type not in NORMS else min(axis, len(dims_of(node.outputs[0])))
-        if any(first in axes or (node.op_type in NORMS and max(axes) >= first) for axes in found):
+        if any(first in axes[:2] or (node.op_type in NORMS and max(axes[:2]) >= first) for axes in found):
             raise self._fail(node)
         return self._one(node, found, node.outputs[0])
 
     def _reduce(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
         rank = len(dims_of(node.inputs[0]))
         axes = axes_of(node, rank)
-        item, token = given.get(0, (-1, -1))
-        if set(given) != {0} or not axes or {item, token} & set(axes):
+        if set(given) != {0} or not axes or set(given[0][:2]) & set(axes):
             raise self._fail(node)
         if not ("keepdims" in node.attributes and node.attributes["keepdims"].as_int() == 0):
-            return self._one(node, {(item, token)}, node.outputs[0])
+            return self._one(node, {given[0]}, node.outputs[0])
         left = [axis for axis in range(rank) if axis not in axes]
-        return self._one(node, {(left.index(item), left.index(token))}, node.outputs[0])
+        moved = given[0].moved(left.index(given[0].item), left.index(given[0].token))
+        return self._one(node, {moved}, node.outputs[0])
 
     def _product(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
         """A product with what is the same for every token, not summed over tokens or items."""
-        (at, (item, token)), *others = given.items()
+        (at, axes), *others = given.items()
         rank, more = len(dims_of(node.inputs[at])), len(dims_of(node.outputs[0])) - len(dims_of(node.inputs[at]))
         summed = rank - 1 if at == 0 else rank - 2
-        if others or summed in (item, token):
+        if others or summed in axes[:2]:
             raise self._fail(node)
-        return self._one(node, {(item + more, token + more)}, node.outputs[0])
+        return self._one(node, {axes.moved(axes.item + more, axes.token + more)}, node.outputs[0])
 
     def _pick(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes | None:
         """`x[:, 0]`: rows at known first positions, which are then computed for every item. Other axes may be cut."""
-        item, token = given.get(0, (-1, -1))
         if set(given) != {0}:
             raise self._fail(node)
+        item, token, *_ = given[0]
         rank = len(dims_of(node.inputs[0]))
         axes = [axis_of(node, rank, 0)] if node.op_type == "Gather" else axes_of(node, rank, 3)
         if axes is None or (item in axes and item != token):
             raise self._fail(node)
         if token not in axes:
             fewer = rank - len(dims_of(node.outputs[0]))
-            at = (item - fewer * (axes[0] < item), token - fewer * (axes[0] < token))
-            return self._one(node, {at}, node.outputs[0])
+            moved = given[0].moved(item - fewer * (axes[0] < item), token - fewer * (axes[0] < token))
+            return self._one(node, {moved}, node.outputs[0])
         picked = _positions(node) if len(axes) == 1 and item != token else ()
         if not picked or not all(0 <= at < _FIRST for at in picked):
             raise self._fail(node)
@@ -426,7 +462,45 @@ def _rows_of(attention: Recognised, at: Located) -> Axes | None:
     batch = attention.layout.batch
     if len(batch) != 1 or batch[0].axis not in at.index or ROW not in at.index:
         return None
-    return at.index.index(batch[0].axis), at.index.index(ROW)
+    return Axes(at.index.index(batch[0].axis), at.index.index(ROW))
+
+
+def _heads_merged(before: Sequence[Dim], after: Sequence[Dim], axes: Axes) -> Axes | None:
+    """Where items and tokens are after a reshape that merges heads into the items' axis or takes them from it.
+
+    Each of the two is followed by a product of numbers, up to the next size that is none. As the sizes of all others
+    stay, what is missing behind an item was merged into its axis.
+    """
+
+    def apart(dims: Sequence[Dim]) -> tuple[list[int], list[int]] | None:
+        """The axes whose size is no number, and the product of the numbers before the first and behind each."""
+        named = [at for at, dim in enumerate(dims) if not isinstance(dim, int)]
+        ends = [*named, len(dims)]
+        starts = [0, *(at + 1 for at in named)]
+        return named, [math.prod(map(_number_of, dims[low:high])) for low, high in zip(starts, ends, strict=True)]
+
+    (named, products), (named_after, products_after) = apart(before) or ((), ()), apart(after) or ((), ())
+    if len(named) != len(named_after) or axes.item not in named or axes.token not in named:
+        return None
+    item, token = named.index(axes.item), named.index(axes.token)
+    products = list(products)
+    products[item + 1] *= axes.heads
+    for at, (size, left) in enumerate(zip(products, products_after, strict=True)):
+        if at != item + 1 and size != left:
+            return None
+    others = [at for at in range(len(named)) if at != item]
+    if (
+        any(before[named[at]] != after[named_after[at]] for at in others)
+        or products[item + 1] % products_after[item + 1]
+    ):
+        return None
+    heads = products[item + 1] // products_after[item + 1]
+    return Axes(named_after[item], named_after[token], heads=heads)
+
+
+def _number_of(dim: Dim) -> int:
+    assert isinstance(dim, int)
+    return dim
 
 
 def _positions(node: ir.Node) -> tuple[int, ...]:
@@ -440,7 +514,7 @@ def _positions(node: ir.Node) -> tuple[int, ...]:
     return tuple(range(int(start.reshape(-1)[0]), min(int(end.reshape(-1)[0]), _FIRST + 1)))
 
 
-def _once(repeats: np.ndarray[Any, Any] | None, axes: Axes) -> bool:
+def _once(repeats: np.ndarray[Any, Any] | None, axes: tuple[int, int]) -> bool:
     return repeats is not None and all(repeats[axis] == 1 for axis in axes)
 
 

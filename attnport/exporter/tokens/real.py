@@ -7,7 +7,7 @@ and at outputs. Rows of padding are zero in outputs; elsewhere they hold anythin
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _SCOPE, _COUNT = "real_tokens/", "_tokens"
 """What the names of the nodes of one mask begin with, and what the name of the dim that counts its tokens ends with."""
+_TURNED, _FLAT_TURNED = "_tokens_turned", "_tokens_flat_turned"
+"""The same of rows that go position by position: `[N,1,...]`, `[N,...]`; others are `[1,N,...]`, `[N,...]`."""
 
 
 def run_real_tokens(model: ir.Model, mask: MaskSpec, hiding: Collection[str]) -> str:
@@ -86,7 +88,13 @@ def dims_of_all(graph: ir.Graph, value: ir.Value) -> tuple[int | str | None, ...
     mask = _mask_of(graph, value)
     if mask is None:
         return dims
-    return (*dims_of(mask), *dims[2:]) if dims[0] == 1 else ("?", *dims[1:])
+    sizes = dims_of(mask)[::-1] if dims[0] == f"{mask.name}{_TURNED}" else dims_of(mask)
+    return (*sizes, *dims[2:]) if _has_two(mask, dims) else ("?", *dims[1:])
+
+
+def _has_two(mask: ir.Value, dims: Sequence[int | str | None]) -> bool:
+    """Whether rows for real tokens alone have an axis for items and one for tokens."""
+    return dims[0] in (1, f"{mask.name}{_TURNED}")
 
 
 def with_all_rows(model: ir.Model, value: ir.Value) -> ir.Value:
@@ -96,12 +104,20 @@ def with_all_rows(model: ir.Model, value: ir.Value) -> ir.Value:
         return value
     made = {output.name: output for node in model.graph for output in node.outputs}
     build, (*_, last) = Builder(model), model.graph
-    build.before, rest = last, dims_of(value)[2 if dims_of(value)[0] == 1 else 1 :]
+    dims = dims_of(value)
+    two, turned = _has_two(mask, dims), dims[0] in (f"{mask.name}{_TURNED}", f"{mask.name}{_FLAT_TURNED}")
+    build.before, rest = last, dims[2 if two else 1 :]
     rows = build.op("Reshape", value, build.const([-1, *rest], np.int64), name="rows")
     whole = build.op("Gather", rows, made[f"{_SCOPE}{mask.name}/back/output"], name="all", axis=0)
-    if dims_of(value)[0] == 1:
+    if two or turned:
         sizes = build.op("Concat", build.op("Shape", mask, name="sizes"), build.const(np.array(rest, np.int64)), axis=0)
-        whole = build.op("Reshape", whole, sizes, name="whole", shape=dims_of_all(model.graph, value))
+        whole = build.op("Reshape", whole, sizes, name="whole", shape=(*dims_of(mask), *rest))
+    if turned:
+        perm = [1, 0, *range(2, 2 + len(rest))]
+        whole = build.op("Transpose", whole, name="turned", perm=perm, shape=(*dims_of(mask)[::-1], *rest))
+    if turned and not two:
+        shape = build.const([-1, *rest], np.int64)
+        whole = build.op("Reshape", whole, shape, name="flat", shape=dims_of_all(model.graph, value))
     name, value.name = value.name, f"{value.name}/rows"
     whole.name, whole.type = name, value.type
     return whole
@@ -109,7 +125,7 @@ def with_all_rows(model: ir.Model, value: ir.Value) -> ir.Value:
 
 def _mask_of(graph: ir.Graph, value: ir.Value) -> ir.Value | None:
     """The padding mask whose real tokens a value has rows for; None if it has rows for all, or for no tokens."""
-    counts = {f"{mask.name}{_COUNT}": mask for mask in graph.inputs}
+    counts = {f"{mask.name}{end}": mask for mask in graph.inputs for end in (_COUNT, _TURNED, _FLAT_TURNED)}
     return next((counts[dim] for dim in dims_of(value)[:2] if isinstance(dim, str) and dim in counts), None)
 
 
@@ -176,13 +192,15 @@ class _Rewrite:
             self.build.before = node
             for at, value in enumerate(node.inputs):
                 if value is not None and value.producer() not in region and self._is_along(node, at, value):
-                    key = value, len(dims_of(node.outputs[0])) - len(dims_of(value)), self.tokens.lead(node.outputs[0])
+                    like = node.inputs[0] if node.op_type == "Transpose" else node.outputs[0]
+                    assert like is not None
+                    turned = like in self.tokens.turned
+                    key = value, len(dims_of(like)) - len(dims_of(value)), self.tokens.lead(like), turned
                     if key not in entered:
-                        entered[key] = self._entered(value, node.outputs[0])
+                        entered[key] = (self._entered_turned if turned else self._entered)(value, like)
                     node.replace_input_with(at, entered[key])
             if node.op_type == "Reshape":
-                lead = self.tokens.lead(node.outputs[0])
-                sizes = [*[1] * (lead - 1), -1, *dims_of(node.outputs[0])[lead:]]
+                sizes = [-1 if isinstance(dim, str) else dim for dim in self._dims_of_rows(node.outputs[0])]
                 node.replace_input_with(1, self.build.const(sizes, np.int64))
         for node in region:
             self.build.before = node
@@ -222,6 +240,46 @@ class _Rewrite:
         rows = build.op("Gather", flat, self.taken, name="rows", shape=[self.count, *rest], axis=0)
         return build.op("Unsqueeze", rows, build.const([0], np.int64), name="entered", shape=shape)
 
+    def _entered_turned(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """As `_entered`, for rows that go position by position: `[N, 1, ...]` or, if flat, `[N, ...]`."""
+        build, dims, lead = self.build, dims_of(value), self.tokens.lead(value)
+        if lead == 2:
+            shape = build.const([-1, *dims[2:]], np.int64)
+            value = build.op("Reshape", value, shape, name="flat", shape=[self.places, *dims[2:]])
+        if lead:
+            rest, at, axis = dims[lead:], self._taken_turned(), 0
+        elif len(dims) < len(dims_of(like)):  # [batch, ...], the same at every position
+            rest, at, axis = dims[1:], self._row(), 0
+        else:  # [1, batch, ...] or [seq, 1, ...]
+            rest, at, axis = dims[2:], *((self._row(), 1) if dims[0] == 1 else (self._column(), 0))
+        rows = build.op("Gather", value, at, name="entered", axis=axis)
+        sizes = [self.count, *rest] if self.tokens.lead(like) == 1 else [self.count, 1, *rest]
+        shape = build.const([-1, *sizes[1:]], np.int64)
+        return build.op("Reshape", rows, shape, name="entered", shape=sizes)
+
+    def _taken_turned(self) -> ir.Value:
+        """The rows of `[seq*batch]` that are computed, in the order of `taken`."""
+
+        def make() -> ir.Value:
+            first = self.build.op(
+                "Mul", self._column(), self.build.size(self.mask, 0), name="turned", shape=[self.count]
+            )
+            return self.build.op("Add", first, self._row(), name="turned", shape=[self.count])
+
+        return self.build.once("taken_turned", make)
+
+    def _turned(self, places: ir.Value) -> ir.Value:
+        """What `[batch*seq]` holds of each place, as `[seq*batch]`."""
+
+        def make() -> ir.Value:
+            both = self.build.op("Reshape", places, self.sizes, name="turned")
+            turned = self.build.op("Transpose", both, name="turned", perm=[1, 0])
+            return self.build.op(
+                "Reshape", turned, self.build.const([-1], np.int64), name="turned", shape=[self.places]
+            )
+
+        return self.build.once(("turned", places), make)
+
     def _column(self) -> ir.Value:
         """The position of each row that is computed."""
         return self.build.once("column", lambda: self._place("Mod"))
@@ -241,13 +299,20 @@ class _Rewrite:
             outside = [(user, at) for user, at in value.uses() if user not in region]
             dims, is_output = dims_of(value), value.is_graph_output()
             if outside or is_output:
-                whole = self._whole(value, dims, zero=is_output)
+                whole = self._whole(value, dims, zero=is_output, turned=value in self.tokens.turned)
                 for user, at in outside:
                     user.replace_input_with(at, whole)
                 if is_output:
                     self._give(value, whole)
-            lead = self.tokens.lead(value)
-            value.shape = ir.Shape([*[1] * (lead - 1), self.count, *dims[lead:]])
+            value.shape = ir.Shape(list(self._dims_of_rows(value)))
+
+    def _dims_of_rows(self, value: ir.Value) -> tuple[int | str | None, ...]:
+        """The dims of a value, of all tokens so far, with rows for real tokens alone."""
+        lead, turned, name = self.tokens.lead(value), value in self.tokens.turned, self.mask.name
+        rest = dims_of(value)[lead:]
+        if lead == 1:
+            return (f"{name}{_FLAT_TURNED if turned else _COUNT}", *rest)
+        return (f"{name}{_TURNED}", 1, *rest) if turned else (1, self.count, *rest)
 
     def _give(self, value: ir.Value, instead: ir.Value) -> None:
         """Makes another value the output in place of `value`, under its name."""
@@ -260,13 +325,14 @@ class _Rewrite:
     def _zero_padding(self, value: ir.Value, made_by: ir.Node) -> None:
         """Sets the rows of padding of an output `[batch, seq, ...]` to zero, unless they are known to be."""
         self.build.before = made_by
-        real = self.build.once(("real", 2, len(dims_of(value)) - 2), lambda: self._real(2, len(dims_of(value)) - 2))
+        turned, more = value in self.tokens.turned, len(dims_of(value)) - 2
+        real = self.build.once(("real", 2, more, turned), lambda: self._real(2, more, turned))
         if made_by.op_type == "Where" and made_by.inputs[0] is real:
             return
         zero = self.build.like(0.0, value)
         self._give(value, self.build.op("Where", real, value, zero, name="zeroed", dtype=value.dtype))
 
-    def _whole(self, value: ir.Value, dims: tuple[int | str | None, ...], *, zero: bool) -> ir.Value:
+    def _whole(self, value: ir.Value, dims: tuple[int | str | None, ...], *, zero: bool, turned: bool) -> ir.Value:
         """A result `[batch, seq, ...]`; its rows of padding hold their known number, zero, or anything."""
         build, lead = self.build, self.tokens.lead(value)
         rest, rows = dims[lead:], value
@@ -274,23 +340,30 @@ class _Rewrite:
             rows = build.op(
                 "Reshape", value, build.const([-1, *rest], np.int64), name="rows", shape=[self.count, *rest]
             )
-        whole = build.op("Gather", rows, self.back, name="all", shape=[self.places, *rest], axis=0)
+        back = self._turned(self.back) if turned else self.back
+        whole = build.op("Gather", rows, back, name="all", shape=[self.places, *rest], axis=0)
         if lead == 2:
-            whole = build.op("Reshape", whole, self._sizes(rest), name="whole", shape=dims)
+            whole = build.op("Reshape", whole, self._sizes(rest, turned), name="whole", shape=dims)
         number = self.constants.get(value, 0.0 if zero else None)
         if number is None:
             return whole
-        real = build.once(("real", lead, len(rest)), lambda: self._real(lead, len(rest)))
+        real = build.once(("real", lead, len(rest), turned), lambda: self._real(lead, len(rest), turned))
         return build.op("Where", real, whole, build.like(number, value), name="filled", dtype=value.dtype, shape=dims)
 
-    def _sizes(self, rest: tuple[int | str | None, ...]) -> ir.Value:
-        """The sizes `[batch, seq, *rest]`."""
+    def _sizes(self, rest: tuple[int | str | None, ...], turned: bool) -> ir.Value:
+        """The sizes `[batch, seq, *rest]`, or turned."""
         build = self.build
-        more = build.const(np.array(rest, np.int64))
-        return build.once(rest, lambda: build.op("Concat", self.sizes, more, name="sizes", axis=0))
 
-    def _real(self, lead: int, more: int) -> ir.Value:
+        def make() -> ir.Value:
+            first = [build.size(self.mask, 1), build.size(self.mask, 0)] if turned else [self.sizes]
+            return build.op("Concat", *first, build.const(np.array(rest, np.int64)), name="sizes", axis=0)
+
+        return build.once((rest, turned), make)
+
+    def _real(self, lead: int, more: int, turned: bool) -> ir.Value:
         """Which rows are computed, with as many axes of size 1 behind."""
         axes = self.build.const([*range(lead, lead + more)], np.int64)
         rows = self.rows if lead == 2 else self.flat_rows
+        if turned:
+            rows = self._turned(self.flat_rows) if lead == 1 else self.build.op("Transpose", self.rows, perm=[1, 0])
         return self.build.op("Unsqueeze", rows, axes, name="rows") if more else rows

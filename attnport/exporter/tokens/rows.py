@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,25 +37,50 @@ _FEW = 16
 
 @dataclass(frozen=True)
 class Tokens:
-    """The names of the two dims of a padding mask, items and tokens, and of their product; "" = it does not occur."""
+    """The names of the two dims of a padding mask, items and tokens, and of their product; "" = it does not occur.
+
+    Attributes:
+        turned: The values whose rows go position by position, `[seq, batch, ...]` or `[seq*batch, ...]`, as those of
+            torch's own layers do.
+    """
 
     batch: str
     seq: str
     flat: str = ""
+    turned: frozenset[ir.Value] = frozenset()
 
     def lead(self, value: ir.Value | None) -> int:
         """How many axes of a value count tokens: 2 for `[batch, seq, ...]`, 1 for `[batch*seq, ...]`, or 0.
 
-        All other sizes have to be known.
+        All other sizes have to be known. The axes may be turned.
         """
         dims = dims_of(value)
-        lead = 2 if dims[:2] == (self.batch, self.seq) else int(bool(self.flat) and dims[:1] == (self.flat,))
+        both = dims[:2] in ((self.batch, self.seq), (self.seq, self.batch))
+        lead = 2 if both else int(bool(self.flat) and dims[:1] == (self.flat,))
         return lead if all(isinstance(dim, int) and dim > 0 for dim in dims[lead:]) else 0
+
+    def axes(self, value: ir.Value) -> tuple[int, int, bool]:
+        """Where items and tokens are among the axes of a value, and whether one axis of both is turned."""
+        turned, lead = value in self.turned, self.lead(value)
+        return (0, 0, turned) if lead == 1 else (int(turned), int(not turned), False)
 
 
 def tokens_of(graph: ir.Graph, mask: ir.Value) -> Tokens:
     """The dims of a mask `[batch, seq]`; their product is the first size behind a `Reshape` of rows that stay whole."""
-    tokens = Tokens(*map(str, dims_of(mask)))
+    batch, seq = map(str, dims_of(mask))
+    tokens = _named(graph, Tokens(batch, seq))
+    turned: set[ir.Value] = set()
+    for node in graph:
+        for value in node.outputs:
+            dims, rows = dims_of(value), [each for each in node.inputs if each is not None and tokens.lead(each)]
+            if dims[:2] == (tokens.seq, tokens.batch) or (tokens.lead(value) == 1 and turned & set(rows)):
+                turned.add(value)
+    turned |= {value for value in graph.inputs if dims_of(value)[:2] == (tokens.seq, tokens.batch)}
+    return replace(tokens, turned=frozenset(turned))
+
+
+def _named(graph: ir.Graph, tokens: Tokens) -> Tokens:
+    """The tokens with the name of the product of their dims."""
     for node in graph:
         if node.op_type == "Reshape" and node.domain == "" and tokens.lead(node.inputs[0]):
             (_, _, *row), (first, *rest) = dims_of(node.inputs[0]), dims_of(node.outputs[0]) or (None,)
@@ -116,6 +141,9 @@ def works_on_tokens(node: ir.Node, tokens: Tokens) -> bool:
     floats = all(value.dtype is not None and value.dtype.is_floating_point() for value in node.outputs)
     if not used or not floats or not all(tokens.lead(value) for value in node.outputs):
         return False
+    turned = {value in tokens.turned for value in (*node.inputs, *node.outputs) if value and tokens.lead(value)}
+    if len(turned) > 1 and node.op_type != "Transpose":
+        return False  # rows in two orders
     first = tokens.lead(node.inputs[0])
     if node.op_type not in (*ELEMENTWISE, "Gather", "Reshape") and first != tokens.lead(node.outputs[0]):
         return False
@@ -130,6 +158,8 @@ def operand_fits(value: ir.Value, like: ir.Value, tokens: Tokens) -> bool:
     """
     dims, rank, lead = dims_of(value), len(dims_of(like)), tokens.lead(like)
     own = ((1, tokens.batch), (1, tokens.seq)) if lead == 2 else ((1, tokens.flat),)
+    if lead == 2 and like in tokens.turned:
+        own = own[::-1]
     along = len(dims) - (rank - lead)
     if value.shape is None or len(dims) > rank:
         return False
@@ -204,8 +234,9 @@ def _tile(node: ir.Node, tokens: Tokens) -> bool:
 
 
 def _transpose(node: ir.Node, tokens: Tokens) -> bool:
-    lead = tokens.lead(node.inputs[0])
-    return list(node.attributes["perm"].as_ints()[:lead]) == list(range(lead))
+    lead, first = tokens.lead(node.inputs[0]), node.inputs[0]
+    turns = (first in tokens.turned) != (node.outputs[0] in tokens.turned)
+    return list(node.attributes["perm"].as_ints()[:lead]) == ([1, 0] if turns else list(range(lead)))
 
 
 _RULES: dict[str, Callable[[ir.Node, Tokens], bool]] = {
