@@ -259,7 +259,7 @@ class TimeFirst(nn.Module):
 
 
 @pytest.mark.parametrize("target", ["ort_cpu", "openvino"])
-def test_rows_in_another_order_are_not_taken_for_tokens(target: str, tmp_path: Path) -> None:
+def test_rows_in_both_orders_are_told_apart(target: str, tmp_path: Path) -> None:
     module = TimeFirst().eval()
     mask = TensorSpec("mask", "int64", ("batch", "seq"))
     given = TensorSpec("given", "float32", ("batch", "seq", WIDTH))
@@ -270,7 +270,7 @@ def test_rows_in_another_order_are_not_taken_for_tokens(target: str, tmp_path: P
             return module(given, mask) + mask[..., None] * 0
 
     spec = ModelSpec("time", Source("time"), io, lambda: Named().eval())
-    assert "Reshape" in lowered(spec, target, tmp_path).padding["mask"]
+    assert lowered(spec, target, tmp_path).padding == {"mask": ""}
     session = runtimes.get(target).open(Opening(io, model=tmp_path / "form.onnx"))
     random = np.random.default_rng(0)
     feeds = {"given": random.standard_normal((3, 5, WIDTH), np.float32), "mask": np.tri(3, 5, 1, dtype=np.int64)}
@@ -278,6 +278,57 @@ def test_rows_in_another_order_are_not_taken_for_tokens(target: str, tmp_path: P
         expected = module(torch.from_numpy(feeds["given"]), torch.from_numpy(feeds["mask"])).numpy()
     real = feeds["mask"] == 1
     assert np.abs(session.run(feeds)["rows"] - expected)[real].max() < 1e-4
+
+
+class OrdersMixed(Block):
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        turned, flat = self.first(x.transpose(0, 1)).flatten(0, 1), self.first(x).flatten(0, 1)
+        return self.second(turned + flat).unflatten(0, x.shape[:2])
+
+
+def test_rows_in_two_orders_that_are_added_mix_tokens(tmp_path: Path) -> None:
+    spec = spec_of([FeedForward, OrdersMixed, FeedForward])
+    assert "blocks.1" in lowered(spec, "ort_cpu", tmp_path).padding["mask"]
+    assert max(worst(spec, "ort_cpu", tmp_path / "form.onnx").values()) < 1e-4
+
+
+class Torchs(Block):
+    """A layer of torch's own, whose rows go position by position inside."""
+
+    first_norm, batch_first = True, True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 2 * WIDTH, norm_first=self.first_norm, batch_first=self.batch_first
+        )
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        if self.batch_first:
+            return self.layer(x, src_key_padding_mask=~real)
+        return self.layer(x.transpose(0, 1), src_key_padding_mask=~real).transpose(0, 1)
+
+
+class TorchsPostNorm(Torchs):
+    first_norm = False
+
+
+class TorchsByPosition(Torchs):
+    batch_first = False
+
+
+@pytest.mark.parametrize("target", ["ort_cpu", "openvino"])
+@pytest.mark.parametrize("layer", [Torchs, TorchsPostNorm, TorchsByPosition])
+def test_layers_of_torchs_own_run_on_real_tokens(layer: type[Block], target: str, tmp_path: Path) -> None:
+    spec = spec_of([layer, FeedForward, layer])
+    assert lowered(spec, target, tmp_path).padding == {"mask": ""}
+    assert max(worst(spec, target, tmp_path / "form.onnx").values()) < 1e-4
+    model = ir.load(tmp_path / "form.onnx")
+    products = [node for node in model.graph if node.op_type in ("MatMul", "Gemm")]
+    names = ("mask_tokens", "mask_tokens_turned", "mask_tokens_flat_turned")
+    assert all(
+        set(names) & set(map(str, node.outputs[0].shape or ())) for node in products if "qk" not in str(node.name)
+    )
 
 
 def test_rows_of_padding_are_zero_in_outputs(tmp_path: Path) -> None:

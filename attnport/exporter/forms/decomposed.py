@@ -53,7 +53,9 @@ def decomposed(
     may_hide = any(can_hide(bias.at.value) for bias in attention.mask.biases)
     if keep is not None:
         # A bias of -inf is below the lowest number, so masked scores need -inf too.
-        low = build.like(-np.inf if may_hide else lowest(compute), scores)
+        # In float64 the number is that of float32, as a runtime may compute in that type all the same.
+        number = lowest(ir.DataType.FLOAT if compute == ir.DataType.DOUBLE else compute)
+        low = build.like(-np.inf if may_hide else number, scores)
         scores = build.op("Where", keep, scores, low, name="mask", dtype=compute)
     weights = build.op("Softmax", scores, name="softmax", axis=-1)
     anchors.append(weights)

@@ -16,6 +16,7 @@ from attnport.errors import UsageError, whole_cause
 from attnport.exporter.builder import Builder, CannotLower
 from attnport.exporter.forms.blocks import Local, to_blocks
 from attnport.exporter.forms.canonical import Layouts, attention_of
+from attnport.exporter.forms.decomposed import decomposed
 from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.forms.sinks import with_sink_key
@@ -264,7 +265,11 @@ class Lowering(abc.ABC):
             attention = attention_of(build, recognised)
             if attention.sink is not None:
                 attention = with_sink_key(build, masks, attention)
-            written = self.write(build, masks, attention, plan)
+            written = (
+                _in_float64(build, masks, attention)
+                if attention.q.dtype is not None and attention.q.dtype.name == "DOUBLE"
+                else self.write(build, masks, attention, plan)
+            )
             if own_rows:
                 written = _with_mean(build, masks, attention, written)
             layouts = Layouts(build, recognised.layout, (recognised.q, recognised.k, recognised.v))
@@ -274,6 +279,12 @@ class Lowering(abc.ABC):
         except Exception as err:  # a fault of ours, which the reason tells
             fault = f"{type(err).__name__}: {whole_cause(err)}"
             raise CannotLower(f"writing its form failed, please report it: {fault}") from err
+
+
+def _in_float64(build: Builder, masks: MaskWriter, attention: Attention) -> Written:
+    """Attention that the module computes in float64: products and a softmax, which every runtime has in that type."""
+    output, anchors = decomposed(build, masks, attention)
+    return Written(output, "MatMul, Where, Softmax, MatMul", anchors, "attention in float64 has no fused kernel")
 
 
 def _with_mean(build: Builder, masks: MaskWriter, attention: Attention, written: Written) -> Written:
