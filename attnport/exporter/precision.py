@@ -14,7 +14,7 @@ import numpy as np
 
 from attnport.artifacts import AUTO
 from attnport.errors import ExportError
-from attnport.exporter.naming import branches
+from attnport.exporter.naming import all_nodes, all_values, branches
 from attnport.exporter.passes.angles import keep_angles
 from attnport.exporter.passes.islands import STAYS, join_casts, keep_islands
 
@@ -61,6 +61,42 @@ def apply(model: ir.Model, plan: str, islands: Collection[str] = ()) -> int:
         changed += _cast_node(model, node, half)
     if islands:
         join_casts(model)
+    return changed
+
+
+def widen(model: ir.Model, *, wanted: bool = True) -> int:
+    """Computes in float32 what a module in float32 casts to half precision itself, in place; returns how many values.
+
+    For runtimes that have no kernels in half precision, or compute in float32 between such casts anyway. Inputs and
+    outputs keep the types that they are declared in; a graph that has them in half precision is left as it is.
+
+    Args:
+        wanted: False leaves any graph as it is.
+    """
+    import onnx_ir as ir
+
+    if not wanted:
+        return 0
+    halves, float32 = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), ir.DataType.FLOAT
+    ends = {*model.graph.inputs, *model.graph.outputs}
+    if any(value.dtype in halves for value in ends) or any(any(branches(node)) for node in model.graph):
+        return 0
+    changed = 0
+    for value in all_values(model):
+        if value.dtype not in halves:
+            continue
+        if (held := value.const_value) is not None:
+            value.const_value = ir.tensor(held.numpy().astype(np.float32), name=value.name)
+        value.dtype = float32
+        changed += 1
+    for node in all_nodes(model) if changed else ():
+        for name in ("to", "dtype"):
+            if name in node.attributes and node.attributes[name].as_int() in halves:
+                node.attributes[name] = ir.AttrInt64(name, float32)
+        if "value" in node.attributes and node.attributes["value"].type == ir.AttributeType.TENSOR:
+            tensor = node.attributes["value"].as_tensor()
+            if tensor.dtype in halves:
+                node.attributes["value"] = ir.AttrTensor("value", ir.tensor(tensor.numpy().astype(np.float32)))
     return changed
 
 

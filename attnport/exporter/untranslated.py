@@ -83,18 +83,24 @@ def _at_each_place(put: torch.fx.Node, value: torch.fx.Node, behind: int) -> tor
     import torch
 
     aten, sizes = torch.ops.aten, value.meta["val"].shape
-    x, indices = put.args[:2]
+    x, indices = _arguments(put)
     if value.target is aten.index.Tensor and _equal(value.args[1], indices):
+        source, same = _arguments(value)
         order = {node: at for at, node in enumerate(put.graph.nodes)}
-        first = min(order[node] for node in (value, *value.args[1], *indices) if node is not None)
+        first = min(order[node] for node in (value, *same, *indices) if node is not None)
         written = any(_writes(node) for node in list(order)[first : order[put]])
-        if not written and _unwritten(value.args[0]) and _equal_sizes(value.args[0], x):
-            return value.args[0]
+        if not written and _unwritten(source) and _equal_sizes(source, x):
+            return source
     if len(sizes) <= behind or all(isinstance(size, int) and size == 1 for size in sizes[: len(sizes) - behind]):
         while len(value.meta["val"].shape) > behind:
             value = _made(value.graph, aten.squeeze.dim, value, 0)
         return value
     return None
+
+
+def _arguments(node: torch.fx.Node) -> tuple[Any, Any]:
+    """The tensor that is indexed, and the indices."""
+    return node.args[0], node.args[1]
 
 
 def _equal_sizes(one: torch.fx.Node, other: torch.fx.Node) -> bool:

@@ -135,9 +135,9 @@ class Eager:
         return dict(found)
 
     def _own_way(self, plan: str, nudged: int | None = None) -> contextlib.AbstractContextManager[Session]:
-        """In half precision attention step by step: its one kernel keeps the scores in float32, which a graph that is
-        run node by node does not."""
-        return self.session(plan, step_by_step=plan != "fp32", nudged=nudged)
+        """Attention in half precision step by step, also where the module casts itself: its one kernel keeps the scores
+        in float32, which a graph that is run node by node does not."""
+        return self.session(plan, step_by_step=True, nudged=nudged)
 
     def draw(self, plan: str, names: Collection[str]) -> bool:
         """Runs eager once more on cases, with weights and inputs moved by one rounding; keeps the larger errors.

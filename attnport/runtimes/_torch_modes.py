@@ -169,12 +169,14 @@ class Islands(AttentionMode):
 
 
 class StepByStep(AttentionMode):
-    """Runs scaled_dot_product_attention as product, softmax and product, with the scores in the type of q, k and v."""
+    """Runs scaled_dot_product_attention in half precision as product, softmax and product, with scores in that type."""
 
     def attention(self, func: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Runs PyTorch's own steps, and allows it to take them in half precision; by default it uses float32."""
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
+        if q.dtype not in (torch.float16, torch.bfloat16):
+            return func(q, k, v, *args, **kwargs)
         cuda = torch.backends.cuda  # in spite of its name, the setting applies to every device
         allowed = cuda.fp16_bf16_reduction_math_sdp_allowed()
         cuda.allow_fp16_bf16_reduction_math_sdp(True)

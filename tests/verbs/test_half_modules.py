@@ -131,3 +131,45 @@ def test_a_module_that_raises_in_half_precision_is_no_failure_and_its_line_is_to
     for part in ("PyTorch cannot run the module in fp16", "Half", "(turned.py, line 14: return nn.functional"):
         assert part in form.reason
     assert artifact.bundle(tmp_path / "app", lang="python")
+
+
+CASTS = """
+import torch
+from torch import nn
+
+class Casting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.project, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def attend(self, x, mask, cast):
+        q, k, v = (cast(each.unflatten(-1, (2, 8)).transpose(1, 2)) for each in self.project(x).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=(mask != 0)[:, None, None])
+        return y.transpose(1, 2).flatten(2)
+
+class Half(Casting):
+    def forward(self, x, mask):
+        return self.out(self.attend(x, mask, torch.Tensor.half).float())
+
+class Autocast(Casting):
+    def forward(self, x, mask):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.out(self.attend(x, mask, lambda each: each)).float()
+
+class Double(Casting):
+    def forward(self, x, mask):
+        return self.out(self.attend(x, mask, torch.Tensor.double).float())
+"""
+
+
+@pytest.mark.parametrize(("name", "fused"), [("Half", 1), ("Autocast", 1), ("Double", 0)])
+def test_a_forward_that_casts_around_attention_is_right_on_every_runtime(name: str, fused: int, tmp_path: Path) -> None:
+    (tmp_path / "casting.py").write_text(CASTS)
+    artifact = attnport.export(
+        f"{tmp_path}/casting.py:{name}", tmp_path / "out", dims=["batch=1:2:3", "seq=1:4:9"],
+        inputs=["x=float32[batch,seq,16]", "mask=int64[batch,seq]:padding"],
+    )  # fmt: skip
+    assert artifact.fuse(["ort_cpu", "openvino"]).targets["ort_cpu"].fused == fused
+    report = artifact.check(["ort_cpu", "openvino", "onnx_reference"])
+    assert {row.verdict for row in report.runtimes.values()} == {"PASS"}, report

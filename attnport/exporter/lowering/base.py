@@ -83,6 +83,7 @@ class Lowering(abc.ABC):
         plans: The precision plans that it takes; the first is the default.
         proved_by: The runtimes that can prove fusion of this form, best first; "engine" = the TensorRT engine itself.
         integers: The plans with linear layers in integers, which `tune` writes; the runtime says which it can compute.
+        widens: Whether what the module itself casts to half precision is computed in float32, as the runtime does.
         real_tokens: Whether the form computes the real tokens of padded batches alone, where that is proved right.
     """
 
@@ -92,6 +93,7 @@ class Lowering(abc.ABC):
     proved_by: ClassVar[tuple[str, ...]] = ()
     integers: ClassVar[tuple[str, ...]] = ()
     real_tokens: ClassVar[bool] = False
+    widens: ClassVar[bool] = False
 
     @abc.abstractmethod
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
@@ -182,6 +184,7 @@ class Lowering(abc.ABC):
         without: Mapping[str, str] | None = None,
     ) -> Lowered:
         """As `lower`, but all in float32, as a search for islands needs it."""
+        from attnport.exporter import precision
         from attnport.exporter.fusion import rewrites, second_branch
         from attnport.exporter.fusion.kinds import hides_padding
         from attnport.exporter.fusion.recognise import recognise
@@ -191,6 +194,7 @@ class Lowering(abc.ABC):
         from attnport.exporter.tokens.real import run_real_tokens
 
         inline_functions(model)
+        precision.widen(model, wanted=self.widens)
         rewrites.apply_all(model)
         infer_sizes(model)
         recognition = recognise(model, counted, masks=masks)

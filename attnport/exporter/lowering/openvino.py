@@ -29,6 +29,7 @@ class OpenVino(Lowering):
     proved_by: ClassVar[tuple[str, ...]] = ("openvino",)
     integers: ClassVar[tuple[str, ...]] = ("int8_bf16", "int8", "int4_bf16", "int4")
     real_tokens: ClassVar[bool] = True
+    widens: ClassVar[bool] = True
 
     def graph_plan(self, plan: str) -> str:
         """Always float32."""

@@ -56,6 +56,7 @@ class OrtCpu(Lowering):
     proved_by: ClassVar[tuple[str, ...]] = ("ort_cpu",)
     integers: ClassVar[tuple[str, ...]] = ("int8", "int4")
     real_tokens: ClassVar[bool] = True
+    widens: ClassVar[bool] = True
 
     def typed(self, model: ir.Model, plan: str, islands: Collection[str] = ()) -> None:
         """As every target; then a decoder's steps write to its cache in place."""
