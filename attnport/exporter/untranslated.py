@@ -85,6 +85,7 @@ def _at_each_place(put: torch.fx.Node, value: torch.fx.Node, behind: int) -> tor
     aten, sizes = torch.ops.aten, value.meta["val"].shape
     x, indices = _arguments(put)
     if value.target is aten.index.Tensor and _equal(value.args[1], indices):
+        source: torch.fx.Node
         source, same = _arguments(value)
         order = {node: at for at, node in enumerate(put.graph.nodes)}
         first = min(order[node] for node in (value, *same, *indices) if node is not None)

@@ -15,6 +15,7 @@ from torch.nn import functional
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError
+from attnport.runtimes._torch_modes import active, modes_for
 from attnport.runtimes.base import Opening
 from attnport.runtimes.torch_eager import RUNTIME, attention_weights, to_array, to_tensor
 
@@ -407,3 +408,15 @@ def test_a_session_reports_a_float32_product_that_runs_in_less() -> None:
         assert "medium" in RUNTIME.open(Opening(spec.io, spec=spec)).ran.precision
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("given", [{}, {"largest": False}, {"dim": 0}, {"sorted": False}])
+def test_equal_elements_are_taken_in_the_order_of_onnx(given: dict[str, object]) -> None:
+    x = torch.tensor([[1.0, 2, 2, 2, 0, 2, 1, 0, 0]] * 3).repeat(1, 20)
+    for float64 in (False, True):
+        with active(*modes_for("fp32", contract=False, float64=float64)):
+            values, at = torch.topk(x, 2, **given)
+        dim, largest = given.get("dim", -1), given.get("largest", True)
+        expected = torch.sort(x, dim=dim, descending=largest, stable=True).indices.narrow(dim, 0, 2)
+        assert torch.equal(at, expected)
+        assert torch.equal(values, x.to(values.dtype).gather(dim, at))
