@@ -50,6 +50,8 @@ PLANS = ("fp32", "fp16", "bf16", "fp16_islands", "bf16_islands")
 """Precision plans. `fp16`/`bf16`: the module cast. `*_islands`: fp32 with only q, k, v cast around attention."""
 UNKNOWN_SIZE = "?"
 """A size of an output that runs of the module do not tell; export replaces it by what the torch graph says."""
+OWN_HALF = "attnport.own_half"
+"""The key of a model's metadata that holds the half types in which it computes by itself, whatever its plan."""
 AUTO = "auto"
 """fp16 with the islands of fp32 that a search finds necessary; its eager twin rounds as fp16 and never overflows."""
 INTEGERS = ("int8", "int8_bf16", "int4", "int4_bf16")

@@ -6,13 +6,11 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import IOContract
+from attnport.artifacts import OWN_HALF, IOContract
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-OWN_HALF = "attnport.own_half"
-"""The key of the model's metadata that holds the half types in which it computes by itself, whatever its plan."""
 SCOPES = "pkg.torch.onnx.name_scopes"
 """The only metadata of torch's exporter that is kept: the module path of each node."""
 

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import AUTO, IOContract
+from attnport.artifacts import AUTO, OWN_HALF, IOContract
 from attnport.errors import ArtifactError, IntegrityError, UsageError, whole_cause
 from attnport.example_values import continued
-from attnport.exporter.naming import OWN_HALF
 from attnport.runtimes._session import check_names
 from attnport.runtimes.base import Opening
 from attnport_bundle import expressions
