@@ -9,9 +9,6 @@ Exit codes: 0 success, 1 our bug, 2 usage or bad input, 3 a runtime or dependenc
 
 from __future__ import annotations
 
-import re
-import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnport_bundle.errors import AttnportError as AttnportError
@@ -44,19 +41,6 @@ def whole_cause(err: BaseException) -> str:
     """All of another library's error in one line, or its type if it says nothing: the cause may be in the last line."""
     said = " ".join(str(err).split())
     return f"{said[:_LONGEST]}…" if len(said) > _LONGEST else said or type(err).__name__
-
-
-def place_of_cause(err: BaseException) -> str:
-    """The last line of the user's code that was running when an error was raised, as ` (model.py, line 7: code)`, or
-    ""."""
-    frames = traceback.extract_tb(err.__traceback__)
-    theirs = [
-        frame
-        for frame in frames
-        if not (frame.filename.startswith("<") or Path(frame.filename).is_relative_to(Path(__file__).parent))
-        and not re.search(r"[/\\]site-packages[/\\]|[/\\]lib[/\\]python", frame.filename)
-    ]
-    return "".join(f" ({Path(at.filename).name}, line {at.lineno}: {at.line})" for at in theirs[-1:])
 
 
 class SpecError(UsageError):

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import IOContract, Ran
-from attnport.errors import ArtifactError, AttnportError, FeedError, UsageError, place_of_cause, whole_cause
+from attnport.errors import ArtifactError, AttnportError, FeedError, UsageError, whole_cause
 from attnport.example_values import continued
+from attnport.user_code import raised_in
 from attnport_bundle.feeds import check_feeds
 
 Array = np.ndarray[Any, Any]
@@ -109,7 +110,8 @@ def refused(runtime: str, feeds: Mapping[str, Array]) -> Iterator[None]:
             raise MemoryError(f"{runtime} has not enough memory for {shapes}: {whole_cause(err)}") from err
         if isinstance(err, AttnportError):
             raise
-        raise FeedError(f"{runtime} failed on {shapes}: {whole_cause(err)}{place_of_cause(err)}") from err
+        place = raised_in(err) if runtime.startswith("torch") else ""
+        raise FeedError(f"{runtime} failed on {shapes}: {whole_cause(err)}{place}") from err
 
 
 def check_names(io: IOContract, inputs: list[str], outputs: list[str], where: str) -> None:
