@@ -153,6 +153,20 @@ def test_a_module_that_gives_zero_itself_needs_nothing(tmp_path: Path) -> None:
     assert worst(artifact, module) < 1e-5
 
 
+def others(scores: Tensor, mask: Tensor) -> Tensor:
+    """A token sees all but itself, so that a single one has no key, and gives NaN."""
+    at = torch.arange(scores.shape[-1])
+    return scores.masked_fill(~((at != at[:, None]) & mask[:, None, None]), -torch.inf)
+
+
+def test_a_module_that_gives_nan_at_some_size_is_no_dim_that_froze(tmp_path: Path) -> None:
+    artifact, items = fused(Layers(others, mixes=False), tmp_path / "out")
+    assert all(item.fused for item in items)
+    report = artifact.check(["ort_cpu"])
+    assert report.verdict == "PASS"
+    assert any("the module itself gives NaN or Inf" in note for note in report.notes)
+
+
 class Pooled(nn.Module):
     """A vector for each item: tokens weighted by the softmax of a score."""
 
