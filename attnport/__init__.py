@@ -59,10 +59,10 @@ def __getattr__(name: str) -> Any:
 
     place = "attnport.artifact" if name in _DOOR else f"attnport.verbs.{name}"
     found = getattr(importlib.import_module(place), name)
-    if name not in _DOOR:
-        from attnport.artifact import with_text_for_paths
+    if name not in ("Artifact", "open"):
+        from attnport.verbs._arguments import public
 
-        found = with_text_for_paths(found)
+        found = public(found)
     globals()[name] = found
     return found
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnport.artifacts import Manifest, ModelSpec
-from attnport.errors import AttnportError
-from attnport.folder.portable import as_command
+from attnport.verbs._arguments import public
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,9 +45,15 @@ def export(
     outputs: Names = (),
     dims: Names | Mapping[str, Any] = (),
     dynamic_shapes: Any = None,
+    examples: Place | None = None,
     task: str = "",
     part: str = "",
-    **options: Any,
+    with_past: bool = False,
+    with_weights: bool = False,
+    trust_remote_code: bool = False,
+    force: bool = False,
+    progress: Callable[[str], None] = lambda message: None,
+    tell: Callable[[str], None] | None = None,
 ) -> Artifact:
     """Exports a model into a folder; an earlier export there is replaced all at once.
 
@@ -64,19 +67,31 @@ def export(
         outputs: The outputs to export; none = all.
         dims: Sizes of dims, `{"seq": (1, 128, 512)}` or as of `--dim`: least, usual, largest.
         dynamic_shapes: Beside examples, which dims are dynamic, as torch.export takes it; None = all that can be.
+        examples: An `.npz` with more examples, by name.
         task: For `hf:`, the head: a pipeline's name such as `text-classification`, or an auto class.
         part: For `hf:`, `encoder` or `decoder`, or one tower: `text`, `vision`, ...
-        options: Further arguments of `attnport.verbs.export.export`.
+        with_past: For `hf:`, a decoder with its cache, which `generate` runs token by token.
+        with_weights: Keep outputs that are attention weights, which are left out otherwise.
+        trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names.
+        force: Export even if nothing has changed.
+        progress: Called with what is being done.
+        tell: Called with each line on how the module is taken: dims that are fixed, outputs that are left out, ...;
+            None = they are warnings of the logger `attnport`, which Python prints on stderr.
 
     Raises:
         UsageError, SpecError, ExportError: as `attnport.verbs.export.export`.
     """
-    from attnport.verbs._given import Given
+    from attnport.cases.choosing import read_feeds
+    from attnport.verbs._given import Given, part_of
     from attnport.verbs.export import exported
 
-    trust = bool(options.pop("trust_remote_code", False))
-    given = Given(model, args, kwargs or {}, inputs, outputs, dims, dynamic_shapes, trust, task, part)
-    manifest, spec = exported(given, Path(folder), **options)
+    named = {**(read_feeds(Path(examples)) if examples is not None else {}), **(kwargs or {})}
+    chosen = part_of(part, with_past)
+    given = Given(model, args, named, inputs, outputs, dims, dynamic_shapes, trust_remote_code, task, chosen)
+    say = logging.getLogger("attnport").warning if tell is None else tell
+    manifest, spec = exported(
+        given, Path(folder), with_weights=with_weights, force=force, progress=progress, tell=lambda note: say(note)
+    )
     return Artifact(Path(folder), manifest, spec)
 
 
@@ -120,13 +135,13 @@ class Artifact:
         """Writes attention as each target fuses it, and proves that it does; as `attnport.verbs.fuse.fuse`."""
         from attnport.verbs.fuse import fuse
 
-        return _shown(fuse(self.folder, targets=_names(targets), **options), "show_fusion")
+        return _shown(public(fuse)(self.folder, **_given(options, targets=targets)), "show_fusion")
 
-    def build(self, target: str, plan: str = "fp16", **options: Any) -> tuple[EngineRecord, FusionTable]:
+    def build(self, target: str, plan: str | None = None, **options: Any) -> tuple[EngineRecord, FusionTable]:
         """Builds a TensorRT engine; as `attnport.verbs.build.build`."""
         from attnport.verbs.build import build
 
-        record, table = build(self.folder, target, plan, **_lists(options, "profiles"))
+        record, table = public(build)(self.folder, target, **_given(options, plan=plan))
         return _shown(record, "show_engine"), table
 
     def check(self, runtimes: Names | None = None, *, module: nn.Module | None = None, **options: Any) -> ParityReport:
@@ -142,34 +157,31 @@ class Artifact:
 
         if module is not None:
             self._give(module)
-        given = _lists(options, "shapes")
-        return _shown(with_text_for_paths(check)(self.folder, _names(runtimes), **given), "show_parity")
+        return _shown(public(check)(self.folder, **_given(options, runtimes=runtimes)), "show_parity")
 
     def bench(self, runtimes: Names | None = None, shapes: Names | None = None, **options: Any) -> LatencyReport:
         """Measures the latency of runtimes; as `attnport.verbs.bench.bench`."""
         from attnport.verbs.bench import bench
 
-        return _shown(
-            with_text_for_paths(bench)(self.folder, _names(runtimes), _names(shapes), **options), "show_latency"
-        )
+        return _shown(public(bench)(self.folder, **_given(options, runtimes=runtimes, shapes=shapes)), "show_latency")
 
     def tune(self, runtimes: Names | None = None, shapes: Names | None = None, **options: Any) -> TuneReport:
         """Tries every runtime and precision, and keeps the fastest; as `attnport.verbs.tune.tune`."""
         from attnport.verbs.tune import tune
 
-        return _shown(with_text_for_paths(tune)(self.folder, _names(runtimes), _names(shapes), **options), "show_tune")
+        return _shown(public(tune)(self.folder, **_given(options, runtimes=runtimes, shapes=shapes)), "show_tune")
 
-    def bundle(self, out: Place, lang: Names = ("python",), forms: Names | None = None, **options: Any) -> Path:
+    def bundle(self, out: Place, lang: Names | None = None, forms: Names | None = None, **options: Any) -> Path:
         """Packs a folder that runs without PyTorch and re-checks itself; as `attnport.verbs.bundle.bundle`."""
         from attnport.verbs.bundle import bundle
 
-        return with_text_for_paths(bundle)(self.folder, out, lang=_names(lang) or (), forms=_names(forms), **options)
+        return public(bundle)(self.folder, out, **_given(options, lang=lang, forms=forms))
 
     def report(self, **options: Any) -> Page:
         """Writes the report page; as `attnport.verbs.report.report`. A notebook shows the page itself."""
         from attnport.verbs.report import report
 
-        return Page(with_text_for_paths(report)(self.folder, **options))
+        return Page(public(report)(self.folder, **options))
 
     def inspect(self) -> Inspection:
         """Describes the folder; as `attnport.verbs.inspect.inspect`."""
@@ -181,17 +193,16 @@ class Artifact:
         """Checks the folder's files; as `attnport.verbs.verify.verify`."""
         from attnport.verbs.verify import verify
 
-        return _shown(with_text_for_paths(verify)(self.folder, **options), "show_verify")
+        return _shown(public(verify)(self.folder, **options), "show_verify")
 
     def audit(self, **options: Any) -> AuditReport:
         """Finds what the folder's files give away; as `attnport.verbs.audit.audit`."""
         from attnport.verbs.audit import audit
 
-        return _shown(audit(self.folder, **options), "show_audit")
+        return _shown(public(audit)(self.folder, **options), "show_audit")
 
-    @contextlib.contextmanager
-    def open(self, runtime: str = "ort_cpu", *, threads: int | None = None) -> Iterator[Running]:
-        """Opens the artifact in a runtime, until the end of the `with` block.
+    def open(self, runtime: str = "ort_cpu", *, threads: int | None = None) -> Running:
+        """Opens the artifact in a runtime, until it is closed, as at the end of a `with` block.
 
         Raises:
             UsageError: there is no such runtime.
@@ -199,8 +210,7 @@ class Artifact:
         """
         from attnport.folder.opened import opened
 
-        with contextlib.closing(opened(self.folder, self.manifest, runtime, threads)) as session:
-            yield Running(session)
+        return Running(opened(self.folder, self.manifest, runtime, threads))
 
     def generate(
         self,
@@ -281,6 +291,16 @@ class Running:
         """
         return self._session.run({name: _array(value) for name, value in feeds.items()})
 
+    def close(self) -> None:
+        """Frees what the runtime holds."""
+        self._session.close()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
 
 class Page(type(Path())):  # type: ignore[misc]  # a path that a notebook shows as the page at its end
     """The path of a report."""
@@ -309,35 +329,9 @@ def _array(value: Any) -> Any:
     return value if isinstance(value, np.ndarray) else np.asarray(value)
 
 
-def _names(value: Names | None) -> tuple[str, ...] | None:
-    return (value,) if isinstance(value, str) else None if value is None else tuple(value)
-
-
-def _lists(options: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The options, with one text made a list where a list is meant."""
-    return {name: (value,) if name in names and isinstance(value, str) else value for name, value in options.items()}
-
-
-def with_text_for_paths(verb: Callable[..., T]) -> Callable[..., T]:
-    """The verb, which takes text wherever it takes a Path."""
-    signature = inspect.signature(verb)
-    of_path = ("Path", "Path | None")
-    paths = [name for name, parameter in signature.parameters.items() if parameter.annotation in of_path]
-
-    @functools.wraps(verb)
-    def call(*args: Any, **options: Any) -> T:
-        given = signature.bind(*args, **options)
-        for name in paths:
-            if isinstance(given.arguments.get(name), str):
-                given.arguments[name] = Path(given.arguments[name])
-        try:
-            return verb(*given.args, **given.kwargs)
-        except AttnportError as err:
-            if isinstance(folder := given.arguments.get("folder"), Path):
-                err.hint = as_command(err.hint, folder)
-            raise
-
-    return call
+def _given(options: Mapping[str, Any], **named: Any) -> dict[str, Any]:
+    """The arguments of a verb, without those that nobody gave."""
+    return {**options, **{name: value for name, value in named.items() if value is not None}}
 
 
 def _shown(value: T, table: str) -> T:

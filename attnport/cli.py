@@ -35,9 +35,7 @@ def main() -> None:
 @taken.source_options
 @taken.ship_options
 @verb
-def ship(
-    out: Reporter, spec: str, output: Path, text: Path | None, budget: float, **options: Any
-) -> Callable[[], None]:
+def ship(out: Reporter, spec: str, output: Path, budget: float, **options: Any) -> Callable[[], None]:
     """Do everything: export, fuse, build, check, bench, bundle, report.
 
     SPEC is hf:FOLDER, hf:OWNER/NAME, onnx:FILE, file.py:function, package.module:function, or a name of `list models`.
@@ -45,7 +43,7 @@ def ship(
     from attnport.verbs.ship import ship as run
 
     options |= {"progress": out.progress, "tell": out.tell, "on_bug": out.bug, "begin": out.stage}
-    result = run(spec, output, sentences=text, budget_s=budget, **options)
+    result = run(spec, output, budget_s=budget, **options)
 
     def finish() -> None:
         out.show(result, "show_ship")
@@ -83,11 +81,9 @@ def fuse(
     out: Reporter, folder: Path, targets: tuple[str, ...], plan: str | None, explain: bool, require: bool, force: bool
 ) -> Callable[[], None]:
     """Write attention as each target fuses it, and prove that it does."""
-    from attnport.exporter.lowering import base
     from attnport.verbs import fuse as fusing
 
-    chosen = [base.get(name) for name in targets or base.names()]
-    plans = fusing.plans_of(chosen, plan.replace("-", "_") if plan else None, named=bool(targets))
+    chosen, plans = fusing.asked(targets, plan)
     names = [lowering.name for lowering in chosen]
     report = fusing.fuse(folder, targets=names, plans=plans, force=force, progress=out.progress)
 
@@ -101,8 +97,7 @@ def fuse(
         )
         out.show(requested, "show_fusion_explained" if explain else "show_fusion")
         if require:
-            provable = [key for key in keys if targets or report.targets[key].proved_by is not None]
-            fusing.require(report, provable)
+            fusing.require_fused(report, chosen, plans, named=bool(targets))
 
     return finish
 

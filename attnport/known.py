@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,6 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from attnport.errors import SpecError, first_line
 
+PYTHON = "<python> "
+"""What a declared text begins with that stands for an object, and not for itself."""
 _MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.arange)
 _TRACED = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -33,12 +36,28 @@ def as_constant(value: Any) -> Any:
     """The value that the forward gets for a declared constant: a list of numbers becomes a known tensor.
 
     Raises:
-        SpecError: rows differ in length, or hold something other than numbers.
+        SpecError: rows differ in length, or hold something other than numbers; or it is an object of another process.
     """
+    if isinstance(value, str) and value.startswith(PYTHON):
+        return _of_python(value.removeprefix(PYTHON))
     try:
         return known(value) if isinstance(value, list) else value
     except (TypeError, ValueError, RuntimeError) as err:
         raise SpecError(f"--input: {value} is no tensor: {first_line(err)}.") from err
+
+
+def _of_python(text: str) -> Any:
+    """A type or a device of torch, by what it prints as."""
+    place = re.fullmatch(r"device\(type='(\w+)'(?:, index=(\d+))?\)", text)
+    if place is not None:
+        return torch.device(place[1], int(place[2])) if place[2] else torch.device(place[1])
+    found = getattr(torch, text.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype | torch.layout | torch.memory_format):
+        raise SpecError(
+            f"an argument of the forward is {text:.200}, which is known to the process that exported the module alone.",
+            hint="Export again, with examples.",
+        )
+    return found
 
 
 class Computing(TorchFunctionMode):

@@ -1,7 +1,7 @@
 """The order of the layers, read from the imports of every file.
 
-    attnport_bundle < bodies, budget, errors, jsonfile, module_path, optional, registry, transaction, user_cache,
-        user_code, version
+    attnport_bundle < bodies, budget, errors, jsonfile, module_path, optional, patches, registry, transaction,
+        user_cache, user_code, version
         < dims, example_values, known, masks < latencies, machines, parities, precisions < artifacts
         < {sources | models | exporter | runtimes | cases | bundling | reporting | auditing}
         < folder < processes < parity < latency < verbs < console < artifact < testing < cli
@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "jsonfile",
         "module_path",
         "optional",
+        "patches",
         "registry",
         "transaction",
         "user_cache",

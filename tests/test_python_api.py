@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import shutil
 import subprocess
 import sys
@@ -18,9 +19,12 @@ from torch import nn
 
 import attnport
 from attnport.artifacts import Dim
+from attnport.cli import cli
 from attnport.errors import SpecError, UnavailableError, UsageError
 from attnport.exporter.dynamic import dynamic_dims
+from attnport.runtimes import base
 from attnport.testing import assert_parity
+from attnport.verbs._arguments import argument_of
 from attnport.verbs._given import Given
 
 X = torch.randn(2, 5, 16)
@@ -259,3 +263,86 @@ def test_a_dim_of_two_sizes_is_named_with_both(declared: dict[str, str], said: s
     args = torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 7, dtype=torch.int64)
     with pytest.raises(UsageError, match=said):
         Given(Two(), args, inputs=declared).spec()
+
+
+SHOWN = {"help", "as_json", "verbose", "traceback", "explain", "ray", "page"}
+"""Options that say how a command prints, and where it runs for several folders at once."""
+ALONE = {"check": {"bisect", "format", "junit"}, "bench": {"save", "compare", "fail_on_regression"}}
+"""Options for which Python has other functions, and files that a program writes by itself."""
+
+
+@pytest.mark.parametrize("command", sorted(set(cli.commands) - {"list", "serve", "generate"}))
+def test_python_takes_every_option_of_the_command_line_by_its_name(command: str) -> None:
+    verb = getattr(attnport, command.replace("-", "_")).__wrapped__
+    known = inspect.signature(verb).parameters
+    for option in cli.commands[command].params:
+        names = [name.removeprefix("--").replace("-", "_") for name in option.opts if name.startswith("--")]
+        name = names[0] if names else str(option.name)
+        if {name, str(option.name)} & (SHOWN | ALONE.get(command, set())):
+            continue
+        assert argument_of(verb, name) in known, name
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory: pytest.TempPathFactory) -> attnport.Artifact:
+    found = attnport.export("self_attention", tmp_path_factory.mktemp("names") / "out")
+    found.fuse("ort_cpu")
+    return found
+
+
+def test_a_name_stands_for_a_list_and_a_dict_for_a_shape(fused: attnport.Artifact) -> None:
+    assert set(attnport.fuse(fused.folder, target="ort_cpu").targets) == {"ort_cpu"}
+    report = attnport.check(str(fused.folder), "ort_cpu", shape={"batch": 1, "seq": 3})
+    assert any(row.case == "batch=1,seq=3" for row in report.runtimes["ort_cpu"].cases)
+    assert set(attnport.fuse(fused.folder, targets="openvino.bf16").targets) == {"ort_cpu", "openvino.bf16"}
+    assert {one.name for one in base.chosen(["openvino.bf16", "openvino"])} == {"openvino"}
+
+
+def test_what_is_spelled_otherwise_is_named(fused: attnport.Artifact) -> None:
+    with pytest.raises(TypeError, match=r"check: .*'runtimez'; is it runtimes\?"):
+        fused.check(runtimez="ort_cpu")
+    with pytest.raises(UsageError, match="text: got list; expected the path of a file"):
+        fused.check(text=["a sentence"])
+    with pytest.raises(UsageError, match="got part='encoder' and with_past"):
+        attnport.export("hf:nowhere", fused.folder, part="encoder", with_past=True)
+
+
+def test_an_open_artifact_takes_tensors_with_and_without_a_block(fused: attnport.Artifact) -> None:
+    running = fused.open("ort_cpu")
+    spec = fused.manifest.io.inputs[0]
+    got = running.run(**{spec.name: torch.zeros(2, 3, int(spec.dims[2]))})
+    running.close()
+    assert next(iter(got.values())).shape[:2] == (2, 3)
+
+
+class Weights(nn.Module):
+    """Attention that also returns its weights, of ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        x = ids[..., None].float().expand(-1, -1, 8)
+        return self.attention(x, x, x)
+
+
+def test_what_is_left_out_fixed_or_tried_with_few_values_is_told_in_python_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", logger="attnport"):
+        attnport.export(Weights().eval(), tmp_path / "out", args=torch.ones(2, 3, dtype=torch.int64))
+    said = [record.getMessage() for record in caplog.records if record.name == "attnport"]
+    assert any("attention weights were left out" in line for line in said)
+    assert any("no :high=N says which whole numbers ids=int64[batch,seq] may have" in line for line in said)
+
+
+def test_a_dict_for_args_and_a_tensor_for_a_declaration_are_refused_with_words(tmp_path: Path) -> None:
+    x = torch.ones(2, 3, dtype=torch.int64)
+    with pytest.raises(UsageError, match="args: got a dict with ids; expected a tuple"):
+        attnport.export(Weights(), tmp_path / "out", args={"ids": x})
+    with pytest.raises(UsageError, match="inputs: got Tensor for ids; expected a declaration"):
+        attnport.export(Weights(), tmp_path / "out", inputs={"ids": x})  # type: ignore[dict-item]
+    with pytest.raises(UsageError, match="--dim 'seq=128' cannot be read"):
+        attnport.export(Weights(), tmp_path / "out", args=x, dims={"seq": 128})

@@ -33,6 +33,7 @@ from attnport.exporter.sdpa_rank import share_heads, to_rank_4, widen_masks
 from attnport.exporter.tracing import quiet, trace
 from attnport.exporter.translations import tables
 from attnport.exporter.untranslated import choose_by_masks, promote, slice_splits
+from attnport.patches import patched
 from attnport.user_code import place_in_trace
 
 if TYPE_CHECKING:
@@ -287,7 +288,7 @@ def _exported(
 ) -> tuple[torch.onnx.ONNXProgram, tuple[SourceAttention, ...], tuple[TensorSpec, ...], tuple[Guard, ...]]:
     import torch
 
-    with quiet(), exact_rules(), node_by_node(), torch.no_grad():
+    with quiet(), patched(exact_rules, node_by_node), torch.no_grad():
         program, guards = _traced(module, contract)
         _refuse_flex_attention(program)
         _without_dead_code(program.graph)

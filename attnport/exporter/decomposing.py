@@ -6,9 +6,10 @@ half of the time of a capture. Where no node changes the tensors of another, the
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, cast
+
+from attnport.patches import Patch
 
 if TYPE_CHECKING:
     import torch
@@ -16,9 +17,8 @@ if TYPE_CHECKING:
 Table = Mapping[Any, Callable[..., Any]]
 
 
-@contextlib.contextmanager
-def node_by_node() -> Iterator[None]:
-    """Within it, torch.onnx decomposes a program node by node where that is possible."""
+def node_by_node() -> tuple[Patch, ...]:
+    """Patches with which torch.onnx decomposes a program node by node where that is possible."""
     from torch.onnx._internal.exporter import _decomp, _fx_passes
 
     whole = _fx_passes.decompose_with_registry
@@ -28,11 +28,7 @@ def node_by_node() -> Iterator[None]:
         done = _decompose(exported_program, _decomp.create_onnx_friendly_decomposition_table(translated), translated)
         return exported_program if done else whole(exported_program, registry)
 
-    _fx_passes.decompose_with_registry = each
-    try:
-        yield
-    finally:
-        _fx_passes.decompose_with_registry = whole
+    return (Patch(_fx_passes, "decompose_with_registry", each),)
 
 
 def _decompose(program: torch.export.ExportedProgram, table: Table, translated: Collection[Any]) -> bool:

@@ -6,28 +6,26 @@ rows that chose it, of which there may be none. Most models have a way that can 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnport.exporter.recurrences import replaced
+from attnport.patches import Patch
 
 if TYPE_CHECKING:
     import torch
 
 
-@contextlib.contextmanager
-def all_experts() -> Iterator[None]:
-    """Replaces the loops in all models of transformers that are loaded, and restores them afterwards."""
-    written = {
+def all_experts() -> tuple[Patch, ...]:
+    """Patches that replace the loops in all models of transformers that are loaded."""
+    written: dict[str, Callable[..., Any]] = {
         "SwitchTransformersExperts.forward": _switch_transformers,
         "NllbMoeExperts.forward": _nllb_moe,
         "DbrxExperts.forward": _dbrx,
         "LongcatFlashExperts.forward": _longcat_flash,
         "Step3p7Experts.forward": _step3p7,
     }
-    with replaced(written):
-        yield
+    return replaced(written)
 
 
 def _switch_transformers(

@@ -7,7 +7,6 @@ graph that also computes the right numbers at sizes at which a guard is false ha
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import traceback
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
 from attnport.dims import Dim
+from attnport.patches import Patch
 from attnport.user_code import place_of
 
 if TYPE_CHECKING:
@@ -45,9 +45,8 @@ class Guard:
     within: Mapping[str, int] = field(default_factory=dict)
 
 
-@contextlib.contextmanager
-def located() -> Iterator[None]:
-    """Records for each guard the line of code outside torch that made it."""
+def located() -> tuple[Patch, ...]:
+    """Patches that record for each guard the line of code outside torch that made it."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     kept = ShapeEnv._get_sloc
@@ -55,11 +54,7 @@ def located() -> Iterator[None]:
     def with_place(env: ShapeEnv, framework_loc: str | None = None) -> Any:
         return replace(kept(env, framework_loc), maybe_user_loc=place_of(traceback.extract_stack(limit=80)))
 
-    setattr(ShapeEnv, "_get_sloc", with_place)  # noqa: B010  # mypy refuses to assign to a method
-    try:
-        yield
-    finally:
-        setattr(ShapeEnv, "_get_sloc", kept)  # noqa: B010  # as above
+    return (Patch(ShapeEnv, "_get_sloc", with_place),)
 
 
 def constants(program: torch.export.ExportedProgram, contract: IOContract) -> dict[str, tuple[int, str]]:

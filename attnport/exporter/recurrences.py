@@ -7,18 +7,18 @@ becomes the `Scan` of ONNX (https://github.com/pytorch/pytorch/issues/151327), w
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from attnport.patches import Patch
 
 if TYPE_CHECKING:
     import torch
 
 
-@contextlib.contextmanager
-def scanned() -> Iterator[None]:
-    """Replaces the loops in all models of transformers that are loaded, and restores them afterwards."""
+def scanned() -> tuple[Patch, ...]:
+    """Patches that replace the loops in all models of transformers that are loaded."""
     written: dict[str, Callable[..., Any]] = {
         "mamba_selective_scan": selective_scan,
         "torch_chunk_gated_delta_rule": gated_delta_rule,
@@ -27,27 +27,20 @@ def scanned() -> Iterator[None]:
         "rwkv_linear_attention": weighted_past,
         "MiniMaxLightningAttention.forward": lightning_attention,
     }
-    with replaced(written):
-        yield
+    return replaced(written)
 
 
-@contextlib.contextmanager
-def replaced(written: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Replaces functions and methods, by name, in all models of transformers that are loaded; restores them."""
+def replaced(written: dict[str, Callable[..., Any]]) -> tuple[Patch, ...]:
+    """Patches that replace functions and methods, by name, in all models of transformers that are loaded."""
     models = [module for name, module in list(sys.modules.items()) if name.startswith("transformers.models.")]
-    before: list[tuple[Any, str, Any]] = []
+    patches = []
     for model in models:
         for path in written:
             owner, _, name = path.rpartition(".")
             scope = vars(model).get(owner) if owner else model
             if scope is not None and name in vars(scope):
-                before.append((scope, name, vars(scope)[name]))
-                setattr(scope, name, written[path])
-    try:
-        yield
-    finally:
-        for scope, name, loop in before:
-            setattr(scope, name, loop)
+                patches.append(Patch(scope, name, written[path]))
+    return tuple(patches)
 
 
 def selective_scan(

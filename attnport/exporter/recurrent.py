@@ -6,10 +6,10 @@ minutes for a long sequence, and makes a constant of the length for what comes b
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from attnport.patches import Patch
 
 if TYPE_CHECKING:
     import torch
@@ -18,20 +18,12 @@ GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 """The gates of each kind, by the name of its function in torch."""
 
 
-@contextlib.contextmanager
-def kept_whole() -> Iterator[None]:
-    """Replaces torch's functions by operators of the same results, and restores them afterwards."""
+def kept_whole() -> tuple[Patch, ...]:
+    """Patches that replace torch's functions by operators of the same results."""
     from torch import _VF
 
     functions: Any = _VF
-    before = {kind: getattr(functions, kind) for kind in GATES}
-    try:
-        for kind, torchs in before.items():
-            setattr(functions, kind, functools.partial(_called, kind, torchs))
-        yield
-    finally:
-        for kind, torchs in before.items():
-            setattr(functions, kind, torchs)
+    return tuple(Patch(functions, kind, functools.partial(_called, kind, getattr(functions, kind))) for kind in GATES)
 
 
 def operator(kind: str) -> Any:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import io
 import logging
 import re
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
@@ -19,14 +18,11 @@ from attnport.exporter.guards import Guard, constants, guards, located, pinned
 from attnport.exporter.recurrences import scanned
 from attnport.exporter.recurrent import kept_whole
 from attnport.known import Computing, known
+from attnport.patches import Patch, alone, patched
 from attnport.user_code import raised_in
 
 if TYPE_CHECKING:
     import torch
-
-_PATCHED = threading.RLock()
-"""Held while torch is changed: two exports at once would undo each other's changes."""
-
 
 _FEW = 16
 """The most numbers of a buffer that may decide sizes, such as a stride."""
@@ -34,65 +30,70 @@ _FEW = 16
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps torch's exporter from printing progress, and warnings about its own code."""
+    """Keeps torch's exporter from telling of its progress, and from warnings about its own code."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch.fx")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with alone(), warnings.catch_warnings():  # warnings are those of the whole process
+        levels = [logger.level for logger in loggers]
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
             warnings.simplefilter("ignore")
             yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 @contextlib.contextmanager
 def traceable(module: Any) -> Iterator[None]:
-    """Replaces the parts of torch that prevent tracing, and restores them afterwards.
+    """Replaces the parts of torch and transformers that prevent tracing, and restores them afterwards.
 
-    - `nn.TransformerEncoder` and `nn.TransformerDecoder` inspect a mask to see whether it is causal, and a trace cannot
-      branch on a tensor's elements. A mask is treated as causal only if the caller says so; the numbers are the same.
-    - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
     - The loop of transformers' experts is over those that were chosen, which a trace cannot know; `grouped_mm` computes
       the same, or a loop over all of them (see `experts`).
     - Recurrences of transformers' models are scans (see `recurrences`); LSTM, GRU and RNN are one operator each (see
       `recurrent`).
-    - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
-      nothing.
-    - torch.export prints the whole graph so far when it fails.
+    - What is wrong in torch for a trace (see `_obstacles`).
 
     Other threads that run such modules meanwhile get the same numbers, only more slowly.
     """
-    import torch
-    from torch import nn
-    from torch.export import _trace
-    from torch.nn.modules import transformer
-
-    with _PATCHED:
+    with patched(_obstacles, scanned, all_experts, kept_whole):
         experts = [part for part in module.modules() if getattr(part, "_can_set_experts_implementation", bool)()]
         before = [part.get_experts_implementation() for part in experts]
-        cast: Callable[..., Any] = nn.Module._apply
-        fast, detect = torch.backends.mha.get_fastpath_enabled(), transformer._detect_is_causal_mask
-        torch.backends.mha.set_fastpath_enabled(False)
-        transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-        nn.Module._apply = lambda part, to, *args, **kwargs: (  # type: ignore[method-assign]
-            part if _keeps(to, part) else cast(part, to, *args, **kwargs)
-        )
-        vars(_trace)["print"] = lambda *args, **kwargs: None
         try:
             for part in experts:
                 part.set_experts_implementation("grouped_mm")
-            with scanned(), all_experts(), kept_whole():
-                yield
+            yield
         finally:
             for part, chosen in zip(experts, before, strict=True):
                 part.set_experts_implementation(chosen)
-            del vars(_trace)["print"]
-            nn.Module._apply = cast  # type: ignore[method-assign]
-            transformer._detect_is_causal_mask = detect
-            torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _obstacles() -> tuple[Patch, ...]:
+    """Patches of what prevents tracing in torch itself.
+
+    - `nn.TransformerEncoder` and `nn.TransformerDecoder` inspect a mask to see whether it is causal, and a trace cannot
+      branch on a tensor's elements. A mask is treated as causal only if the caller says so; the numbers are the same.
+    - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
+    - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
+      nothing.
+    - torch.export prints the whole graph so far when it fails.
+    """
+    from torch import nn
+    from torch.backends import mha
+    from torch.export import _trace
+    from torch.nn.modules import transformer
+
+    cast: Callable[..., Any] = nn.Module._apply
+
+    def kept(part: nn.Module, to: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        return part if _keeps(to, part) else cast(part, to, *args, **kwargs)
+
+    return (
+        Patch(mha, "_is_fastpath_enabled", False),
+        Patch(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
+        Patch(nn.Module, "_apply", kept),
+        Patch(_trace, "print", lambda *args, **kwargs: None),
+    )
 
 
 def _keeps(to: Callable[[torch.Tensor], torch.Tensor], module: torch.nn.Module) -> bool:
@@ -124,13 +125,14 @@ def trace(
         try:
             if all(dim.step == 1 for dim in contract.dims):
                 return _exported(module, contract, feeds, chosen=False), ()
-            with located():
+            with patched(located):
                 program = _exported(module, contract, feeds, chosen=True)
         except (torch._dynamo.exc.UserError, AssertionError):  # torch asserts that it has words for a guard
-            with located():
+            with patched(located):
                 program = _exported(module, contract, feeds, chosen=True)
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
-        if "data-dependent" in str(err) and (read := _retraced(module, contract, feeds, computing=True)) is not None:
+        by_values = "data-dependent" in str(err)
+        if (read := _retraced(module, contract, feeds, computing=by_values, strict=not by_values)) is not None:
             return read, guards(read, contract)
         raise untraceable(err, "torch.export cannot trace the module") from err
     frozen = constants(program, contract)
@@ -144,7 +146,8 @@ def trace(
                 f"dim {name!r} of input {', '.join(inputs)} froze at the traced size: "
                 f"the module's code turns it into the constant {size}{place}"
             )
-        raise ExportError(f"{'; '.join(problems)}.", hint=_advice(problems[0]) or _USUAL_ADVICE, dims=tuple(frozen))
+        advice = _advice(problems[0]) or _USUAL_ADVICE
+        raise ExportError(f"{'; '.join(problems)}.", hint=f"{advice} {_one_size(contract, frozen)}", dims=tuple(frozen))
     return program, guards(program, contract)
 
 
@@ -247,7 +250,7 @@ def untraceable(err: Exception, what: str, hint: str = "") -> ExportError:
     cause = f"{type(err).__name__}: {first_line(err)}"
     if reads:
         cause = "its code needs the values of a tensor to go on, which a graph does not have"
-    advice = _advice(place, _VALUES if reads else _SIZES) or (_WHERE if reads else "")
+    advice = _advice(place if reads else f"{cause}{place}", _VALUES if reads else _SIZES) or (_WHERE if reads else "")
     last = hint or "Run with --traceback for torch's full message."
     return ExportError(f"{what}: {cause}{place}", hint=advice or last)
 
@@ -271,6 +274,7 @@ _VALUES = (
 )
 """What to write in place of code that reads values, by what stands in it."""
 _SIZES = (
+    (r"unhashable", "A size cannot be a key, as of a dict or lru_cache; compute the table in every call."),
     (r"\b(max|min|sum)\(\w+\)", f"Python's max, min and sum go through a tensor; take torch.amax, amin, sum. {_MASK}"),
     (r"\.item\(|\.tolist\(", "A number read out of a tensor is a constant of the graph; keep it a tensor."),
     (r"\bint\(|\bfloat\(|\bround\(|math\.", "Use x.shape[i] as it is, with + - * // alone: int() and math freeze it."),
@@ -279,6 +283,13 @@ _SIZES = (
     (r"\bif\b|\bwhile\b|\bassert\b", "Python cannot branch on a tensor in a graph; use torch.where."),
 )
 """The same of code that depends on sizes."""
+
+
+def _one_size(contract: IOContract, frozen: Collection[str]) -> str:
+    """What to declare where one size is enough."""
+    spec = next(spec for spec in contract.inputs if set(frozen) & set(spec.dims))
+    dims = tuple("SIZE" if dim in frozen else dim for dim in spec.dims)
+    return f"Where one size is enough, declare it: {replace(spec, dims=dims)}."
 
 
 def _advice(problem: str, table: Sequence[tuple[str, str]] = _SIZES) -> str:

@@ -130,13 +130,15 @@ def chosen(named: Sequence[str] | None, *, bundle: bool = False) -> list[Runtime
     """The runtimes that are named; where none is, all but those that have to be (`Runtime.by_name`).
 
     Args:
+        named: Names of runtimes, or of one of their forms as reports have it, such as `openvino.bf16`.
         bundle: Whether a bundle was named: without one, what opens bundles is left out too.
 
     Raises:
         UsageError: there is no such runtime.
     """
     if named:
-        return [get(name) for name in ([named] if isinstance(named, str) else named)]
+        names_given = [named] if isinstance(named, str) else named
+        return list(dict.fromkeys(get(name.partition(".")[0]) for name in names_given))
     return [one for one in map(get, names()) if not one.by_name and (bundle or one.opens != "bundle")]
 
 

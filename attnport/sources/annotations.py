@@ -40,11 +40,11 @@ def structure_of(annotation: Any, keys: Sequence[str], path: str) -> tuple[Make,
     kind: Any = options[0] if options else None
     origin = typing.get_origin(kind) or kind
     numbered = all(key.isdigit() for key in keys)
-    if numbered and not _is_cache(origin) and sorted(map(int, keys)) != list(range(len(keys))):
+    if numbered and not is_cache(origin) and sorted(map(int, keys)) != list(range(len(keys))):
         raise SpecError(
             f"--input {path}: got the places {', '.join(keys)}; expected 0 to {len(keys) - 1}, each once.",
         )
-    if _is_cache(origin):
+    if is_cache(origin):
         return (lambda parts: _cache(origin, parts)), {}
     if dataclasses.is_dataclass(origin) or _is_named_tuple(origin):
         return (lambda parts: origin(**parts)), getattr(origin, "__annotations__", {})
@@ -69,7 +69,7 @@ def _options(annotation: Any) -> tuple[Any, ...]:
 def _fits(kind: Any, keys: Sequence[str]) -> bool:
     origin = typing.get_origin(kind) or kind
     numbered = all(key.isdigit() for key in keys)
-    if _is_cache(origin):
+    if is_cache(origin):
         return numbered
     if dataclasses.is_dataclass(origin):
         return {field.name for field in dataclasses.fields(origin)} >= set(keys)
@@ -84,7 +84,7 @@ def _is_named_tuple(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
-def _is_cache(kind: Any) -> bool:
+def is_cache(kind: Any) -> bool:
     """Whether a class is a cache of transformers that takes keys and values."""
     return isinstance(kind, type) and any(
         base.__name__ == "Cache" and base.__module__ == "transformers.cache_utils" for base in kind.__mro__

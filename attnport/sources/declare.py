@@ -7,7 +7,7 @@ import difflib
 import inspect
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,20 +17,22 @@ from attnport.budget import Budget
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError, first_line
 from attnport.example_values import ROWS, continued
+from attnport.sources.adapted import Observed, adapted
 from attnport.sources.output_sizes import all_changed, base_sizes, changed_alone, fit
-from attnport.sources.parsing import declarations, examples_of, names_of, parse_constant, parse_dims, path_of
+from attnport.sources.parsing import (
+    declarations,
+    examples_of,
+    names_of,
+    narrow_dtypes,
+    parse_constant,
+    parse_dims,
+    path_of,
+)
 from attnport.sources.plain import HALF_HINT, half_notes, half_of, in_float32, plain_module
 from attnport.sources.randomness import refuse_random
 from attnport.sources.ranges import bound_dims, found_ranges
 from attnport.sources.seeds import seeded
-from attnport.sources.structure import (
-    Arguments,
-    Observed,
-    adapted,
-    flat_name,
-    flat_outputs,
-    of_declarations,
-)
+from attnport.sources.structure import Arguments, flat_name, flat_outputs, of_declarations
 from attnport.user_code import raised_in
 
 if TYPE_CHECKING:
@@ -153,7 +155,8 @@ def declared_spec(
     used = names_of(tensors)
     if arguments is None:
         _refuse_names(text, module, [path_of(each)[0] for each in inputs])
-    arguments = arguments or of_declarations(module, list(map(path_of, declared)), constants)
+    narrow_types = narrow_dtypes(declared)
+    arguments = arguments or of_declarations(module, list(map(path_of, declared)), constants, narrow_types)
     call = Observed(module.eval(), arguments, outputs, text)
 
     problem = ""
@@ -203,18 +206,27 @@ def declared_spec(
         def make() -> nn.Module:
             return adapted(plain(), held, chosen)
 
-    steps = tuple(
-        f"dim {dim.name}: the module runs at multiples of {dim.step} alone, so it takes {dim.span}"
-        for dim in named
-        if dim.step > 1 and dim.name not in ranges
+    steps = steps_note(dim for dim in named if dim.name not in ranges)
+    casts = tuple(
+        f"input {name} is {dtype} in the module: in the graph it is int32, with the same values"
+        for name, dtype in narrow_types.items()
     )
     kept = tuple(
         f"input {name}: every test has the values of the example, as random ones do not fit; the folder keeps them, "
         f"up to {ROWS} rows of a batch"
         for name in examples
     )
-    notes = (*half_notes(half), *steps, *limits, *kept)
+    notes = (*half_notes(half), *steps, *limits, *casts, *kept)
     return ModelSpec(name, Source(text), contract, make, observed=True, notes=notes)
+
+
+def steps_note(dims: Iterable[Dim]) -> tuple[str, ...]:
+    """What users are told of dims that take multiples of a number alone."""
+    return tuple(
+        f"dim {dim.name}: the module runs at multiples of {dim.step} alone, so it takes {dim.span}"
+        for dim in dims
+        if dim.step > 1
+    )
 
 
 def frozen_dims(

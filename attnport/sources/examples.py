@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnport.dims import TensorSpec
-from attnport.errors import UsageError
-from attnport.sources.parsing import path_of
+from attnport.errors import SpecError, UsageError
+from attnport.sources.marks import marks_by_name
+from attnport.sources.parsing import PATH, path_of
 from attnport.sources.ranges import usual_range
-from attnport.sources.structure import Constant, Leaf, Node, Path, flat_name
+from attnport.sources.structure import Arguments, Branch, Constant, Leaf, Node, Path, flat_name
 from attnport_bundle import expressions
 
 if TYPE_CHECKING:
     import torch
 
-_HIDES = re.compile(r"(^|_)(key_)?padding_mask$")
-_KEEPS = re.compile(r"(^|_)attention_mask$")
-_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +79,11 @@ def named_dims(
 
 def _renamed(formula: str, names: Mapping[str, str]) -> str:
     """A formula of torch's symbols as an expression of dims; "" if it is none, or has a symbol that is no dim."""
-    text = _SYMBOL.sub(lambda found: names.get(found[0], found[0]), formula).replace(" ", "")
+    text = SYMBOL.sub(lambda found: names.get(found[0], found[0]), formula).replace(" ", "")
     if re.fullmatch(r"[\w+]+", text):  # as sums are written elsewhere, so that equal ones have equal names
         text = "+".join(sorted(text.split("+"), key=lambda term: (term.isdigit(), term)))
     try:
-        return text if set(_SYMBOL.findall(formula)) <= set(names) and expressions.names(text) else ""
+        return text if set(SYMBOL.findall(formula)) <= set(names) and expressions.names(text) else ""
     except ValueError:
         return ""
 
@@ -112,107 +108,6 @@ def refuse_other_sizes(declared: Mapping[str, Sequence[str | int]], tensors: Map
                 )
 
 
-def joined(
-    dims: Mapping[str, Sequence[Any]], tensors: Mapping[str, torch.Tensor], call: Callable[..., Any]
-) -> dict[str, tuple[Any, ...]]:
-    """The dims, where those that have to be equal are one: the module fails with one of them larger, not with both.
-
-    torch does not notice that the keys and values of a cache must be equally long.
-
-    Args:
-        dims, tensors: As of `named_dims`.
-        call: Runs the module on tensors by name.
-    """
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    sizes: dict[str, int] = {}
-    kinds: dict[str, Any] = {}
-    for name, own in dims.items():
-        for dim, size in zip(own, tensors[name].shape, strict=True):
-            if not isinstance(dim, int) and dim.name.isidentifier():
-                sizes.setdefault(dim.name, int(size))
-                kinds.setdefault(dim.name, dim)
-
-    def runs(*larger: str) -> bool:
-        grown = {name: size + (name in larger) for name, size in sizes.items()}
-        try:
-            # The fused kernel does not notice keys and values of different lengths.
-            with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-                call(**{name: _resized(tensor, dims[name], grown) for name, tensor in tensors.items()})
-        except Exception:  # the user's forward may raise anything
-            return False
-        return True
-
-    ranges_first = sorted((name for name, size in sizes.items() if size > 0),
-                          key=lambda name: not isinstance(kinds[name], Range))  # fmt: skip
-    same = _equal_dims(ranges_first, sizes, runs)
-
-    def settled(dim: Any) -> Any:
-        if isinstance(dim, int):
-            return dim
-        if dim.name in same:
-            return kinds[same[dim.name]]
-        return dataclasses.replace(dim, name=_SYMBOL.sub(lambda found: same.get(found[0], found[0]), dim.name))
-
-    found = {name: tuple(map(settled, own)) for name, own in dims.items()}
-    return {name: _beside(name, own, found, tensors) for name, own in found.items()}
-
-
-def _beside(
-    name: str, own: tuple[Any, ...], dims: Mapping[str, tuple[Any, ...]], tensors: Mapping[str, torch.Tensor]
-) -> tuple[Any, ...]:
-    """The dims of an input; of a mask, an axis that no other input has is as long as what the mask is for.
-
-    A module may take a mask of more rows than it uses, as BERT of transformers does.
-    """
-    if not _mask_marks(name, tensors[name]):
-        return own
-    others = [(each, tensors[other].shape) for other, each in dims.items() if other != name]
-    shared = {dim.name for each, _ in others for dim in each if not isinstance(dim, int)}
-
-    def joint(axis: int, dim: Any) -> Any:
-        if isinstance(dim, int) or dim.name in shared:
-            return dim
-        size = tensors[name].shape[axis]
-        return next((each[axis] for each, shape in others if len(shape) > axis and shape[axis] == size), dim)
-
-    return tuple(joint(axis, dim) for axis, dim in enumerate(own))
-
-
-def _equal_dims(names: Sequence[str], sizes: Mapping[str, int], runs: Callable[..., bool]) -> dict[str, str]:
-    """By dim, the one before it that it has to be equal to.
-
-    Args:
-        runs: Whether the module runs with the dims of these names larger by one.
-    """
-    same: dict[str, str] = {}
-    for one, other in itertools.combinations(names, 2):
-        apart = one not in same and other not in same
-        if apart and sizes[one] == sizes[other] and not runs(one) and runs(one, other):
-            same[other] = one
-    # Where three have to be equal, no two of them can grow alone.
-    groups = {name: [name, *(other for other in same if same[other] == name)] for name in names if name not in same}
-    counts = Counter(sizes[name] for name in names)
-    bound = [name for name, group in groups.items() if counts[sizes[name]] > 2 and not runs(*group)]
-    for size in {sizes[name] for name in bound}:
-        alike = [each for name in bound if sizes[name] == size for each in groups[name]]
-        if len(alike) > 2 and runs(*alike):
-            same |= dict.fromkeys(alike[1:], alike[0])
-    return same
-
-
-def _resized(tensor: torch.Tensor, dims: Sequence[Any], sizes: Mapping[str, int]) -> torch.Tensor:
-    """A tensor of other sizes, its last part repeated."""
-    import torch
-
-    for axis, (dim, had) in enumerate(zip(dims, tensor.shape, strict=True)):
-        size = had if isinstance(dim, int) else TensorSpec("", "int64", (dim.name,)).shape(sizes)[0]
-        if size != had:
-            tensor = tensor.index_select(axis, torch.arange(size).clamp(max=had - 1))
-    return tensor
-
-
 def input_texts(
     found: Mapping[Path, torch.Tensor],
     dims: Mapping[str, Dims],
@@ -229,21 +124,19 @@ def input_texts(
         name = flat_name(path)
         declared = given.get(name, "")
         if declared and not declared.startswith(":"):
-            texts.append(f"{'.'.join(path)}={declared}")
+            texts.append(f"{written(path)}={declared}")
             continue
         sizes = ",".join(dim.name if isinstance(dim, Range) else str(dim) for dim in dims[name])
-        marks = declared or _mask_marks(name, tensor)
+        marks = declared or mask_marks(name, tensor)
         if name in highs and not marks:
             marks = f":high={highs[name]}"
-        texts.append(f"{'.'.join(path)}={str(tensor.dtype).removeprefix('torch.')}[{sizes}]{marks}")
+        texts.append(f"{written(path)}={str(tensor.dtype).removeprefix('torch.')}[{sizes}]{marks}")
     return texts
 
 
-def _mask_marks(name: str, tensor: torch.Tensor) -> str:
-    """The marks of masks that are called as everybody calls them: transformers' and torch's."""
-    if tensor.dim() != 2 or tensor.is_floating_point():
-        return ""
-    return ":padding:hide" if _HIDES.search(name) else ":padding" if _KEEPS.search(name) else ""
+def mask_marks(name: str, tensor: torch.Tensor) -> str:
+    """The marks of a mask that is called as everybody calls it."""
+    return marks_by_name(name, str(tensor.dtype).removeprefix("torch."), tensor.dim())
 
 
 def dim_texts(dims: Mapping[str, Dims], tensors: Mapping[str, torch.Tensor], given: Sequence[str]) -> list[str]:
@@ -253,7 +146,7 @@ def dim_texts(dims: Mapping[str, Dims], tensors: Mapping[str, torch.Tensor], giv
     for name, own in dims.items():
         for axis, dim in enumerate(own):
             if isinstance(dim, Range) and dim.name.isidentifier() and dim.name not in wanted:
-                low, high, seen = limits.get(dim.name, (1, None, 1))
+                low, high, seen = limits.get(dim.name, (dim.smallest, None, 1))
                 highs = [each for each in (high, dim.largest) if each is not None]
                 seen = max(seen, tensors[name].shape[axis])
                 limits[dim.name] = (max(low, dim.smallest), min(highs) if highs else None, seen)
@@ -268,13 +161,10 @@ def dim_texts(dims: Mapping[str, Dims], tensors: Mapping[str, torch.Tensor], giv
 
 
 def constant_texts(nodes: Mapping[str, Node], variable: str | None = None) -> list[str]:
-    """Declarations of the constants among the arguments.
+    """Declarations of the constants among the arguments, such as `causal=true` or `dtype="<python> torch.float64"`.
 
     Args:
         variable: The name of `**kwargs`, whose names stand at the top.
-
-    Raises:
-        UsageError: one cannot be written as text.
     """
     texts: list[str] = []
     for name, node in nodes.items():
@@ -283,18 +173,47 @@ def constant_texts(nodes: Mapping[str, Node], variable: str | None = None) -> li
 
 
 def _add_constants(node: Node, path: Path, texts: list[str]) -> None:
-    if isinstance(node, Leaf):
-        return
+    from attnport.known import PYTHON
+
     if isinstance(node, Constant):
-        if not isinstance(node.value, bool | int | float | str | None):
-            raise UsageError(
-                f"{'.'.join(path)} is a {type(node.value).__name__}, which no declaration can hold.",
-                hint="Leave it out if it has a default.",
-            )
-        texts.append(f"{'.'.join(path)}={json.dumps(node.value)}")
-        return
-    for key, part in zip(node.keys, node.parts, strict=True):
-        _add_constants(part, (*path, key), texts)
+        plain = isinstance(node.value, bool | int | float | str | None)
+        text = json.dumps(node.value if plain else f"{PYTHON}{node.value!r}")
+        # A bracket would be read as that of a shape.
+        texts.append(f"{written(path)}={text.replace('[', chr(92) + 'u005b').replace(']', chr(92) + 'u005d')}")
+    elif not isinstance(node, Leaf):
+        for key, part in zip(node.keys, node.parts, strict=True):
+            _add_constants(part, (*path, key), texts)
+
+
+def written(path: Path) -> str:
+    """A path as declarations have it; its flat name where a key is no name, such as `a:b[0]`."""
+    text = ".".join(path)
+    return text if PATH.fullmatch(text) and text.count(".") == len(path) - 1 else flat_name(path)
+
+
+def refuse_unwritten(text: str, arguments: Arguments) -> None:
+    """Raises SpecError for examples of a SPEC, which is loaded again later, that no declaration can hold."""
+    from attnport.known import PYTHON, as_constant
+
+    pending: list[tuple[Path, Node]] = [((name,), node) for name, node in arguments.nodes.items()]
+    for path, node in pending:
+        if isinstance(node, Branch):
+            pending += [((*path, key), part) for key, part in zip(node.keys, node.parts, strict=True)]
+            continue
+        if written(path) != ".".join(path):
+            what = f"the key {path[-1]!r} of {path[0]}"
+        elif isinstance(node, Constant) and not isinstance(node.value, bool | int | float | str | None):
+            try:
+                as_constant(f"{PYTHON}{node.value!r}")
+                continue
+            except SpecError:
+                what = f"{'.'.join(path)}, a {type(node.value).__name__},"
+        else:
+            continue
+        raise SpecError(
+            f"{text}: {what} cannot be declared, so that later commands could not load the model with it.",
+            hint="Give the module itself to attnport.export, in place of its SPEC.",
+        )
 
 
 def given_inputs(inputs: Sequence[str] | Mapping[str, str]) -> tuple[str, ...]:
@@ -302,6 +221,13 @@ def given_inputs(inputs: Sequence[str] | Mapping[str, str]) -> tuple[str, ...]:
     if isinstance(inputs, str):
         return (inputs,)
     if isinstance(inputs, Mapping):
+        for name, text in inputs.items():
+            if not isinstance(text, str):
+                raise UsageError(
+                    f"inputs: got {type(text).__name__} for {name}; expected a declaration such as "
+                    "'float32[batch,seq,256]'.",
+                    hint="Examples are given as args=(...) or kwargs={...}.",
+                )
         return tuple(f"{name}={text}" for name, text in inputs.items())
     return tuple(inputs)
 

@@ -27,6 +27,11 @@ _PATTERNS = {
     "content": "|".join(CARRIES),
     "keys": r"keys=([A-Za-z_]\w*)",
 }
+_BY_NAME = (
+    (re.compile(r"(^|_)(key_)?padding_mask$"), "hide"),
+    (re.compile(r"(^|_)(attention|input)_mask$"), "keep"),
+)
+"""What masks of padding are called, and which of their elements are real tokens: as torch and transformers have it."""
 MARKS = (*_NAMED, "window=N", *POLARITIES, *ALIGNMENTS, *CARRIES, "keys=DIM")
 """The marks of a mask in `--input`."""
 
@@ -34,8 +39,9 @@ MARKS = (*_NAMED, "window=N", *POLARITIES, *ALIGNMENTS, *CARRIES, "keys=DIM")
 def mask_of(spec: TensorSpec, marks: Sequence[str]) -> MaskSpec | None:
     """The mask that an input's marks declare; None without marks.
 
-    The content of the input follows from its kind and shape: `documents` of `[B,T]` are ids, `prefix` of `[B]` are
-    lengths, `global` of `[B,T]` are marks, and `padding` of `[batch]` are lengths.
+    The polarity follows from the name of the input if no mark says it, see `polarity_of`. The content follows from its
+    kind and shape: `documents` of `[B,T]` are ids, `prefix` of `[B]` are lengths, `global` of `[B,T]` are marks, and
+    `padding` of `[batch]` are lengths.
 
     Raises:
         UsageError: a mark is unknown, or the marks do not fit each other or the input; the message shows the part.
@@ -54,19 +60,38 @@ def mask_of(spec: TensorSpec, marks: Sequence[str]) -> MaskSpec | None:
             hint=f"Add one, for example {spec}:padding:{marks[0]}.",
         )
     try:
+        content = by_category["content"][0] if by_category["content"] else _content(spec, kinds)
+        named = polarity_of(spec.name) if kinds == ["padding"] and content == "mask" else ""
         mask = MaskSpec(
             tuple(kinds),
             spec.name,
-            next(iter(polarities), "additive" if "bias" in kinds else "keep"),
+            next(iter(polarities), "additive" if "bias" in kinds else named or "keep"),
             next(iter(by_category["alignment"]), "upper_left"),
             int(next(iter(by_category["window"]), 0)),
-            by_category["content"][0] if by_category["content"] else _content(spec, kinds),
+            content,
             next(iter(by_category["keys"]), None),
         )
     except UsageError as err:
         raise UsageError(f"--input {spec}: {err}", hint=err.hint) from err
     _check_tensor(spec, mask)
     return mask
+
+
+def polarity_of(name: str) -> str:
+    """`keep` or `hide` for an input that is called as masks of padding are; "" for others."""
+    return next((polarity for pattern, polarity in _BY_NAME if pattern.search(name)), "")
+
+
+def marks_by_name(name: str, dtype: str, rank: int) -> str:
+    """The marks of an input `[batch,seq]` that is called as masks of padding are; "" for others.
+
+    A float that hides is added to the scores, as torch has it, and is not marked.
+    """
+    polarity = polarity_of(name)
+    dtypes = (*_INTEGERS, "bool", *(("float32",) if polarity == "keep" else ()))
+    if not polarity or rank != 2 or dtype not in dtypes:
+        return ""
+    return ":padding" if polarity == "keep" else ":padding:hide"
 
 
 def _sorted(spec: TensorSpec, marks: Sequence[str]) -> dict[str, list[str]]:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from attnport.artifacts import IN_MEMORY, ModelSpec, Source
 from attnport.errors import SpecError
+from attnport.sources.adapted import own_copy
 from attnport.sources.declare import declared_spec
 from attnport.sources.hf_exportable import settle
 from attnport.sources.load import sealed
 from attnport.sources.plain import in_float32, plain_module
 from attnport.sources.program import program_spec
-from attnport.sources.structure import Arguments, own_copy
+from attnport.sources.structure import Arguments
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,6 +53,7 @@ def memory_spec(
     outputs: Sequence[str] = (),
     arguments: Arguments | None = None,
     half: str = "",
+    notes: Sequence[str] = (),
 ) -> ModelSpec:
     """The ModelSpec of a module in memory, which `kept_copy` made.
 
@@ -59,15 +61,18 @@ def memory_spec(
         inputs: Declarations, as of `--input`.
         arguments: What its forward is called with; None = what the declarations say.
         half: The half precision that it was in before `kept_copy`; "" = none.
+        notes: What users are to know of how it is taken.
 
     Raises:
         UsageError, SpecError: as `declare.declared_spec`.
     """
     name = type(module).__name__
     text = f"{name}{IN_MEMORY}"
-    spec = declared_spec(name, text, module, lambda: own_copy(module), inputs, dims, outputs, arguments, half)
+    # What a module keeps from one run to the next, such as a table of positions, is of that run.
+    ran = own_copy(module)
+    spec = declared_spec(name, text, ran, lambda: own_copy(module), inputs, dims, outputs, arguments, half)
     source = Source(text, tuple(inputs), tuple(dims), outputs=tuple(outputs))
-    return hold(dataclasses.replace(spec, source=source))
+    return hold(dataclasses.replace(spec, source=source, notes=(*spec.notes, *notes)))
 
 
 def hold(spec: ModelSpec) -> ModelSpec:

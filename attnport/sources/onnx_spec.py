@@ -11,6 +11,7 @@ from attnport.artifacts import UNKNOWN_SIZE, ModelSpec
 from attnport.dims import Dim
 from attnport.errors import SpecError, UsageError
 from attnport.sources.declare import FrozenError, declared_spec
+from attnport.sources.marks import marks_by_name, polarity_of
 from attnport.sources.onnx_decoder import CONFIG, stops_of
 from attnport.sources.onnx_file import beside, graph_of, input_names, output_names, path_of, read
 from attnport.sources.parsing import parse_input
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import nn
 
-PADDING = ("attention_mask", "input_mask", "padding_mask", "encoder_attention_mask", "decoder_attention_mask")
-"""Inputs of shape [batch,length] that say which tokens are padding, by the names that exporters give them."""
 _FEW = 3
 """As many names a note has."""
 _LAYOUT = frozenset({"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Slice", "Expand"})
@@ -128,9 +127,9 @@ def _declaration(text: str, value: ir.Value, names: dict[str, str], counted: boo
         )
     dims = [_dim(dim, axis, len(value.shape), name, known) for axis, dim in enumerate(value.shape)]
     found = f"{name}={dtype}[{','.join(map(str, dims))}]"
-    if name in PADDING and not counted and len(dims) == 2 and dtype in ("int64", "int32", "bool", "float32"):
-        return f"{found}:padding"
-    if name in PADDING and counted:
+    if not counted and (marks := marks_by_name(name, dtype, len(dims))):
+        return f"{found}{marks}"
+    if counted and polarity_of(name):
         return f"{found}:high=2"
     high = _high(value) if dtype in ("int64", "int32") else 0
     return f"{found}:high={high}" if high else found

@@ -49,6 +49,12 @@ class _CurrentFolder(MetaPathFinder):
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _CurrentFolder) and other._folder == self._folder
+
+    def __hash__(self) -> int:
+        return hash(self._folder)
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -67,7 +73,8 @@ def _imported(module: str) -> ModuleType:
         finder, top = _CurrentFolder(Path.cwd()), module.partition(".")[0]
         if err.name != top or finder.find_spec(top, None) is None:
             raise
-    sys.meta_path.append(finder)
+    if finder not in sys.meta_path:
+        sys.meta_path.append(finder)
     return importlib.import_module(module)
 
 

@@ -12,10 +12,12 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import UsageError
 from attnport.masks.spec import MaskSpec
 from attnport.sources.marks import mask_of
-from attnport.sources.structure import Path, flat_name
+from attnport.sources.structure import NARROW, Path, flat_name
 from attnport_bundle import expressions
 from attnport_bundle.contract import DTYPES
 
+PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+"""Where a declaration belongs in the arguments of the forward, see `path_of`."""
 _INPUT = re.compile(r"(?P<name>[A-Za-z_]\w*(\.\w+)*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\](?P<marks>(:[\w=-]+)*)")
 _CONSTANT = re.compile(r"\s*(?P<name>[A-Za-z_]\w*(\.\w+)*)\s*=\s*(?P<value>[^\[\]]+?|\[.*\])\s*")
 _EXAMPLE = "example="
@@ -24,6 +26,8 @@ _WORDS = {"True": True, "False": False, "None": None}
 
 def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
     """Reads `x=float32[batch,seq,256]`, `mask=int64[batch,seq]:padding`, `ids=int64[batch,seq]:high=30522`.
+
+    A type of `NARROW`, such as uint8, makes an input of int32, see `narrow_dtypes`.
 
     A tensor in a structure is written with dots, `past.0=float32[batch,heads,past,16]`, and called `past_0`. Marks
     after the shape are `high=N` (values below N), `example=TEXT` (see `examples_of`) and those of a mask
@@ -50,12 +54,15 @@ def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
             high = int(mark[5:])
         elif not mark.startswith(_EXAMPLE):
             marks.append(mark)
-    if match["dtype"] not in DTYPES:
+    dtype = match["dtype"]
+    if dtype not in (*DTYPES, *NARROW):
         raise UsageError(
-            f"--input {text!r}: dtype {match['dtype']!r} is not one of {', '.join(DTYPES)}.",
-            hint=_near(match["dtype"], DTYPES),
+            f"--input {text!r}: dtype {dtype!r} is not one of {', '.join((*DTYPES, *NARROW))}.",
+            hint=_near(dtype, (*DTYPES, *NARROW)),
         )
-    spec = TensorSpec(flat_name(path_of(text)), match["dtype"], dims, high)
+    if dtype in NARROW:
+        dtype, high = "int32", high or NARROW[dtype]
+    spec = TensorSpec(flat_name(path_of(text)), dtype, dims, high)
     return spec, mask_of(spec, marks)
 
 
@@ -68,6 +75,12 @@ def examples_of(inputs: Iterable[str]) -> dict[str, str]:
             if mark.startswith(_EXAMPLE):
                 found[flat_name(path_of(text))] = mark.removeprefix(_EXAMPLE)
     return found
+
+
+def narrow_dtypes(inputs: Iterable[str]) -> dict[str, str]:
+    """By flat name, the types that the module is given where inputs come in as int32: `x=uint8[batch,height,width]`."""
+    matches = filter(None, (_INPUT.fullmatch(text.replace(" ", "")) for text in inputs))
+    return {flat_name(path_of(match[0])): match["dtype"] for match in matches if match["dtype"] in NARROW}
 
 
 def path_of(text: str) -> Path:
@@ -131,10 +144,16 @@ def declarations(
     Raises:
         UsageError: one cannot be read, or does not fit the others.
     """
-    parsed = [parse_input(each) for each in inputs if parse_constant(each) is None]
+    texts = [each for each in inputs if parse_constant(each) is None]
+    parsed = [parse_input(each) for each in texts]
     tensors = tuple(spec for spec, _ in parsed)
-    if len({spec.name for spec in tensors}) != len(tensors):
-        raise UsageError("--input: a name is declared twice.")
+    places: dict[str, str] = {}
+    for spec, text in zip(tensors, texts, strict=True):
+        place = ".".join(path_of(text))
+        if spec.name in places:
+            twice = f"{places[spec.name]} and {place} are both the input {spec.name}"
+            raise UsageError(f"--input: a name is declared twice: {twice}.", hint="Declare each once, or rename one.")
+        places[spec.name] = place
     ranges = parse_dims(dims)
     used = names_of(tensors)
     if whole:

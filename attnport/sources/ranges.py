@@ -25,7 +25,11 @@ def usual_range(name: str) -> Dim:
 
 
 def found_ranges(
-    names: Sequence[str], declared: Mapping[str, Dim], runs: Callable[[Sizes], bool], budget: Budget | None = None
+    names: Sequence[str],
+    declared: Mapping[str, Dim],
+    runs: Callable[[Sizes], bool],
+    budget: Budget | None = None,
+    start: Mapping[str, int] | None = None,
 ) -> tuple[tuple[Dim, ...], tuple[str, ...]]:
     """The range of every dim, in the order of `names`: as declared, or as far as the module runs.
 
@@ -33,6 +37,7 @@ def found_ranges(
         runs: Whether the module runs at given sizes of all dims. It is taken to run at all sizes between two at which
             it runs; or at all multiples of a number, if it runs at no size beside the first one.
         budget: What the module takes; None = not known yet. A range ends where larger sizes may not fit.
+        start: Sizes of all dims at which it runs; None = some are looked for.
 
     Returns:
         The ranges, and a note on those that end for lack of memory or time, if there are any.
@@ -42,7 +47,10 @@ def found_ranges(
     """
     budget = budget or Budget([_BATCH])
     wanted = {name: declared.get(name) or usual_range(name) for name in names}
-    start = _start(names, declared, runs, budget)
+    if start is None:
+        start = _start(names, declared, runs, budget)
+    else:
+        budget.reach(start, runs)  # so that it is known what the module takes there
     free = [name for name in wanted if name not in declared]
     if start is None or not free:
         return tuple(wanted.values()), ()  # observing the outputs says what is wrong

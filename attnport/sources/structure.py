@@ -10,27 +10,37 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import keyword
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+import types
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnport.errors import SpecError
-from attnport.sources.annotations import parameter_types, structure_of
+from attnport.errors import SpecError, first_line
+from attnport.sources.annotations import is_cache, parameter_types, structure_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 Path = tuple[str, ...]
+NARROW = {"uint8": 2**8, "int8": 2**7, "uint16": 2**16, "int16": 2**15}
+"""Types of whole numbers that inputs of a contract do not have, and how many numbers from 0 on each of them has."""
 _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """The place of a tensor, by its flat name."""
+    """The place of a tensor, by its flat name.
+
+    Attributes:
+        dtype: The type that the module is given; "" = that of the input. Types of whole numbers that no contract has,
+            such as uint8, come in as int32.
+    """
 
     name: str
+    dtype: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,14 +118,60 @@ def of_examples(
     for name, value in given.items():
         # A name in **kwargs is one that users would write at the top.
         variable = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-        nodes[name] = take_apart(value, () if variable else (name,), found)
+        nodes[name] = take_apart(value, () if variable else (name,), found, read=_plain)
+    _check_names(module, list(found))
     return Arguments(signature, nodes, tuple(map(flat_name, found))), found
 
 
-def of_declarations(module: nn.Module, paths: Sequence[Path], constants: Mapping[Path, Any]) -> Arguments:
+def _plain(value: Any) -> Any:
+    """An example as the module is exported: a tensor on the processor, not in half precision; a number of Python."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        try:
+            value = torch.from_numpy(np.ascontiguousarray(value) if value.ndim else value)
+        except TypeError as err:
+            raise SpecError(
+                f"an example is an array of {value.dtype}: {first_line(err)}", hint="Give numbers."
+            ) from err
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach().cpu()
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+def _check_names(module: nn.Module, paths: Sequence[Path]) -> None:
+    """Raises SpecError for inputs whose flat names are one, or are no names that a module can be called with."""
+    by_name: dict[str, Path] = {}
+    for path in paths:
+        name, text = flat_name(path), ".".join(path)
+        if name in by_name:
+            raise SpecError(
+                f"{type(module).__name__}: {'.'.join(by_name[name])} and {text} would both be the input {name}.",
+                hint="Rename one of them: a parameter of the forward, or a key.",
+            )
+        if name == "self" or not name.isidentifier() or keyword.iskeyword(name):
+            raise SpecError(
+                f"{type(module).__name__}: {text} cannot be the name of an input: modules are called by keyword.",
+                hint="Rename it, to a name of Python other than self.",
+            )
+        by_name[name] = path
+
+
+def of_declarations(
+    module: nn.Module, paths: Sequence[Path], constants: Mapping[Path, Any], dtypes: Mapping[str, str] | None = None
+) -> Arguments:
     """The arguments that declarations such as `past.0=...` stand for.
 
     What a structure is follows from the annotation of the forward; without one, names make a dict and numbers a tuple.
+
+    Args:
+        paths: Of the tensors.
+        constants: Values that are the same in every call, by path.
+        dtypes: By flat name, the types that the module is given where inputs have others, see `Leaf`.
 
     Raises:
         SpecError: two declarations contradict each other, or the places in a sequence are not 0, 1, 2, ...
@@ -136,7 +192,10 @@ def of_declarations(module: nn.Module, paths: Sequence[Path], constants: Mapping
                 break
         if not isinstance(tree, dict) or inside[-1] in tree:
             raise SpecError(f"--input {'.'.join(path)}: another --input declares it, or a part of it.")
-        tree[inside[-1]] = Constant(as_constant(constants[path])) if path in constants else Leaf(flat_name(path))
+        name = flat_name(path)
+        held: Node = Leaf(name, (dtypes or {}).get(name, ""))
+        tree[inside[-1]] = Constant(as_constant(constants[path])) if path in constants else held
+    _check_names(module, paths)
     nodes: dict[str, Node] = {}
     for name, tree in trees.items():
         variable = name == rest
@@ -154,30 +213,62 @@ def _declared(tree: Any, annotation: Any, path: str) -> Node:
     return Branch(tuple(keys), parts, lambda values: make(dict(zip(keys, values, strict=True))))
 
 
-def take_apart(value: Any, path: Path, found: dict[Path, torch.Tensor]) -> Node:
+def take_apart(
+    value: Any, path: Path, found: dict[Path, torch.Tensor], read: Callable[[Any], Any] = lambda value: value
+) -> Node:
     """A value as a node; its tensors are added to `found` by their paths.
+
+    Args:
+        read: What a tensor, an array or a number is taken as.
 
     Raises:
         SpecError: it is an object that holds tensors and is no structure that is known.
     """
     import torch
 
+    value = read(value)
     if isinstance(value, torch.Tensor):
         found[path] = value
-        return Leaf(flat_name(path))
+        dtype = str(value.dtype).removeprefix("torch.")
+        return Leaf(flat_name(path), dtype if dtype in NARROW else "")
     opened = _opened(value)
     if opened is not None:
         parts, make = opened
         keys = tuple(name for name, _ in parts)
-        return Branch(keys, tuple(take_apart(part, (*path, name), found) for name, part in parts), make)
-    held = [name for name, inner in getattr(value, "__dict__", {}).items() if isinstance(inner, torch.Tensor)]
-    if held and not isinstance(value, torch.nn.Module):
+        return Branch(keys, tuple(take_apart(part, (*path, name), found, read) for name, part in parts), make)
+    if held := _tensor_in(value):
         raise SpecError(
-            f"{'.'.join(path) or 'the result'} is a {type(value).__name__}, which holds tensors ({held[0]}) and is no "
+            f"{'.'.join(path) or 'the result'} is a {type(value).__name__}, which holds tensors ({held}) and is no "
             "structure that is known.",
             hint="Make it a dataclass, or register it with torch.utils._pytree.register_pytree_node.",
         )
     return Constant(value)
+
+
+def _tensor_in(value: Any) -> str:
+    """The place of a tensor inside of an object, however deep, as `.state.0`; "" for none."""
+    import torch
+
+    pending, seen = [("", value)], set[int]()
+    while pending:
+        place, held = pending.pop()
+        if isinstance(held, torch.Tensor):
+            return place.lstrip(".")
+        if id(held) in seen or isinstance(held, str | bytes | int | float | type | torch.nn.Module | types.ModuleType):
+            continue
+        seen.add(id(held))
+        names = [*getattr(held, "__dict__", ()), *(name for kind in type(held).__mro__ for name in _slots(kind))]
+        pending += [(f"{place}.{name}", getattr(held, name)) for name in names if hasattr(held, name)]
+        if isinstance(held, Mapping):
+            pending += [(f"{place}.{key}", part) for key, part in held.items()]
+        elif isinstance(held, list | tuple | set | frozenset | deque):
+            pending += [(f"{place}.{at}", part) for at, part in enumerate(held)]
+    return ""
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(map(str, slots))
 
 
 def _opened(value: Any) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]] | None:
@@ -185,7 +276,7 @@ def _opened(value: Any) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], An
     import torch.utils._pytree as pytree
 
     layers = getattr(value, "layers", None)
-    if isinstance(layers, list) and all(hasattr(layer, "keys") and hasattr(layer, "values") for layer in layers):
+    if is_cache(type(value)) and isinstance(layers, list) and all(map(_keys_and_values_alone, layers)):
         return _cache(value, layers)
     known = pytree.SUPPORTED_NODES.get(pytree._get_node_type(value))
     if known is not None:
@@ -203,7 +294,23 @@ def _opened(value: Any) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], An
             return made
 
         return [(field, getattr(value, field)) for field in fields], make
+    if isinstance(value, MutableMapping):
+
+        def filled(parts: list[Any]) -> Any:
+            made = copy.copy(value)
+            for key, part in zip(held, parts, strict=True):
+                made[key] = part
+            return made
+
+        held = list(value)
+        return [(str(key), value[key]) for key in held], filled
     return None
+
+
+def _keys_and_values_alone(layer: Any) -> bool:
+    """Whether a layer of a cache has keys and values, and no other tensors."""
+    others = {name: held for name, held in vars(layer).items() if name not in ("keys", "values")}
+    return hasattr(layer, "keys") and hasattr(layer, "values") and not _tensor_in(others)
 
 
 def _cache(value: Any, layers: list[Any]) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]:
@@ -249,133 +356,12 @@ def flat_outputs(result: Any, taken: Collection[str] = ()) -> dict[str, torch.Te
     return named
 
 
-def _other(result: Any) -> str:
-    """What a result holds that is neither a tensor nor None, and where; "" for nothing."""
-    pending: list[tuple[str, Node]] = [("", take_apart(result, (), {}))]
-    for name, node in pending:
-        if isinstance(node, Constant) and node.value is not None:
-            return f"{name.lstrip('.')}={node.value!r:.40}"
-        if isinstance(node, Branch):
-            pending += [(f"{name}.{key}", part) for key, part in zip(node.keys, node.parts, strict=True)]
-    return ""
-
-
-class Observed:
-    """Calls a module with flat tensors by keyword, and returns those outputs by name that are wanted.
-
-    Attributes:
-        adapts: Whether the module must be `adapted` to be called so; known after a call.
-    """
-
-    def __init__(self, module: nn.Module, arguments: Arguments, outputs: Sequence[str], text: str) -> None:
-        self._module, self._arguments, self._wanted, self._text = module, arguments, tuple(outputs), text
-        self.adapts = not arguments.flat
-
-    def __call__(self, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The outputs by name.
-
-        Raises:
-            SpecError: there is no such output, or there is none at all.
-        """
-        import torch
-
-        args, kwargs = self._arguments.bound(tensors)
-        result = self._module(*args, **kwargs)
-        found = flat_outputs(result, self._arguments.names)
-        if not found:
-            raise SpecError(
-                f"{self._text}: its forward returns {type(result).__name__} without a tensor in it.",
-                hint="Return a tensor, or a structure that has one.",
-            )
-        if not self._wanted and (other := _other(result)):
-            raise SpecError(
-                f"{self._text}: its forward returns {type(result).__name__} with {other}, which is no tensor.",
-                hint=f"Choose the outputs: --outputs {' --outputs '.join(found)}.",
-            )
-        values = (result,) if isinstance(result, torch.Tensor) else result
-        flat = isinstance(values, tuple | list) and all(isinstance(value, torch.Tensor) for value in values)
-        for name in self._wanted:
-            if name not in found:
-                raise SpecError(
-                    f"{self._text}: got --outputs {name}; its forward returns {', '.join(found)}.",
-                    hint="Name one of these.",
-                )
-        chosen = {name: found[name] for name in self._wanted or found}
-        self.adapts = self.adapts or not flat or list(chosen) != list(found)
-        return chosen
-
-
-def adapted(module: nn.Module, arguments: Arguments, outputs: Sequence[str]) -> nn.Module:
-    """`module` with another forward: the flat tensors of `arguments` by keyword in, those called `outputs` out.
-
-    It is a shallow copy, whose class is a subclass with the name of the module's own. So paths of modules, names of
-    parameters, deep copies, casts and `isinstance` stay what they were. Hooks of the module itself see its own
-    arguments and results.
-    """
-    from attnport.known import computing
-
-    kind, names, chosen = type(module), arguments.names, tuple(outputs)
-    made = copy.copy(module)
-    own = made.__dict__.pop("forward", None)  # somebody replaced the forward of this one instance
-    hooks = _Hooks(made)
-
-    def forward(self: nn.Module, *positional: torch.Tensor, **tensors: torch.Tensor) -> Any:
-        tensors = {**dict(zip(names, positional, strict=False)), **tensors}
-        args, kwargs = arguments.bound(tensors)
-        with computing(args, kwargs):
-            result = hooks.run(self, own or kind.forward.__get__(self), args, kwargs)
-        found = flat_outputs(result, names)
-        missing = [name for name in chosen if name not in found]
-        if missing:
-            raise SpecError(f"{kind.__name__}: its forward returned no {missing[0]}; it returned {', '.join(found)}.")
-        return found[chosen[0]] if chosen == ("output",) else tuple(found[name] for name in chosen)
-
-    keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # torch.export binds by it
-        [inspect.Parameter(name, keyword) for name in ("self", *names)]
-    )
-    space = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    meta: Any = type(kind)
-    made.__class__ = meta(kind.__name__, (kind,), space)
-    return made
-
-
-def own_copy(module: nn.Module) -> nn.Module:
-    """A shallow copy, whose hooks are its own: what is registered on it does not reach `module`."""
-    made = copy.copy(module)
-    for name in _Hooks.KEPT:
-        made.__dict__[name] = OrderedDict(made.__dict__.get(name, {}))
-    return made
-
-
-class _Hooks:
-    """The hooks of a module's own forward, taken from it."""
-
-    KEPT = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs")
-
-    def __init__(self, module: nn.Module) -> None:
-        self._before, self._before_with, self._after, self._after_with = (getattr(module, name) for name in self.KEPT)
-        for name in self.KEPT:
-            module.__dict__[name] = OrderedDict()
-
-    def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls `forward` between the hooks, as torch does."""
-        for number, before in self._before.items():
-            if number in self._before_with:
-                args, kwargs = before(module, args, kwargs) or (args, kwargs)
-            elif (changed := before(module, args)) is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
-        result = forward(*args, **kwargs)
-        for number, after in self._after.items():
-            given = (args, kwargs) if number in self._after_with else (args,)
-            replaced = after(module, *given, result)
-            result = result if replaced is None else replaced
-        return result
-
-
 def _built(node: Node, tensors: Mapping[str, torch.Tensor]) -> Any:
+    import torch
+
     if isinstance(node, Leaf):
-        return tensors[node.name]
+        tensor = tensors[node.name]
+        return tensor.to(getattr(torch, node.dtype)) if node.dtype else tensor
     if isinstance(node, Constant):
         return node.value
     return node.make([_built(part, tensors) for part in node.parts])

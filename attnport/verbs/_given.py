@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import ModelSpec, Source
-from attnport.errors import UsageError
+from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.errors import ExportError, UsageError
 from attnport.folder.loading import load, with_outputs
+from attnport.sources.adapted import Observed, adapted, own_copy
 from attnport.sources.code import Code, code_of, runs_code
 from attnport.sources.digests import reading
 from attnport.sources.examples import (
@@ -18,14 +20,14 @@ from attnport.sources.examples import (
     dim_texts,
     given_inputs,
     input_texts,
-    joined,
     named_dims,
     refuse_other_sizes,
+    refuse_unwritten,
     vocabularies,
 )
 from attnport.sources.needed_values import FORCED, needed_examples
 from attnport.sources.onnx_file import is_onnx
-from attnport.sources.structure import Arguments, Observed, Path, adapted, of_examples
+from attnport.sources.structure import Arguments, Path, of_examples
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +41,7 @@ class Given:
     """The arguments of `export`, see there."""
 
     model: str | nn.Module | ModelSpec
-    args: Sequence[Any] = ()
+    args: Any = ()
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     inputs: Sequence[str] | Mapping[str, str] = ()
     outputs: Sequence[str] = ()
@@ -91,11 +93,13 @@ class Given:
         if isinstance(self.model, ModelSpec):
             return self._of_spec(self.model, dims, outputs)
         if isinstance(self.model, str):
+            notes = tuple[str, ...]()
             if self._examples:
                 with reading(self.model):
                     module = self._made(self.model)
-                inputs, dims, _ = self._found(module, inputs, dims, progress)
-            return load(
+                inputs, dims, made, notes = self._found(module, inputs, dims, progress)
+                refuse_unwritten(self.model, made)
+            spec = load(
                 self.model,
                 inputs=inputs,
                 dims=dims,
@@ -104,6 +108,7 @@ class Given:
                 task=self.task,
                 part=self.part,
             )
+            return dataclasses.replace(spec, notes=(*spec.notes, *notes))
         if not isinstance(self.model, nn.Module):
             raise UsageError(
                 f"got {type(self.model).__name__} for the model; expected a torch.nn.Module, a SPEC or a ModelSpec."
@@ -117,14 +122,27 @@ class Given:
                 hint="Give examples, args=(x, mask), or declare them: inputs={'x': 'float32[batch,seq,256]'}.",
             )
         module = kept_copy(self.model)
-        arguments = None
+        arguments: Arguments | None = None
+        notes = ()
         if self._examples:
-            inputs, dims, arguments = self._found(module, inputs, dims, progress)
-        return memory_spec(module, inputs, dims, outputs, arguments, half_of(self.model))
+            inputs, dims, arguments, notes = self._found(own_copy(module), inputs, dims, progress)
+        return memory_spec(module, inputs, dims, outputs, arguments, half_of(self.model), notes)
 
     @property
     def _examples(self) -> bool:
-        return bool(self.args) or bool(self.kwargs)
+        return bool(self._positional) or bool(self.kwargs)
+
+    @property
+    def _positional(self) -> tuple[Any, ...]:
+        """The examples by position. One that is no tuple or list is the only one."""
+        if isinstance(self.args, Mapping):
+            raise UsageError(
+                f"args: got a dict with {', '.join(map(str, self.args)) or 'nothing'}; expected a tuple.",
+                hint="Give names as kwargs={...}; a dict that the forward itself takes as args=({...},).",
+            )
+        if self.args is None:
+            return ()
+        return tuple(self.args) if isinstance(self.args, tuple | list) else (self.args,)
 
     def _of_spec(self, spec: ModelSpec, dims: Sequence[str], outputs: Sequence[str]) -> ModelSpec:
         from attnport.sources.declare import narrow, refuse_inputs
@@ -158,12 +176,15 @@ class Given:
 
     def _found(
         self, module: nn.Module, inputs: Sequence[str], dims: Sequence[str], progress: Progress
-    ) -> tuple[tuple[str, ...], tuple[str, ...], Arguments]:
-        """Declarations of inputs and dims by the examples, and what the forward is called with."""
-        from attnport.sources.declare import called
-        from attnport.sources.parsing import parse_input
+    ) -> tuple[tuple[str, ...], tuple[str, ...], Arguments, tuple[str, ...]]:
+        """Declarations of inputs and dims by the examples, what the forward is called with, and what users are told."""
+        from attnport.exporter.dynamic import refuse_frozen
+        from attnport.sources.declare import called, steps_note
+        from attnport.sources.moving import Trials, from_zero, frozen, grown, in_truth, joined
+        from attnport.sources.parsing import parse_dims, parse_input
+        from attnport.sources.ranges import found_ranges
 
-        arguments, found = of_examples(module, *_plain(self.args, self.kwargs))
+        arguments, found = of_examples(module, self._positional, self.kwargs)
         given = by_flat_name(inputs)
         unknown = [name for name in given if name not in arguments.names]
         if unknown:
@@ -174,18 +195,25 @@ class Given:
         forced = {name for name, text in given.items() if text.endswith(FORCED)}
         marked = {name: text.removesuffix(FORCED) for name, text in given.items()}
         given = {name: text for name, text in marked.items() if text}
-        tensors = dict(zip(arguments.names, found.values(), strict=True))
+        given_tensors = dict(zip(arguments.names, found.values(), strict=True))
         progress("finding the dims that can be dynamic")
         call = Observed(module, arguments, listed(self.outputs), self.name)
         hint = "Give examples with which the module runs."
-        highs = called(self.name, "the examples", hint, lambda: vocabularies(call, tensors))
-        names = list(called(self.name, "the examples", hint, lambda: call(**tensors)))
+        names = list(called(self.name, "the examples", hint, lambda: call(**given_tensors)))
         declared = {
             name: parse_input(f"{name}={text}")[0].dims for name, text in given.items() if not text.startswith(":")
         }
-        refuse_other_sizes(declared, tensors)
-        sizes = self._sizes(adapted(module, arguments, names), arguments, found)
-        own = named_dims(joined(sizes, tensors, call), tensors, declared)
+        refuse_other_sizes(declared, given_tensors)
+        chosen = self._chosen(arguments, found)
+        kept = [(name, axis) for dims_of in (declared, chosen) for name, own in dims_of.items()
+                for axis, dim in enumerate(own) if isinstance(dim, int)]  # fmt: skip
+        tensors = grown(Trials(given_tensors, call), kept)
+        found = dict(zip(found, tensors.values(), strict=True))
+        trials = Trials(tensors, call)
+        highs = called(self.name, "the examples", hint, lambda: vocabularies(call, tensors))
+        traced = self._traced(adapted(module, arguments, names), tensors, chosen, kept)
+        sizes, notes = in_truth(joined(traced, trials), trials, kept)
+        own = named_dims(from_zero(sizes, given_tensors), tensors, declared)
         texts = input_texts(found, own, highs, given)
         specs, masks = zip(*map(parse_input, texts), strict=True) if texts else ((), ())
         needed = needed_examples(call, specs, [str(mask.input) for mask in masks if mask], tensors, forced)
@@ -196,29 +224,63 @@ class Given:
         rest = [each.name for each in arguments.signature.parameters.values() if each.kind is each.VAR_KEYWORD]
         constants = constant_texts(arguments.nodes, rest[0] if rest else None)
         found_dims = {name: each for name, each in own.items() if name not in declared}
-        return (*texts, *constants), tuple(dim_texts(found_dims, tensors, dims)), arguments
+        ranges = dim_texts(found_dims, tensors, dims)
+        known, start = parse_dims(ranges), trials.sizes(own)
+        tried, limits = found_ranges(
+            list(start), known, lambda sizes: trials.shapes(own, sizes) is not None, start=start
+        )
+        if frozen(sizes):
+            contract = IOContract(specs, (), tried, tuple(filter(None, masks)))
+            refuse_frozen(adapted(module, arguments, names), contract, tensors)
+        further = [dim for dim in tried if dim.name not in known]
+        notes = (*notes, *steps_note(further), *limits)
+        return (*texts, *constants), (*ranges, *map(str, further)), arguments, notes
 
-    def _sizes(
-        self, module: nn.Module, arguments: Arguments, found: Mapping[Path, torch.Tensor]
-    ) -> dict[str, tuple[Any, ...]]:
-        """The dims of each input: as `dynamic_shapes` says, or as torch finds them."""
-        from attnport.exporter.dynamic import dynamic_dims
-
-        tensors = dict(zip(arguments.names, found.values(), strict=True))
+    def _chosen(self, arguments: Arguments, found: Mapping[Path, torch.Tensor]) -> dict[str, tuple[Any, ...]]:
+        """For each input, what `dynamic_shapes` says of its axes: a size, a Range, or None for what is to be found."""
         if self.dynamic_shapes is None:
-            return dict(dynamic_dims(module, tensors))
-        told = {
+            return {}
+        return {
             name: _told(self.dynamic_shapes, path, arguments, tensor)
             for (path, tensor), name in zip(found.items(), arguments.names, strict=True)
         }
-        fixed = [(name, axis) for name, own in told.items() for axis, dim in enumerate(own) if dim is not None]
-        if all(dim is not None for own in told.values() for dim in own):
-            return told
-        auto = dynamic_dims(module, tensors, fixed)
+
+    def _traced(
+        self,
+        module: nn.Module,
+        tensors: Mapping[str, torch.Tensor],
+        chosen: Mapping[str, tuple[Any, ...]],
+        kept: Sequence[tuple[str, int]],
+    ) -> dict[str, tuple[Any, ...]]:
+        """The dims of each input: as chosen, else as torch finds them; all fixed where it cannot trace the module so.
+
+        Tracing it for export, which has further ways, then says what is wrong.
+        """
+        from attnport.exporter.dynamic import dynamic_dims
+
+        told = [(name, axis) for name, own in chosen.items() for axis, dim in enumerate(own) if dim is not None]
+        fixed = {*told, *kept}
+        found: dict[str, tuple[Any, ...]] = {name: tuple(map(int, tensor.shape)) for name, tensor in tensors.items()}
+        if len(fixed) < sum(tensor.dim() for tensor in tensors.values()):
+            with contextlib.suppress(ExportError):
+                found = dict(dynamic_dims(module, tensors, fixed))
         return {
-            name: tuple(auto[name][axis] if dim is None else dim for axis, dim in enumerate(own))
-            for name, own in told.items()
+            name: tuple(
+                dim if name not in chosen or chosen[name][axis] is None else chosen[name][axis]
+                for axis, dim in enumerate(own)
+            )
+            for name, own in found.items()
         }
+
+
+def part_of(part: str, with_past: bool) -> str:
+    """The part of an `hf:` model; raises UsageError where `with_past` is given beside another."""
+    if with_past and part not in ("", PAST):
+        raise UsageError(f"got part={part!r} and with_past; the cache is of a whole decoder.", hint="Leave out one.")
+    return PAST if with_past else part
+
+
+PAST = "with-past"
 
 
 def listed(value: Sequence[str] | Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -227,28 +289,10 @@ def listed(value: Sequence[str] | Mapping[str, Any] | None) -> tuple[str, ...]:
         return (value,)
     if isinstance(value, Mapping):
         return tuple(
-            f"{name}={text if isinstance(text, str) else ':'.join(map(str, text))}" for name, text in value.items()
+            f"{name}={':'.join(map(str, size)) if isinstance(size, tuple | list) else size}"
+            for name, size in value.items()
         )
     return tuple(value or ())
-
-
-def _plain(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The examples as tensors on the processor, not in half precision."""
-    import numpy as np
-    import torch
-    from torch.utils import _pytree as pytree
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            value = torch.from_numpy(value)
-        if not isinstance(value, torch.Tensor):
-            return value
-        value = value.detach().cpu()
-        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
-
-    given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    moved: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(plain, (given, dict(kwargs)))
-    return moved
 
 
 def _told(shapes: Any, path: Path, arguments: Arguments, tensor: torch.Tensor) -> tuple[Any, ...]:

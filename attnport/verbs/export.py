@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnport.artifacts import FORMAT, Manifest, ModelSpec, Session
+from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
 from attnport.cases.choosing import read_feeds
+from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, ExportError, UsageError
 from attnport.folder import seen
 from attnport.folder.loading import without_outputs
@@ -25,6 +26,7 @@ from attnport.folder.workspace import Change, change, fresh, open_folder, open_i
 from attnport.jsonfile import digest_text, to_json
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import write_golden
+from attnport.patches import alone
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 from attnport.sources.code import code_of
@@ -60,6 +62,7 @@ def export(
     trust_remote_code: bool = False,
     task: str = "",
     part: str = "",
+    with_past: bool = False,
     force: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
@@ -87,6 +90,7 @@ def export(
         task: For `hf:`, the head: a pipeline's name such as `text-classification`, or an auto class; "" = the
             checkpoint's own.
         part: For `hf:`, `encoder` or `decoder`, or one tower: `text`, `vision`, ...; "" = the whole model.
+        with_past: For `hf:`, a decoder with its cache, which `generate` runs token by token.
         force: Export even if nothing has changed.
         tell: Called with a line on how the module is taken, and if outputs were left out.
         accept: Called with the model before it is traced, which takes the longest; an error that it raises ends this.
@@ -97,8 +101,9 @@ def export(
         ExportError: torch cannot export the module, a dim froze, the graph computes something else, or every output is
             attention weights.
     """
-    from attnport.verbs._given import Given
+    from attnport.verbs._given import Given, part_of
 
+    part = part_of(part, with_past)
     named = {**(read_feeds(examples) if examples is not None else {}), **(kwargs or {})}
     given = Given(model, args, named, inputs, outputs, dims, dynamic_shapes, trust_remote_code, task, part)
     options: Any = {"progress": progress, "tell": tell, "accept": accept}
@@ -106,18 +111,23 @@ def export(
 
 
 @contextlib.contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Python's collector looks more rarely: imports and a trace make millions of objects that stay, and looking at them
-    again and again takes up to a quarter of the time."""
-    thresholds = gc.get_threshold()
-    gc.set_threshold(50_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
+def _by_itself() -> Iterator[None]:
+    """One export at a time in a process, for which Python's collector looks more rarely.
+
+    Python 3.11 cannot parse code in two threads at once (https://github.com/python/cpython/issues/106905), as
+    torch.onnx does. Imports and a trace make millions of objects that stay; looking at them again and again takes up to
+    a quarter of the time.
+    """
+    with alone():
+        thresholds = gc.get_threshold()
+        try:
+            gc.set_threshold(50_000, 20, 100)
+            yield
+        finally:
+            gc.set_threshold(*thresholds)
 
 
-@_seldom_collected()
+@_by_itself()
 def exported(
     given: Given,
     folder: Path,
@@ -158,11 +168,24 @@ def exported(
     if code is not None:
         remember(code)
     seen.note(earlier.source, spec.read)
+    if untold := [str(one) for one in spec.io.inputs if _is_untold(one, spec.io)]:
+        tell(
+            f"no :high=N says which whole numbers {', '.join(untold)} may have, so 0 and 1 alone are tried; "
+            f"declare it: {untold[0]}:high=N"
+        )
     kept = {output.name for output in earlier.io.outputs}
     hidden = [output.name for output in declared if output.name not in kept]
     if hidden:
         tell(f"outputs that are attention weights were left out (--with-weights keeps them): {', '.join(hidden)}")
     return earlier, whole
+
+
+def _is_untold(spec: TensorSpec, io: IOContract) -> bool:
+    """Whether an input has whole numbers, and nothing says which."""
+    masks = {mask.input for mask in io.masks}
+    return (
+        spec.dtype in ("int32", "int64") and not spec.high and spec.name not in masks and spec.name not in io.examples
+    )
 
 
 def _made_or_fixed(

@@ -59,7 +59,8 @@ def fuse(
     folder: Path,
     *,
     targets: Sequence[str] | None = None,
-    plans: Mapping[str, str] | None = None,
+    plans: Mapping[str, str] | str | None = None,
+    require: bool = False,
     force: bool = False,
     progress: Progress = lambda message: None,
 ) -> FusionReport:
@@ -71,23 +72,45 @@ def fuse(
 
     Args:
         folder: An artifact folder.
-        targets: Names; None = all targets.
-        plans: Precision plan by target; without one, the target's default.
+        targets: Names, also with a precision plan, as `openvino.bf16`; None = all targets.
+        plans: Precision plan by target, or one for all that take it; without one, the target's default.
+        require: Raise where an attention is not fused.
         force: Run again even if nothing has changed.
 
     Raises:
         UsageError: a target is unknown, or does not take the plan.
+        FusionMissing: `require`, and an attention is not fused.
         ArtifactError, IntegrityError: the folder is not an artifact, its model was changed, or a runtime cannot run a
             model that has no attention.
         ExportError: an operator has no form at a target's opset.
     """
     targets = (targets,) if isinstance(targets, str) else targets
-    chosen = [lowerings.get(name) for name in targets or lowerings.names()]
+    chosen, plans = asked(targets, plans)
     manifest = open_folder(folder)
     for number, lowering in enumerate(chosen, start=1):
-        plan = (plans or {}).get(lowering.name, lowering.plans[0])
+        plan = plans.get(lowering.name, lowering.plans[0])
         manifest = _fuse_one(folder, manifest, lowering, plan, force, numbered(progress, number, len(chosen)))
-    return read(FusionReport, folder / FILE)
+    report = read(FusionReport, folder / FILE)
+    if require:
+        require_fused(report, chosen, plans, named=bool(targets))
+    return report
+
+
+def asked(
+    targets: Sequence[str] | None, plans: Mapping[str, str] | str | None
+) -> tuple[list[Lowering], dict[str, str]]:
+    """The targets, and the plan of those that do not use their default; arguments and errors as of `fuse`."""
+    parts = [name.partition(".") for name in targets or lowerings.names()]
+    chosen = list(dict.fromkeys(lowerings.get(name) for name, _, _ in parts))
+    if plans is None or isinstance(plans, str):
+        plans = plans_of(chosen, plans.replace("-", "_") if plans else None, named=bool(targets))
+    return chosen, {**plans, **{lowerings.get(name).name: plan for name, _, plan in parts if plan}}
+
+
+def require_fused(report: FusionReport, chosen: Sequence[Lowering], plans: Mapping[str, str], *, named: bool) -> None:
+    """Raises FusionMissing unless all attentions are fused by the targets; if none is named, by those that prove it."""
+    keys = [lowering.table_key(plans.get(lowering.name, lowering.plans[0])) for lowering in chosen]
+    require(report, [key for key in keys if named or report.targets[key].proved_by is not None])
 
 
 def numbered(progress: Progress, number: int, count: int) -> Progress:

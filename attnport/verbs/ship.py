@@ -118,19 +118,20 @@ class _Ship:
 
 
 def ship(
-    text: str,
+    spec: str,
     folder: Path,
     *,
     inputs: Sequence[str] = (),
     dims: Sequence[str] = (),
     examples: Path | None = None,
     outputs: Sequence[str] = (),
-    sentences: Path | None = None,
+    text: Path | None = None,
     require: bool = False,
     with_weights: bool = False,
     trust_remote_code: bool = False,
     task: str = "",
     part: str = "",
+    with_past: bool = False,
     force: bool = False,
     budget_s: float = 60.0,
     shapes: Sequence[str] | None = None,
@@ -143,17 +144,17 @@ def ship(
     """Export, fuse, build, check, bench, bundle, verify and report, into `folder`.
 
     Args:
-        text: The SPEC.
+        spec: The SPEC.
         inputs: `--input` declarations.
         dims: `--dim` declarations.
         examples: An `.npz` with examples of the inputs; see `export`.
         outputs: The outputs to export; none = all.
-        sentences: A file of sentences, one in each line, for models that read text.
+        text: A file of sentences, one in each line, for models that read text.
         require: A target whose fusion was examined and is not complete counts as failed.
         with_weights: Keep outputs that are attention weights; see `export`.
         trust_remote_code: Run an `hf:` model's own Python code; see `export`.
         task: The head of an `hf:` model; see `export`.
-        part: The part of an `hf:` model; see `export`.
+        part, with_past: The part of an `hf:` model; see `export`.
         force: Run every stage again, even if nothing has changed.
         budget_s: About how long the latency measurement may take.
         shapes: Grids of sizes to time, as in `bench`.
@@ -173,12 +174,12 @@ def ship(
     from attnport.latency.grid import parse_grid
     from attnport.verbs.export import export
 
-    if sentences is not None:
-        read_sentences(sentences)  # report errors now, not after the minutes that export and build take
+    if text is not None:
+        read_sentences(text)  # report errors now, not after the minutes that export and build take
 
-    def accept(spec: ModelSpec) -> None:
-        if sentences is not None:
-            needed_tokenizer(spec.source.text, spec.tokenizer)
+    def accept(model: ModelSpec) -> None:
+        if text is not None:
+            needed_tokenizer(model.source.text, model.tokenizer)
 
     names = [stage for stage in STAGES if tune or stage != "tune"]
     run = _Ship(folder, force, progress, on_bug, begin, names)
@@ -186,7 +187,7 @@ def ship(
     before = run.done("export")
     begin("export", STAGES["export"], 1, len(names))
     manifest = export(
-        text,
+        spec,
         folder,
         inputs=inputs,
         dims=dims,
@@ -196,6 +197,7 @@ def ship(
         trust_remote_code=trust_remote_code,
         task=task,
         part=part,
+        with_past=with_past,
         force=force,
         progress=progress,
         tell=tell,
@@ -208,11 +210,11 @@ def ship(
     run.run("fuse", lambda: _fuse(run, require, force))
     run.run("build", lambda: _build(run, force))
     if tune:
-        run.run("tune", lambda: _tune(run, sentences, budget_s, shapes, force))
-    run.run("check", lambda: _check(run, sentences, force))
-    run.run("bench", lambda: _bench(run, sentences, budget_s, shapes, force))
+        run.run("tune", lambda: _tune(run, text, budget_s, shapes, force))
+    run.run("check", lambda: _check(run, text, force))
+    run.run("bench", lambda: _bench(run, text, budget_s, shapes, force))
     run.run("bundle", lambda: _bundle(run, force))
-    run.run("report", lambda: _report(run, sentences, force))
+    run.run("report", lambda: _report(run, text, force))
     codes = [stage.exit_code for stage in run.stages]
     judged = run.reported("check", ParityFailed)
     if not judged:  # then the bundle is refused as well, since there is no verdict; the first cause decides the code

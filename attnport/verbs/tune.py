@@ -90,7 +90,7 @@ def tune(
     require(manifest.source, given=trust_source)
     if not 0 < max_drop < 1:
         raise UsageError(f"--max-drop: got {max_drop:g}; expected a share between 0 and 1, such as 0.5%.")
-    chosen = [base.get(name) for name in runtimes or RUNTIMES]
+    chosen = base.chosen(runtimes or RUNTIMES)
     if other := [runtime.name for runtime in chosen if runtime.name not in RUNTIMES]:
         raise UsageError(f"--runtime {other[0]}: tune tries {' and '.join(RUNTIMES)}.")
     sentences = read_sentences(text) if text else []

@@ -15,6 +15,7 @@ from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.exporter.capture import capture
 from attnport.exporter.recurrences import scanned
+from attnport.patches import patched
 
 transformers: Any = pytest.importorskip("transformers")
 modeling_mamba: Any = pytest.importorskip("transformers.models.mamba.modeling_mamba")
@@ -126,6 +127,6 @@ def test_a_loop_over_the_sequence_is_a_scan(kind: type[nn.Module], output: tuple
 
 def test_the_loops_are_as_before_after_a_trace() -> None:
     before = modeling_mamba.mamba_selective_scan
-    with scanned():
+    with patched(scanned):
         assert modeling_mamba.mamba_selective_scan is not before
     assert modeling_mamba.mamba_selective_scan is before

@@ -14,6 +14,7 @@ from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.exporter.capture import capture
 from attnport.exporter.recurrent import kept_whole
+from attnport.patches import patched
 
 DIMS = (Dim("batch", 1, 2, 4), Dim("seq", 1, 5, 200))
 X = (TensorSpec("x", "float32", ("batch", "seq", 4)),)
@@ -62,12 +63,12 @@ def test_a_recurrence_is_an_operator(kind: type[nn.RNNBase], own: dict[str, str]
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_a_projection_is_left_to_torch() -> None:
     module, x = nn.LSTM(4, 6, proj_size=2, batch_first=True), torch.randn(2, 5, 4)
-    with torch.no_grad(), kept_whole():
+    with torch.no_grad(), patched(kept_whole):
         assert module(x)[0].shape == (2, 5, 2)
 
 
 def test_torchs_functions_are_as_before_after_a_trace() -> None:
     before = torch._VF.lstm
-    with kept_whole():
+    with patched(kept_whole):
         assert torch._VF.lstm is not before
     assert torch._VF.lstm is before

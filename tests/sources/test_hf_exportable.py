@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -78,3 +79,18 @@ def test_what_a_token_attends_to_does_not_depend_on_the_padding_of_others() -> N
         whole = model(input_ids=ids, attention_mask=mask).last_hidden_state
         other = model(input_ids=ids, attention_mask=padded).last_hidden_state
     torch.testing.assert_close(whole[0], other[0])
+
+
+def test_transformers_itself_is_as_it_was_while_nothing_runs() -> None:
+    config = transformers.BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
+    model = transformers.BertModel(config).eval()
+    file = sys.modules[type(model).__module__]
+    before = dict(vars(file))
+    copied = kept_copy(model)
+    assert type(model) is transformers.BertModel
+    assert isinstance(copied, transformers.BertModel)
+    with torch.no_grad():
+        copied(torch.ones(1, 3, dtype=torch.int64))
+        with pytest.raises(IndexError):
+            copied(torch.full((1, 3), -1))
+    assert all(vars(file)[name] is value for name, value in before.items())

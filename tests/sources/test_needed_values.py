@@ -56,7 +56,7 @@ def test_inputs_that_random_values_do_not_fit_have_those_of_the_example_and_no_o
     found, ids, weight = patches()
     spec = Given(Patches(), (found, ids, weight)).spec()
     assert set(spec.io.examples) == {"patches", "weight"}
-    assert [note.partition(":")[0] for note in spec.notes] == ["input patches", "input weight"]
+    assert [note.partition(":")[0] for note in spec.notes if "every test" in note] == ["input patches", "input weight"]
     for case in cases(spec.io):
         whole = case.feeds["patches"][..., 0]
         assert (whole == whole.round()).all()

@@ -15,7 +15,8 @@ import torch
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError, UsageError
 from attnport.sources import load
-from attnport.sources.structure import adapted, flat_outputs, of_examples
+from attnport.sources.adapted import adapted
+from attnport.sources.structure import flat_outputs, of_examples
 
 FILE = modules.__file__
 DIMS = ["batch=1:2:4", "seq=1:5:9"]
@@ -211,8 +212,8 @@ def test_a_declared_cache_of_transformers_is_made_from_keys_and_values(tmp_path:
     [
         ("past", [X, "past.0=float32[batch,2,seq,8]", "past.2=float32[batch,2,seq,8]"], r"got the places 0, 2"),
         ("past", [X, "past=float32[batch,2,seq,8]", "past.0=float32[batch,2,seq,8]"], "another --input declares it"),
-        ("past", [X, PAST[0].replace("past,", "seq,"), PAST[1].replace("past,", "seq,"), "scal=0.5"], "'scal'"),
-        ("past", [X], "missing 1 required positional argument: 'past'"),
+        ("past", [X, PAST[0].replace("past,", "seq,"), PAST[1].replace("past,", "seq,"), "scal=0.5"], "--input scal: the module takes no input"),
+        ("past", [X], "no --input declares 'past', which the module needs"),
         ("opaque_out", [X], r"the result is a Opaque, which holds tensors \(tensor\)"),
         ("words", [X], "returns str without a tensor"),
         ("counted", [X], "returns Result with steps=3, which is no tensor"),

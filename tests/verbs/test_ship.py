@@ -217,7 +217,7 @@ def test_stages_are_told_apart_by_when_they_were_done() -> None:
 
 def test_a_file_of_sentences_that_cannot_be_read_ends_it_before_any_stage(tmp_path: Path) -> None:
     with pytest.raises(errors.UsageError, match=r"nope\.txt cannot be read"):
-        ship("self_attention", tmp_path / "out", sentences=tmp_path / "nope.txt")
+        ship("self_attention", tmp_path / "out", text=tmp_path / "nope.txt")
     assert list(tmp_path.iterdir()) == []
 
 

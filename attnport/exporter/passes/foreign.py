@@ -16,6 +16,7 @@ from attnport.exporter.passes.opset import to_opset
 from attnport.exporter.passes.rotary import write_out as write_out_rotary
 from attnport.exporter.passes.sizes import settle_sizes
 from attnport.exporter.storage import INLINE_BYTES
+from attnport.patches import patched
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -49,7 +50,7 @@ def prepare(model: ir.Model, opset: int = 23) -> ir.Model:
     write_out_contrib(model)
     for _ in range(ROUNDS):
         constants = settle_sizes(model)
-        with exact_rules():
+        with patched(exact_rules):
             optimizer.optimize_ir(model, num_iterations=1, onnx_shape_inference=False)
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         if not constants:

@@ -1,0 +1,53 @@
+"""Changes to the code of other packages, for as long as something runs: one lock, and everything is put back.
+
+torch, onnxscript and transformers have places where nothing but another function helps. Each subject names its changes
+as a table, and `patched` makes and undoes them. Two threads would undo each other's, so one holds the lock at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+_LOCK = threading.RLock()
+_ABSENT = object()
+
+
+class Patch(NamedTuple):
+    """One change: the attribute `name` of a module, class or object becomes `value`."""
+
+    owner: Any
+    name: str
+    value: Any
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """A context that one thread at a time is in, as often as it likes."""
+    with _LOCK:
+        yield
+
+
+@contextlib.contextmanager
+def patched(*tables: Callable[[], Iterable[Patch]]) -> Iterator[None]:
+    """Within it, every change of the tables is made; afterwards, also after an error, nothing is changed any more.
+
+    Args:
+        tables: Each gives changes, of what is there when it is called. Of two to one attribute, the later one holds.
+    """
+    with alone():
+        before: list[Patch] = []
+        try:
+            for table in tables:
+                for patch in table():
+                    before.append(patch._replace(value=vars(patch.owner).get(patch.name, _ABSENT)))
+                    setattr(*patch)
+            yield
+        finally:
+            for owner, name, value in reversed(before):
+                if value is not _ABSENT:
+                    setattr(owner, name, value)
+                elif name in vars(owner):
+                    delattr(owner, name)

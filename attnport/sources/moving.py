@@ -1,0 +1,367 @@
+"""Which axes of examples can have other sizes, and which have to have the same one: the module itself decides.
+
+torch.export says what its trace can keep dynamic. A trace also freezes what the module takes in any size, as after
+`int(x.shape[0])`, and keeps what the module takes in one size alone. So the module is run with axes of other sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnport.dims import TensorSpec
+from attnport.errors import SpecError, first_line
+from attnport.sources.examples import SYMBOL, Range, mask_marks
+from attnport_bundle import expressions
+
+if TYPE_CHECKING:
+    import torch
+
+Axis = tuple[str, int]
+"""The name of an input, and the number of its axis."""
+Dims = Mapping[str, Sequence[Any]]
+"""For each input, sizes, and dims with `name`, `smallest` and `largest`; equal names are equal dims."""
+_GROWN = (2, 3)
+"""Sizes in place of 0 and 1: a mask that is broadcast over heads takes at most one of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """A dim that is frozen in torch's trace, and that the module takes in other sizes."""
+
+    name: str
+    smallest: int = 1
+    largest: int | None = None
+
+
+class Trials:
+    """Runs of a module on its examples, in which some dims have other sizes.
+
+    Attributes:
+        tensors: The examples, by the name of the input.
+        problem: What the module raised in the last run that failed.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], call: Callable[..., Any]) -> None:
+        self.tensors, self._call, self.problem = dict(tensors), call, ""
+
+    def shapes(self, dims: Dims, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]] | None:
+        """The shapes of the outputs; None if the module raises something.
+
+        Args:
+            sizes: Of dims by name; the others have those of the examples.
+        """
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        known = {**self.sizes(dims), **sizes}
+        try:
+            feeds = {name: _resized(tensor, dims[name], known) for name, tensor in self.tensors.items()}
+            # The fused kernel does not notice keys and values of different lengths.
+            with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+                return {name: tuple(output.shape) for name, output in self._call(**feeds).items()}
+        except Exception as err:  # the user's forward may raise anything
+            self.problem = first_line(err)
+            return None
+
+    def sizes(self, dims: Dims) -> dict[str, int]:
+        """The sizes of dims in the examples, by name."""
+        found: dict[str, int] = {}
+        for name, own in dims.items():
+            for dim, size in zip(own, self.tensors[name].shape, strict=True):
+                if not isinstance(dim, int) and dim.name.isidentifier():
+                    found.setdefault(dim.name, int(size))
+        return found
+
+    def axes(self) -> dict[Axis, int]:
+        """The sizes of all axes of all inputs."""
+        return {(name, at): int(n) for name, tensor in self.tensors.items() for at, n in enumerate(tensor.shape)}
+
+    def groups(self, axis: Axis) -> list[tuple[Axis, ...]]:
+        """An axis with those that may have to be as long: none, those at its place, all that are so now."""
+        sizes = self.axes()
+        same = [other for other, size in sizes.items() if size == sizes[axis]]
+        at_its_place = tuple(other for other in same if other[1] == axis[1])
+        return list(dict.fromkeys(((axis,), at_its_place, tuple(same))))
+
+
+def grown(trials: Trials, kept: Collection[Axis]) -> dict[str, torch.Tensor]:
+    """The examples with 2 in place of sizes of 0 and 1, of which torch makes constants, where the module takes that.
+
+    Args:
+        kept: Axes that are to keep their size.
+
+    Raises:
+        SpecError: an example has no elements, and the module takes no other.
+    """
+    found = dict(trials.tensors)
+    sizes = trials.axes()
+    for axis, size in sizes.items():
+        if size > 1 or axis in kept or found[axis[0]].shape[axis[1]] != size:
+            continue
+        groups = [group for group in trials.groups(axis) if not set(group) & set(kept)]
+        if size == 0:  # a mask is as long as what was before and what is new together
+            longer = [other for other in sizes if sizes[other] > 1 and other not in kept]
+            groups += [(*group, other) for group in reversed(groups) for other in longer]
+        for group in groups:
+            places = {each: Moved(f"{each[0]}_{each[1]}") for each in group}
+            dims = _placed(trials.tensors, places)
+            more = [{dim.name: sizes[each] - size + to for each, dim in places.items()} for to in _GROWN]
+            if all(trials.shapes(dims, to) is not None for to in more):
+                found |= {name: _resized(found[name], dims[name], more[0]) for name, _ in group}
+                break
+        else:
+            if size == 0:
+                raise SpecError(
+                    f"the example of input {axis[0]} has no elements: its axis {axis[1]} is 0 long, and with more the "
+                    f"module raises: {trials.problem}",
+                    hint="Give an example with elements, or leave the input out if it has a default.",
+                )
+    return found
+
+
+def _placed(tensors: Mapping[str, torch.Tensor], places: Mapping[Axis, Any]) -> dict[str, tuple[Any, ...]]:
+    """The sizes of examples, with dims at some axes."""
+    return {
+        name: tuple(places.get((name, axis), int(size)) for axis, size in enumerate(tensor.shape))
+        for name, tensor in tensors.items()
+    }
+
+
+def in_truth(dims: Dims, trials: Trials, kept: Collection[Axis]) -> tuple[dict[str, tuple[Any, ...]], tuple[str, ...]]:
+    """The dims: dynamic where the module takes other sizes, fixed where it does not; and what users are to know of it.
+
+    Args:
+        dims: Those of torch's trace.
+        kept: Axes that are to keep the size that they have.
+    """
+    found = {name: tuple(own) for name, own in dims.items()}
+    base = trials.shapes(found, {})
+    fixed: dict[Axis, str] = {}
+    failed: set[tuple[Axis, ...]] = set()
+
+    def moves(tried: Dims, name: str) -> str | None:
+        """Why a dim has one size: what the module raises with another one; None where it takes others."""
+        size, problem = trials.sizes(tried)[name], ""
+        for other in _others(size):
+            shapes = trials.shapes(tried, {name: other})
+            # More pixels than whole patches have are cut off: that is no other size.
+            if shapes is not None and (shapes != base or not size < 2 * other < 4 * size):
+                return None
+            problem = problem or (trials.problem if shapes is None else "")
+        return problem or "what is more is cut off"
+
+    for name in trials.sizes(found):
+        chosen = any(isinstance(dim, Range) and dim.name == name for own in found.values() for dim in own)
+        if not chosen and (problem := moves(found, name)) is not None:
+            places = [(each, axis) for each, own in found.items() for axis, dim in enumerate(own)
+                      if not isinstance(dim, int) and dim.name == name]  # fmt: skip
+            fixed |= dict.fromkeys(places, problem)
+            size = trials.sizes(found)[name]
+            found = {each: tuple(_with_size(dim, name, size) for dim in own) for each, own in found.items()}
+    for axis, size in trials.axes().items():
+        if not isinstance(found[axis[0]][axis[1]], int) or axis in kept:
+            continue
+        groups = [group for group in trials.groups(axis) if size > 1 and group not in failed]
+        tried, why = _moved_with(found, axis, groups, kept, moves)
+        if tried is None:
+            failed |= set(groups)
+            fixed[axis] = fixed.get(axis) or why
+        else:
+            found = tried
+    return found, (*_fixed_note(fixed, trials), *_limits(found, trials))
+
+
+def _moved_with(
+    dims: Dims,
+    axis: Axis,
+    groups: Sequence[tuple[Axis, ...]],
+    kept: Collection[Axis],
+    moves: Callable[[Dims, str], str | None],
+) -> tuple[dict[str, tuple[Any, ...]] | None, str]:
+    """The dims with one at an axis and the fewest others that have to be as long; None and the reason if none moves.
+
+    Args:
+        groups: The axes to try, see `Trials.groups`.
+        moves: Why a dim has one size; None where it takes others.
+    """
+    why = ""
+    for group in groups:
+        tried, name = _as_one(dims, group, axis, kept)
+        problem = moves(tried, name) if name else "it goes with others"
+        if problem is not None:
+            why = why or problem  # of the axis alone
+            continue
+        for other in group:  # some are as long by chance
+            fewer = tuple(each for each in group if each != other)
+            smaller, name = _as_one(dims, fewer, axis, kept)
+            if other != axis and name and moves(smaller, name) is None:
+                group, tried = fewer, smaller
+        return tried, ""
+    return None, why or "it is broadcast"
+
+
+def _as_one(
+    dims: Dims, group: Sequence[Axis], axis: Axis, kept: Collection[Axis]
+) -> tuple[dict[str, tuple[Any, ...]], str]:
+    """The dims with one at all axes of a group, and its name; "" if some are to keep their size, or are two dims."""
+    held = {dims[name][at] for name, at in group if not isinstance(dims[name][at], int)}
+    if len(held) > 1 or set(group) & set(kept):
+        return {name: tuple(own) for name, own in dims.items()}, ""
+    dim = next(iter(held), Moved(f"{axis[0]}_{axis[1]}_frozen"))
+    tried = {
+        name: tuple(dim if (name, at) in group else old for at, old in enumerate(own)) for name, own in dims.items()
+    }
+    return tried, dim.name
+
+
+def _others(size: int) -> list[int]:
+    """Other sizes to try an axis at: beside its own, half and double of it, and those a divisor of it away."""
+    steps = [step for step in range(2, size) if size % step == 0]
+    sizes = [size + 1, size // 2, size - 1, 2 * size, *(size + step for step in steps)]
+    return [other for other in dict.fromkeys(sizes) if other > 0]
+
+
+def _with_size(dim: Any, name: str, size: int) -> Any:
+    """A dim, in which another one has turned out to have one size."""
+    if isinstance(dim, int) or name not in SYMBOL.findall(dim.name):
+        return dim
+    if set(SYMBOL.findall(dim.name)) == {name}:
+        return expressions.evaluate(dim.name, {name: size})
+    return dataclasses.replace(
+        dim, name=SYMBOL.sub(lambda found: str(size) if found[0] == name else found[0], dim.name)
+    )
+
+
+def _fixed_note(fixed: Mapping[Axis, str], trials: Trials) -> tuple[str, ...]:
+    sizes = trials.axes()
+    told = [f"axis {axis} of {name} at {sizes[name, axis]} ({why:.80})" for (name, axis), why in fixed.items()]
+    return ("fixed, as the module takes no other size: " + "; ".join(told),) if told else ()
+
+
+def _limits(dims: Dims, trials: Trials) -> tuple[str, ...]:
+    """What users are told of dims of which torch's trace takes fewer sizes than the module."""
+    told = []
+    sizes = trials.sizes(dims)
+    for name, own in dims.items():
+        for axis, dim in enumerate(own):
+            if isinstance(dim, int | Range) or sizes.pop(dim.name, None) is None:
+                continue
+            beyond = ([dim.smallest - 1] if dim.smallest > 1 else []) + ([dim.largest + 1] if dim.largest else [])
+            more = [size for size in beyond if trials.shapes(dims, {dim.name: size}) is not None]
+            if more:
+                upto = f"from {dim.smallest}" + (f" to {dim.largest}" if dim.largest else "")
+                told.append(
+                    f"axis {axis} of {name} is {upto}, as the module's code decides by its size or keeps a table of "
+                    f"that length; the module itself also runs at {more[0]}"
+                )
+    return tuple(told)
+
+
+def frozen(dims: Dims) -> list[Axis]:
+    """The axes that are frozen in torch's trace, and that the module takes in other sizes."""
+    return [(name, axis) for name, own in dims.items() for axis, dim in enumerate(own) if isinstance(dim, Moved)]
+
+
+def from_zero(dims: Dims, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[Any, ...]]:
+    """The dims, which begin at 0 where the example that the user gave has no elements."""
+    return {
+        name: tuple(
+            dataclasses.replace(dim, smallest=0) if not isinstance(dim, int) and not size else dim
+            for dim, size in zip(own, tensors[name].shape, strict=True)
+        )
+        for name, own in dims.items()
+    }
+
+
+def joined(dims: Dims, trials: Trials) -> dict[str, tuple[Any, ...]]:
+    """The dims, where those that have to be equal are one: the module fails with one of them larger, not with both.
+
+    torch does not notice that the keys and values of a cache must be equally long. A size that follows from others, as
+    `2*s`, where no axis is `s` long, is taken as a number at first.
+    """
+    sizes = trials.sizes(dims)
+    dims = {
+        name: tuple(
+            dim if isinstance(dim, int | Range) or set(SYMBOL.findall(dim.name)) <= set(sizes) else int(size)
+            for dim, size in zip(own, trials.tensors[name].shape, strict=True)
+        )
+        for name, own in dims.items()
+    }
+    kinds = {dim.name: dim for own in dims.values() for dim in reversed(own) if not isinstance(dim, int)}
+
+    def runs(*larger: str) -> bool:
+        return trials.shapes(dims, {name: sizes[name] + 1 for name in larger}) is not None
+
+    ranges_first = sorted((name for name, size in sizes.items() if size > 0),
+                          key=lambda name: not isinstance(kinds[name], Range))  # fmt: skip
+    same = _equal_dims(ranges_first, sizes, runs)
+
+    def settled(dim: Any) -> Any:
+        if isinstance(dim, int):
+            return dim
+        if dim.name in same:
+            return kinds[same[dim.name]]
+        return dataclasses.replace(dim, name=SYMBOL.sub(lambda found: same.get(found[0], found[0]), dim.name))
+
+    found = {name: tuple(map(settled, own)) for name, own in dims.items()}
+    return {name: _beside(name, own, found, trials.tensors) for name, own in found.items()}
+
+
+def _beside(
+    name: str, own: tuple[Any, ...], dims: Mapping[str, tuple[Any, ...]], tensors: Mapping[str, torch.Tensor]
+) -> tuple[Any, ...]:
+    """The dims of an input; of a mask, an axis that no other input has is as long as what the mask is for.
+
+    A module may take a mask of more rows than it uses, as BERT of transformers does.
+    """
+    if not mask_marks(name, tensors[name]):
+        return own
+    others = [(each, tensors[other].shape) for other, each in dims.items() if other != name]
+    shared = {dim.name for each, _ in others for dim in each if not isinstance(dim, int)}
+
+    def joint(axis: int, dim: Any) -> Any:
+        if isinstance(dim, int) or dim.name in shared:
+            return dim
+        size = tensors[name].shape[axis]
+        return next((each[axis] for each, shape in others if len(shape) > axis and shape[axis] == size), dim)
+
+    return tuple(joint(axis, dim) for axis, dim in enumerate(own))
+
+
+def _equal_dims(names: Sequence[str], sizes: Mapping[str, int], runs: Callable[..., bool]) -> dict[str, str]:
+    """By dim, the one before it that it has to be equal to.
+
+    Args:
+        runs: Whether the module runs with the dims of these names larger by one.
+    """
+    same: dict[str, str] = {}
+    for one, other in itertools.combinations(names, 2):
+        apart = one not in same and other not in same
+        if apart and sizes[one] == sizes[other] and not runs(one) and runs(one, other):
+            same[other] = one
+    # Where three have to be equal, no two of them can grow alone.
+    groups = {name: [name, *(other for other in same if same[other] == name)] for name in names if name not in same}
+    counts = Counter(sizes[name] for name in names)
+    bound = [name for name, group in groups.items() if counts[sizes[name]] > 2 and not runs(*group)]
+    for size in {sizes[name] for name in bound}:
+        alike = [each for name in bound if sizes[name] == size for each in groups[name]]
+        if len(alike) > 2 and runs(*alike):
+            same |= dict.fromkeys(alike[1:], alike[0])
+    return same
+
+
+def _resized(tensor: torch.Tensor, dims: Sequence[Any], sizes: Mapping[str, int]) -> torch.Tensor:
+    """A tensor of other sizes, its last part repeated; ones where it has no elements."""
+    import torch
+
+    for axis, (dim, had) in enumerate(zip(dims, tensor.shape, strict=True)):
+        size = had if isinstance(dim, int) else TensorSpec("", "int64", (dim.name,)).shape(sizes)[0]
+        if size != had and not had:
+            tensor = tensor.new_ones((*tensor.shape[:axis], size, *tensor.shape[axis + 1 :]))
+        elif size != had:
+            tensor = tensor.index_select(axis, torch.arange(size).clamp(max=had - 1))
+    return tensor

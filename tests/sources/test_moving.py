@@ -1,0 +1,229 @@
+"""Dims of examples: dynamic where the module takes other sizes, fixed where it does not, refused where they froze."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import attnport
+from attnport.artifacts import ModelSpec
+from attnport.errors import ExportError, SpecError
+from attnport.sources.moving import Moved, Trials, grown, in_truth
+from attnport.verbs._given import Given
+
+X = torch.randn(3, 9, 32)
+
+
+class Layer(nn.Module):
+    """A linear layer, for modules that differ in how they read sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(32, 32)
+        self.table: torch.Tensor | None = None
+        self.length = 0
+
+    def heads(self, x: torch.Tensor, *sizes: int) -> torch.Tensor:
+        q: torch.Tensor = self.layer(x).reshape(*sizes, 4, 8).transpose(1, 2)
+        return functional.scaled_dot_product_attention(q, q, q)
+
+
+class OfLen(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.heads(x, len(x), -1)
+
+
+class OfInt(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.heads(x, int(x.shape[0]), int(x.size(1)))
+
+
+class OfMask(Layer):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.heads(x, len(mask), -1) * mask[:, None, :, None]
+
+
+@functools.lru_cache
+def places(length: int) -> torch.Tensor:
+    return torch.arange(length).float()[:, None]
+
+
+class OfCache(Layer):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x) + places(x.shape[1])
+
+
+class OfOwnTable(Layer):
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.length != x.shape[1]:
+            self.length = x.shape[1]
+            self.table = torch.arange(x.shape[1]).float()[:, None]
+        return self.layer(x) + self.table
+
+
+def inputs_of(spec: ModelSpec) -> list[str]:
+    return [str(each) for each in spec.io.inputs]
+
+
+@pytest.mark.parametrize("kind", [OfLen, OfInt, OfCache, OfOwnTable])
+def test_what_python_makes_of_a_size_stays_dynamic(kind: type[Layer]) -> None:
+    assert inputs_of(Given(kind().eval(), (X,)).spec()) == ["x=float32[batch,seq,32]"]
+
+
+def test_axes_that_have_to_be_equal_move_together_and_others_do_not() -> None:
+    spec = Given(OfMask().eval(), (X, torch.ones(3, 9))).spec()
+    assert inputs_of(spec) == ["x=float32[batch,seq,32]", "mask=float32[batch,seq]"]
+
+
+def test_a_graph_of_such_a_module_is_right_at_other_sizes(tmp_path: Path) -> None:
+    module = OfLen().eval()
+    with attnport.export(module, tmp_path / "out", args=X).open("onnx_reference") as running, torch.no_grad():
+        got = running.run(x=X[:2, :5])["output"]
+        torch.testing.assert_close(torch.from_numpy(got), module(X[:2, :5]), rtol=1e-4, atol=1e-5)
+
+
+class Unrolled(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x[:, 0]
+        for at in range(1, x.shape[1]):
+            h = torch.tanh(self.layer(h) + x[:, at])
+        return h
+
+
+def test_a_dim_that_no_trace_keeps_is_refused_by_its_name_and_may_be_declared_fixed() -> None:
+    with pytest.raises(ExportError, match=r"dim 'seq' of input 'x' \(axis 1\) froze .*test_moving.py, line") as caught:
+        Given(Unrolled().eval(), (X,)).spec()
+    assert "declare it: x=float32[batch,SIZE,32]" in str(caught.value.hint)
+    assert inputs_of(Given(Unrolled().eval(), (X,), inputs={"x": "float32[batch,9,32]"}).spec()) == [
+        "x=float32[batch,9,32]"
+    ]
+
+
+class Pixels(nn.Module):
+    """Patches of 8, with a table of 64 positions, over rows and columns or flat."""
+
+    def __init__(self, flat: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.flat = nn.Conv2d(3, 16, 8, 8), flat
+        self.places = nn.Parameter(torch.randn(1, 64, 16) if flat else torch.randn(1, 8, 8, 16))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        h = self.patches(image)
+        h = h.flatten(2).mT + self.places if self.flat else (h.permute(0, 2, 3, 1) + self.places).flatten(1, 2)
+        return functional.scaled_dot_product_attention(h, h, h)
+
+
+class AnyPixels(nn.Module):
+    """Patches of 8 of a picture of any number of them."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        batch, channels, height, width = image.shape
+        return image.view(batch, channels, height // 8, 8, width // 8, 8).mean((3, 5))
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_an_axis_of_which_more_is_cut_off_is_fixed_and_told(flat: bool) -> None:
+    spec = Given(Pixels(flat).eval(), (torch.randn(2, 3, 64, 64),)).spec()
+    assert inputs_of(spec) == ["image=float32[batch,3,64,64]"]
+    assert "axis 2 of image at 64 (The size of tensor a" in " ".join(spec.notes)
+
+
+def test_an_axis_that_takes_multiples_of_a_number_is_found_to_do_so() -> None:
+    spec = Given(AnyPixels(), (torch.randn(2, 3, 64, 48),)).spec()
+    assert [(dim.min, dim.step) for dim in spec.io.dims if dim.name.startswith("image_") and dim.name != "image_1"] == [
+        (8, 8),
+        (8, 8),
+    ]
+    assert "runs at multiples of 8 alone" in " ".join(spec.notes)
+
+
+class Deciding(Layer):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x) if x.shape[1] > 5 else self.layer(x) * 2
+
+
+def test_sizes_that_the_module_takes_and_the_trace_does_not_are_told() -> None:
+    notes = " ".join(Given(Deciding().eval(), (X,)).spec().notes)
+    assert "axis 1 of x is from 6" in notes
+    assert "the module itself also runs at 5" in notes
+
+
+class Cached(nn.Module):
+    """Attention over what was before and what is new, with a mask of both."""
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        k = torch.cat([past, x], 1)
+        hide = torch.where(mask[:, None] != 0, 0.0, float("-inf"))
+        return functional.scaled_dot_product_attention(x, k, k, attn_mask=hide)
+
+
+def test_an_empty_cache_is_an_input_that_may_be_empty() -> None:
+    spec = Given(Cached(), (torch.randn(2, 3, 8), torch.zeros(2, 0, 8), torch.ones(2, 3, dtype=torch.int64))).spec()
+    x, past, mask = (each.dims for each in spec.io.inputs)
+    assert x[:2] == ("batch", "seq")
+    assert past == ("batch", "past_1", x[2])
+    assert mask == ("batch", "past_1+seq")
+    assert spec.io.dim("past_1").min == 0
+
+
+def test_an_example_without_elements_that_the_module_takes_no_other_of_is_refused() -> None:
+    class Nothing(nn.Module):
+        def forward(self, x: torch.Tensor, none: torch.Tensor) -> torch.Tensor:
+            if none.numel():
+                raise ValueError("there has to be nothing")
+            return x + 1
+
+    with pytest.raises(SpecError, match=r"input none has no elements: its axis 0 is 0 long.*there has to be nothing"):
+        Given(Nothing(), (X, torch.zeros(0))).spec()
+
+
+def test_a_mask_that_is_broadcast_over_heads_stays_so() -> None:
+    tensors = {"q": torch.randn(1, 3, 5, 8), "mask": torch.zeros(1, 1, 5, 5)}
+    trials = Trials(tensors, lambda q, mask: {"y": functional.scaled_dot_product_attention(q, q, q, mask)})
+    assert {name: tuple(one.shape) for name, one in grown(trials, ()).items()} == {
+        "q": (2, 3, 5, 8),
+        "mask": (2, 1, 5, 5),
+    }
+
+
+def test_what_is_fixed_goes_out_of_the_sums_that_it_is_in() -> None:
+    def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
+        if len(a) != 4:
+            raise ValueError("four")
+        return {"y": b + torch.cat([a, c])}
+
+    trials = Trials({"a": torch.ones(4), "b": torch.ones(9), "c": torch.ones(5)}, call)
+    found, notes = in_truth({"a": (Moved("s"),), "b": (Moved("s + t"),), "c": (Moved("t"),)}, trials, ())
+    assert found["a"] == (4,)
+    assert found["b"][0].name == "4 + t"
+    assert found["c"][0].name == "t"
+    assert "axis 0 of a at 4 (four)" in notes[0]
+
+
+class Pairs(nn.Module):
+    """Pairs of neighbours, of which there is an even number."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(x.shape[0], x.shape[1] // 2, 2, -1).sum(2)
+
+
+def test_an_even_number_is_found_where_no_axis_is_half_of_it() -> None:
+    spec = Given(Pairs(), (torch.randn(3, 8, 4),)).spec()
+    assert [(dim.name, dim.min, dim.step) for dim in spec.io.dims if dim.name == "seq"] == [("seq", 2, 2)]
+
+
+def test_runs_do_not_change_the_module_that_is_exported() -> None:
+    module = OfOwnTable().eval()
+    spec = Given(module, (X,)).spec()
+    made = spec.make()
+    assert isinstance(made, OfOwnTable)
+    assert (module.length, made.length) == (0, 0)
+    assert next(made.parameters()) is next(spec.make().parameters())  # weights are shared
