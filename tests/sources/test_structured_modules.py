@@ -212,7 +212,11 @@ def test_a_declared_cache_of_transformers_is_made_from_keys_and_values(tmp_path:
     [
         ("past", [X, "past.0=float32[batch,2,seq,8]", "past.2=float32[batch,2,seq,8]"], r"got the places 0, 2"),
         ("past", [X, "past=float32[batch,2,seq,8]", "past.0=float32[batch,2,seq,8]"], "another --input declares it"),
-        ("past", [X, PAST[0].replace("past,", "seq,"), PAST[1].replace("past,", "seq,"), "scal=0.5"], "--input scal: the module takes no input"),
+        (
+            "past",
+            [X, *(each.replace("past,", "seq,") for each in PAST), "scal=0.5"],
+            "--input scal: the module takes no input",
+        ),
         ("past", [X], "no --input declares 'past', which the module needs"),
         ("opaque_out", [X], r"the result is a Opaque, which holds tensors \(tensor\)"),
         ("words", [X], "returns str without a tensor"),
