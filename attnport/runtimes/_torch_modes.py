@@ -319,9 +319,7 @@ def modes_for(
 ) -> list[DispatchMode | TorchFunctionMode]:
     """The modes, in the order to enter them, that run a module already cast to `plan` (or, unless the mode `widens` its
     weights, to float64)."""
-    chosen: list[DispatchMode | TorchFunctionMode] = [TiesInOrder()]
-    if step_by_step and plan != AUTO:
-        chosen.append(StepByStep())
+    chosen: list[DispatchMode | TorchFunctionMode] = [StepByStep()] if step_by_step and plan != AUTO else []
     if float64:
         chosen += [Double(widens=widens), _WideNumbers()]
     elif plan in HALF_OF_ISLANDS:

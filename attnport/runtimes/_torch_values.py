@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from attnport.runtimes._session import Array
-from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, ZeroWithoutKey, active, modes_for
+from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, TiesInOrder, ZeroWithoutKey, active, modes_for
 from attnport.runtimes._written_attention import Found, Rounded
 from attnport.runtimes.torch_eager import to_array, to_tensor
 
@@ -80,7 +80,7 @@ class TracedModule:
                 return result
 
         arguments = self._arguments(feeds)
-        modes = [*modes_for(self._plan, float64=self._float64), ZeroWithoutKey()]
+        modes = [TiesInOrder(), *modes_for(self._plan, float64=self._float64), ZeroWithoutKey()]
         island = None if self._float64 else HALF_OF_ISLANDS.get(self._plan)
         if island is not None:
             with active(products := Found()):

@@ -32,6 +32,8 @@ class Opening:
         engine: The engine's record, for the TensorRT runtimes; checked before the file is deserialised.
         threads: Compute threads, 1 or more; None = the physical cores.
         contract: torch eager only: where the module gives NaN, an attention row with no allowed key counts as zero.
+        ordered: torch eager only: of equal elements `topk` takes the first, as ONNX does and torch leaves open; as
+            with `contract` and in float64. Not where the module is timed.
         float64: torch only: computes in float64, as the reference.
         step_by_step: torch only: the scores of attention are rounded to the half type, as when product, softmax and
             product run one by one; a fused kernel keeps them in float32.
@@ -50,6 +52,7 @@ class Opening:
     engine: EngineRecord | None = None
     threads: int | None = None
     contract: bool = False
+    ordered: bool = False
     float64: bool = False
     step_by_step: bool = False
     nudged: int | None = None

@@ -97,7 +97,7 @@ class EagerCall:
 
     def __init__(self, opening: Opening, module: torch.nn.Module, *, widens: bool = False, own: bool = False) -> None:
         """`own`: nobody else has the module, so that its weights may be changed."""
-        from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, modes_for
+        from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, TiesInOrder, modes_for
 
         self._nudged = opening.nudged
         if opening.nudged is not None:
@@ -111,6 +111,8 @@ class EagerCall:
             step_by_step=self._steps,
             widens=widens,
         )
+        if opening.contract or opening.ordered or opening.float64 or opening.nudged is not None:
+            self._modes.insert(0, TiesInOrder())
         self._contract = opening.contract
         self._looks = opening.float64
         self.undefined: tuple[bool, ...] = ()

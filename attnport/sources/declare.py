@@ -28,7 +28,7 @@ from attnport.sources.parsing import (
     parse_dims,
     path_of,
 )
-from attnport.sources.plain import HALF_HINT, half_notes, half_of, in_float32, plain_module
+from attnport.sources.plain import CAST_HINT, in_float32, plain_module, precision_notes, precision_of
 from attnport.sources.randomness import refuse_random
 from attnport.sources.ranges import bound_dims, found_ranges
 from attnport.sources.seeds import seeded
@@ -114,7 +114,7 @@ def plain_spec(
             hint='Declare them: --input "x=float32[batch,seq,256]" --input "attention_mask=int64[batch,seq]:padding"',
         )
     module = plain_module(text, result)
-    half = half_of(module)
+    precision = precision_of(module)
     place, _, made_by = text.rpartition(":")
     file = FilePath(place).stem if place.endswith(".py") else place.rpartition(".")[2]
 
@@ -122,7 +122,7 @@ def plain_spec(
         return in_float32(plain_module(text, factory()))
 
     name = f"{file}.{made_by}"
-    return declared_spec(name, text, in_float32(module), make, inputs, dims, outputs, half=half)
+    return declared_spec(name, text, in_float32(module), make, inputs, dims, outputs, precision=precision)
 
 
 def declared_spec(
@@ -134,7 +134,7 @@ def declared_spec(
     dims: Sequence[str],
     outputs: Sequence[str],
     arguments: Arguments | None = None,
-    half: str = "",
+    precision: str = "",
 ) -> ModelSpec:
     """The ModelSpec of a module with declared inputs.
 
@@ -142,7 +142,7 @@ def declared_spec(
         text: What errors call it.
         module: What `make` returns.
         arguments: What the forward is called with; None = what the declarations say.
-        half: The half precision that it was in before; "" = none.
+        precision: The precision that it was in before; "" = float32.
 
     Raises:
         UsageError: a declaration cannot be read, or does not fit the others.
@@ -183,8 +183,8 @@ def declared_spec(
         found = observe_outputs(call, tensors, named, text, examples, budget)
         contract = IOContract(tensors, found, named, masks, positions="none", examples=examples)
     except SpecError as err:
-        if half and "dtype" in err.message:
-            raise SpecError(err.message, hint=HALF_HINT) from err
+        if precision and "dtype" in err.message:
+            raise SpecError(err.message, hint=CAST_HINT) from err
         told, fixed = problem, {name: dim.opt for name, dim in ranges.items() if dim.min == dim.max}
         bound = bound_dims([name for name in used if name not in fixed],
                            lambda sizes: budget.runs_cheaply({**fixed, **sizes}, runs))  # fmt: skip
@@ -216,7 +216,7 @@ def declared_spec(
         f"up to {ROWS} rows of a batch"
         for name in examples
     )
-    notes = (*half_notes(half), *steps, *limits, *casts, *kept)
+    notes = (*precision_notes(precision), *steps, *limits, *casts, *kept)
     return ModelSpec(name, Source(text), contract, make, observed=True, notes=notes)
 
 

@@ -25,7 +25,7 @@ _HELD: weakref.WeakValueDictionary[Source, ModelSpec] = weakref.WeakValueDiction
 
 
 def kept_copy(module: nn.Module) -> nn.Module:
-    """A copy to export: on the processor, in eval mode, in float32 where the module is in half precision.
+    """A copy to export: on the processor, in eval mode, in float32 where the module is in half precision or in float64.
 
     The caller's module stays as it is, and may be trained on.
 
@@ -52,7 +52,7 @@ def memory_spec(
     dims: Sequence[str] = (),
     outputs: Sequence[str] = (),
     arguments: Arguments | None = None,
-    half: str = "",
+    precision: str = "",
     notes: Sequence[str] = (),
 ) -> ModelSpec:
     """The ModelSpec of a module in memory, which `kept_copy` made.
@@ -60,7 +60,7 @@ def memory_spec(
     Args:
         inputs: Declarations, as of `--input`.
         arguments: What its forward is called with; None = what the declarations say.
-        half: The half precision that it was in before `kept_copy`; "" = none.
+        precision: The precision that it was in before `kept_copy`; "" = float32.
         notes: What users are to know of how it is taken.
 
     Raises:
@@ -70,7 +70,7 @@ def memory_spec(
     text = f"{name}{IN_MEMORY}"
     # What a module keeps from one run to the next, such as a table of positions, is of that run.
     ran = own_copy(module)
-    spec = declared_spec(name, text, ran, lambda: own_copy(module), inputs, dims, outputs, arguments, half)
+    spec = declared_spec(name, text, ran, lambda: own_copy(module), inputs, dims, outputs, arguments, precision)
     source = Source(text, tuple(inputs), tuple(dims), outputs=tuple(outputs))
     return hold(dataclasses.replace(spec, source=source, notes=(*spec.notes, *notes)))
 

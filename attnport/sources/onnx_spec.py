@@ -15,7 +15,7 @@ from attnport.sources.marks import marks_by_name, polarity_of
 from attnport.sources.onnx_decoder import CONFIG, stops_of
 from attnport.sources.onnx_file import beside, graph_of, input_names, output_names, path_of, read
 from attnport.sources.parsing import parse_input
-from attnport.sources.plain import half_notes
+from attnport.sources.plain import precision_notes
 from attnport.sources.structure import flat_name
 from attnport_bundle.contract import DTYPES
 
@@ -42,7 +42,7 @@ def load_onnx(text: str, inputs: Sequence[str], dims: Sequence[str], outputs: Se
     decoder = theirs.decoder
     declared = _declared(text, theirs.model, inputs, decoder is not None)
     path = path_of(text)
-    notes, stop = half_notes(theirs.half), tuple[int, ...]()
+    notes, stop = precision_notes(theirs.half), tuple[int, ...]()
     if theirs.preset:
         more = f" and {len(theirs.preset) - _FEW} more" if len(theirs.preset) > _FEW else ""
         notes = (*notes, f"inputs with a value in the file keep it: {', '.join(theirs.preset[:_FEW])}{more}")

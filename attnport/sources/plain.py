@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-HALF_HINT = (
-    "The module was in half precision and is exported in float32: cast to the type of its weights, "
-    "x.to(self.weight.dtype), where it casts to float16 or bfloat16 by itself."
+CAST_HINT = (
+    "The module was in another precision and is exported in float32: cast to the type of its weights, "
+    "x.to(self.weight.dtype), where it casts to float16, bfloat16 or float64 by itself."
 )
 
 
@@ -41,31 +41,35 @@ def plain_module(text: str, module: nn.Module) -> nn.Module:
     return plain_module(text, original) if isinstance(original, torch.nn.Module) else module
 
 
-def half_of(module: nn.Module) -> str:
-    """`float16` or `bfloat16` where a module has weights in half precision; otherwise ""."""
+def precision_of(module: nn.Module) -> str:
+    """The type of a module that is not exported as it is: `float16` or `bfloat16` where it has weights in half
+    precision, `float64` where all its weights are; otherwise ""."""
     import torch
 
-    held = {tensor.dtype for tensor in _weights(module)}
-    return next((str(dtype).removeprefix("torch.") for dtype in (torch.float16, torch.bfloat16) if dtype in held), "")
+    held = {tensor.dtype for tensor in _weights(module) if tensor.is_floating_point()}
+    half = [dtype for dtype in (torch.float16, torch.bfloat16) if dtype in held]
+    found = half or [dtype for dtype in held if held == {torch.float64}]
+    return str(found[0]).removeprefix("torch.") if found else ""
 
 
 def in_float32(module: nn.Module) -> nn.Module:
-    """Converts weights in half precision to float32 in place, and returns the module. No value changes.
+    """Converts a module of `precision_of` to float32 in place, and returns it.
 
-    Inputs in half precision are then cast to the type of its weights.
+    Inputs in such a precision are then cast to the type of its weights.
     """
     import torch
     from torch.utils import _pytree as pytree
 
-    if not half_of(module):
+    precision = precision_of(module)
+    if not precision:
         return module
+    others = {torch.float16, torch.bfloat16, getattr(torch, precision)}
 
     def widened(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
         dtype = next(tensor.dtype for tensor in _weights(part) if tensor.is_floating_point())
 
         def cast(value: Any) -> Any:
-            half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
-            return value.to(dtype) if half else value
+            return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype in others else value
 
         found: tuple[tuple[Any, ...], Any] = pytree.tree_map(cast, (args, kwargs))
         return found
@@ -74,12 +78,13 @@ def in_float32(module: nn.Module) -> nn.Module:
     return module
 
 
-def half_notes(half: str) -> tuple[str, ...]:
-    """What `export` says of a module of `half_of`."""
-    if not half:
+def precision_notes(precision: str) -> tuple[str, ...]:
+    """What `export` says of a module of `precision_of`."""
+    if not precision:
         return ()
+    weights = "its weights rounded to it" if precision == "float64" else "the same weights"
     return (
-        f"the module is in {half}: it is exported in float32, with the same weights, and judged by them in float64; "
+        f"the module is in {precision}: it is exported in float32, with {weights}, and judged by them in float64; "
         f"fuse --dtype makes forms in half precision",
     )
 

@@ -114,7 +114,7 @@ class Given:
                 f"got {type(self.model).__name__} for the model; expected a torch.nn.Module, a SPEC or a ModelSpec."
             )
         from attnport.sources.memory import kept_copy, memory_spec
-        from attnport.sources.plain import half_of
+        from attnport.sources.plain import precision_of
 
         if not inputs and not self._examples:
             raise UsageError(
@@ -126,7 +126,7 @@ class Given:
         notes = ()
         if self._examples:
             inputs, dims, arguments, notes = self._found(own_copy(module), inputs, dims, progress)
-        return memory_spec(module, inputs, dims, outputs, arguments, half_of(self.model), notes)
+        return memory_spec(module, inputs, dims, outputs, arguments, precision_of(self.model), notes)
 
     @property
     def _examples(self) -> bool:

@@ -350,7 +350,7 @@ class _Opened:
     """The unchanged module, opened when it is first run: the reference in float64 is seldom asked."""
 
     def __init__(self, spec: ModelSpec, *, float64: bool = False) -> None:
-        self._opening = Opening(spec.io, spec=spec, float64=float64)
+        self._opening = Opening(spec.io, spec=spec, float64=float64, ordered=True)
         self._session: Session | None = None
 
     def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:

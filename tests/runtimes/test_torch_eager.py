@@ -15,9 +15,9 @@ from torch.nn import functional
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError
-from attnport.runtimes._torch_modes import active, modes_for
+from attnport.runtimes._torch_modes import TiesInOrder, active, modes_for
 from attnport.runtimes.base import Opening
-from attnport.runtimes.torch_eager import RUNTIME, attention_weights, to_array, to_tensor
+from attnport.runtimes.torch_eager import RUNTIME, EagerCall, attention_weights, to_array, to_tensor
 
 B, H, S, D = 3, 2, 6, 8
 E = H * D
@@ -414,9 +414,15 @@ def test_a_session_reports_a_float32_product_that_runs_in_less() -> None:
 def test_equal_elements_are_taken_in_the_order_of_onnx(given: dict[str, object]) -> None:
     x = torch.tensor([[1.0, 2, 2, 2, 0, 2, 1, 0, 0]] * 3).repeat(1, 20)
     for float64 in (False, True):
-        with active(*modes_for("fp32", float64=float64)):
+        with active(TiesInOrder(), *modes_for("fp32", float64=float64)):
             values, at = torch.topk(x, 2, **given)
         dim, largest = given.get("dim", -1), given.get("largest", True)
         expected = torch.sort(x, dim=dim, descending=largest, stable=True).indices.narrow(dim, 0, 2)
         assert torch.equal(at, expected)
         assert torch.equal(values, x.to(values.dtype).gather(dim, at))
+
+
+def test_a_module_that_is_timed_runs_without_a_mode_of_ours() -> None:
+    """Each would slow its operators down, and turn off PyTorch's fused path."""
+    spec = spec_of(Attentive())
+    assert EagerCall(Opening(spec.io, spec=spec), Attentive())._modes == []

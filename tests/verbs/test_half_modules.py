@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import attnport
 from attnport.errors import SpecError
@@ -99,6 +100,25 @@ def test_a_forward_that_casts_to_half_precision_itself_is_told_so(tmp_path: Path
     with pytest.raises(SpecError, match="dtype") as caught:
         attnport.export(text, tmp_path / "out", inputs=["x=float32[batch,seq,32]", "ids=int64[batch,seq]:high=50"])
     assert "x.to(self.weight.dtype)" in caught.value.hint
+
+
+def test_a_module_in_double_is_exported_in_float32_and_says_so(tmp_path: Path) -> None:
+    class Linear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear = nn.Linear(8, 8, dtype=torch.float64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).softmax(-1)
+
+    module, x, said = Linear(), torch.randn(2, 8, dtype=torch.float64), list[str]()
+    artifact = attnport.export(module, tmp_path / "out", args=(x,), tell=said.append)
+    assert "the module is in float64" in said[0]
+    artifact.fuse("ort_cpu")
+    with artifact.open("ort_cpu") as session:
+        (got,) = session.run(x=x.numpy()).values()
+    assert np.abs(got - module(x).detach().numpy()).max() < 1e-6
 
 
 RAISES = """
