@@ -87,8 +87,8 @@ def flag(name: str, value: object) -> bool:
 
 
 def path(name: str, value: object) -> Path:
-    """A path of text. Raises FeedError for anything else, and for an empty text, which is the current folder."""
-    if not isinstance(value, str | os.PathLike) or not isinstance(text := os.fspath(value), str) or not text:
+    """A path of text; an empty one is the current folder. Raises FeedError for anything else."""
+    if not isinstance(value, str | os.PathLike) or not isinstance(text := os.fspath(value), str):
         raise FeedError(f"{name}: got {shown(value)}; expected a path.")
     return Path(text)
 

@@ -207,7 +207,7 @@ def padding_masks(
 
 def _integers(name: str, values: Sequence[int]) -> list[int]:
     """Integers from a list or an array. Raises FeedError for anything else."""
-    return [integer(name, value, 0) for value in several(name, values, "integers")]
+    return [integer(name, value, 0, what="integers of") for value in several(name, values, "integers")]
 
 
 def _padding_mask(

@@ -118,7 +118,7 @@ def _checked(texts: Sequence[str], first: int) -> Sequence[str]:
     """The texts. Raises FeedError for what is none, by its number."""
     texts = list(several("texts", texts, "a list of one text or more"))
     if not texts:
-        raise FeedError("texts: got none; expected a list of one text or more.")
+        raise FeedError("texts: got []; expected a list of one text or more.")
     for number, text in enumerate(texts, first):
         if not isinstance(text, str):
             raise FeedError(f"texts[{number}]: got {text!r:.60}; expected text.")

@@ -156,14 +156,14 @@ def test_weights_with_nan_are_named(home: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "change"),
     [
-        ("code", lambda home: (home / "my model.py").write_text(MODEL.replace("x * 0.5", "x * 0.25"))),
-        ("weights", lambda home: np.save(home / "weights.npy", np.ones((12, 4), np.float32))),
+        ("my model.py", lambda home: (home / "my model.py").write_text(MODEL.replace("x * 0.5", "x * 0.25"))),
+        ("weights.npy", lambda home: np.save(home / "weights.npy", np.ones((12, 4), np.float32))),
     ],
 )
 def test_a_source_that_changed_since_export(verb: str, part: str, change: Callable[[Path], object], home: Path) -> None:
     before = contents(home / "out put")
     change(home)
-    refused(call(verb, home / "out put"), f"the {part} of {home / 'my model.py'}:factory changed since export")
+    refused(call(verb, home / "out put"), "changed since export: ", f"{part} is another")
     assert contents(home / "out put") == before
 
 

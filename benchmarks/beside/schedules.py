@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from attnport_bundle import batches
+from attnport_bundle.contract import Dim
 
 Array = np.ndarray[Any, Any]
 PADDED, ALONE = "padded", "one at a time"
@@ -52,7 +53,7 @@ def calls(work: Work) -> dict[str, list[list[int]]]:
     if work.share < 1:
         order = sorted(range(count), key=lambda at: work.tokens[at])
         found[ALONE] = [[at] for at in order]
-        found[MAPPED] = list(batches.groups(work.tokens, lambda _: batches.TOKENS, count))
+        found[MAPPED] = list(batches.groups(work.tokens, lambda _: batches.TOKENS, Dim("batch", 1, 1, max(count, 1))))
         found |= {f"groups of {size}": [order[at : at + size] for at in range(0, count, size)] for size in GROUPS}
         found = {FIRST: found[FIRST], **found}
     return found

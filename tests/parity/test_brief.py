@@ -47,8 +47,8 @@ def test_a_brief_check_leaves_out_sentences_and_items_and_says_so(
     tiny_artifact: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    real = evaluate._measure_items
-    monkeypatch.setattr(evaluate, "_measure_items", lambda *args: asked.append(args[-1]) or real(*args))
+    real = evaluate.measure_items
+    monkeypatch.setattr(evaluate, "measure_items", lambda *args: asked.append(args[-1]) or real(*args))
     brief = check(tiny_artifact, ["ort_cpu"], text=text)
     contract, sentences = tried(brief, "ort_cpu")
     assert contract == {case.name for case in cases(open_folder(tiny_artifact).io)}

@@ -151,9 +151,9 @@ def same_at_query(of_key: Expr, of_query: Expr, lengths: Lengths | None) -> str 
     return at_query[1] if same and at_query is not None and at_query[0] == I else None
 
 
-def moved(expr: Expr, to: Expr) -> Expr:
-    """A condition on key j as the same condition on `to`."""
-    return _with(expr, J, to)
+def moved(expr: Expr, to: Expr, axis: Expr = J) -> Expr:
+    """A condition on key j (or on another index) as the same condition on `to`."""
+    return _with(expr, axis, to)
 
 
 def _with(expr: Expr, old: Expr, new: Expr) -> Expr:

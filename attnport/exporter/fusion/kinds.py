@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from attnport.exporter.fusion.comparisons import CAUSAL, I, J, linear
+from attnport.exporter.fusion.comparisons import CAUSAL, I, J, linear, written
 from attnport.exporter.fusion.comparisons import normal as plain
 from attnport.exporter.fusion.conditions import (
     BATCH,
@@ -26,8 +26,8 @@ from attnport.exporter.fusion.conditions import (
     same_at_query,
     truth_of,
 )
-from attnport.exporter.fusion.formula import TRUE, ZERO, Axis, Expr, Op, Read, axes_of, conjuncts, op, reads_of
-from attnport.exporter.fusion.sizes import same, size_sum
+from attnport.exporter.fusion.formula import TRUE, ZERO, Axis, Const, Expr, Op, Read, axes_of, conjuncts, op, reads_of
+from attnport.exporter.fusion.sizes import same, size_sum, terms
 from attnport.masks.spec import MaskSpec
 
 __all__ = ["CAUSAL", "plain", "spec_of"]
@@ -75,16 +75,29 @@ def rows_without_key(keeps: Iterable[Expr], lengths: Sequence[Expr | None] = (No
     parts = [part for keep in keeps for part in conjuncts(plain(keep))]
     if all(axes_of(part) <= {"b", "h", "j"} for part in parts):
         return "none"
-    query, key = lengths
+    query, key = (terms(each) if each is not None else None for each in lengths)
     if query is None or key is None:
         return "any"
     # A query whose own position is an allowed key has one.
-    own = I if same(query, key) else op("Add", I, op("Sub", key, query))
-    known = _lengths(query, key)
+    known = Lengths(query, key)
+    own = op("Add", I, written(known.shift)) if known.shift else I
     of_keys = {plain(moved(part, own)) for part in parts if is_of_keys(part)}
     at_own = {plain(moved(part, own)) for part in parts}
     left = {part for part in at_own - of_keys if part != TRUE and not always(part, known)}
     return "any" if left else "padding" if of_keys else "none"
+
+
+def last_sees_all(keeps: Iterable[Expr], lengths: Sequence[Expr | None] = (None, None)) -> bool:
+    """Whether the last query may attend to every key that is no padding, as behind a causal mask.
+
+    It is then without a key only in an item without any. The arguments are those of `spec_of`.
+    """
+    query, key = (terms(each) if each is not None else None for each in lengths)
+    if query is None or key is None:
+        return False
+    last = op("Sub", written(query), Const(1))
+    parts = (plain(part) for keep in keeps for part in conjuncts(plain(keep)) if not is_of_keys(part))
+    return all(always(plain(moved(part, last, I)), Lengths(query, key)) for part in parts)
 
 
 def _lengths(query: Expr | None, key: Expr | None) -> Lengths | None:

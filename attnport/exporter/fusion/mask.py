@@ -26,7 +26,7 @@ from attnport.exporter.fusion.formula import (
     op,
 )
 from attnport.exporter.fusion.indices import Index
-from attnport.exporter.fusion.kinds import CAUSAL, Rows, plain, rows_without_key, spec_of
+from attnport.exporter.fusion.kinds import CAUSAL, Rows, last_sees_all, plain, rows_without_key, spec_of
 from attnport.exporter.fusion.layout import Layout, Located
 from attnport.exporter.fusion.moves import broadcast_index, relaid
 from attnport.exporter.fusion.sizes import size_along
@@ -80,6 +80,7 @@ class Mask:
         empty: The rows that may have no allowed key though their item has keys.
         gives: What the graph itself gives in a row with no allowed key: zero (or NaN, for which zero stands), the mean
             of all values, or anything else.
+        last: Whether the last query has a key in every item that has keys.
     """
 
     factors: tuple[Factor, ...]
@@ -87,6 +88,7 @@ class Mask:
     spec: MaskSpec
     empty: Rows
     gives: Literal["zero", "mean", "other"]
+    last: bool = False
 
     @property
     def is_causal_only(self) -> bool:
@@ -179,9 +181,9 @@ class MaskReader:
         factors = _resolved(tuple({factor.keep: factor for factor in self.factors}.values()))
         lengths = [size_along(q.value, q.index, Axis("i")), size_along(k.value, k.index, Axis("j"))]
         spec = spec_of([factor.keep for factor in factors], biased=bool(self.biases), lengths=lengths)
-        return Mask(
-            factors, tuple(self.biases), spec, rows_without_key([f.keep for f in factors], lengths), self._gives()
-        )
+        keeps = [factor.keep for factor in factors]
+        empty, last = rows_without_key(keeps, lengths), last_sees_all(keeps, lengths)
+        return Mask(factors, tuple(self.biases), spec, empty, self._gives(), last)
 
     def _gives(self) -> Literal["zero", "mean", "other"]:
         if self.zeroed or all(low == -math.inf for low in self.lows):

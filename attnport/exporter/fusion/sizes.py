@@ -28,10 +28,10 @@ def size_sum(value: ir.Value | None, axis: int) -> Expr | None:
 
 def same(one: Expr | None, other: Expr | None) -> bool:
     """Whether two sizes may be taken for the same: they are, or one of them is unknown."""
-    return one is None or other is None or one == other or _terms(one) == _terms(other)
+    return one is None or other is None or one == other or terms(one) == terms(other)
 
 
-def _terms(size: Expr) -> Linear | None:
+def terms(size: Expr) -> Linear | None:
     """A size as a sum, also where an input's dim is called by one, such as `past+seq`."""
     read = linear(size)
     if read is None:

@@ -195,6 +195,10 @@ def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: C
             found[attention.name] = "rows that are no padding may be without a key"
             continue
         tokens = tokens_of(graph, inputs[padding[0].input])
+        rows = _rows_of(attention, attention.q)
+        queries = dims_of(attention.q.value)[rows.token] if rows is not None else tokens.seq
+        if isinstance(queries, str) and queries != tokens.seq:  # behind a cache
+            tokens = Tokens(tokens.batch, queries)
         hiding = {
             other.last
             for other in attentions
@@ -221,6 +225,8 @@ class _Walk:
         self.hiding = hiding
         self.reach: dict[ir.Value, Axes] = {}
         self.picked: set[int] = set()
+        self.joined: set[ir.Value] = set()
+        """Keys and values of a cache with new ones behind, of which those of padding hold anything."""
 
     def check_operands(self, node: ir.Node, region: Collection[ir.Node]) -> None:
         """Raises Mixed where an operand from outside of the region has its tokens elsewhere."""
@@ -267,7 +273,9 @@ class _Walk:
                 self.reach[start.output.value] = axes
             elif node in attentions:
                 self._pass_attention(attentions[node], within[node], hiding)
-            elif node not in inside and (axes := self.through(node)) is not None:
+            elif node in inside or self._joins_cache(node) or (start.mask.last and self._takes_last(node)):
+                pass
+            elif (axes := self.through(node)) is not None:
                 self.reach.update(dict.fromkeys(node.outputs, axes))
             if any(
                 user.graph is not graph for value in node.outputs if value in self.reach for user, _ in value.uses()
@@ -279,10 +287,33 @@ class _Walk:
         if self.picked:
             raise Mixed(f"rows at position {min(self.picked)} are picked out")
 
+    def _joins_cache(self, node: ir.Node) -> bool:
+        """Whether a node joins new keys or values to those of a cache: only attentions that hide padding may read them,
+        and the next step, whose mask hides it too."""
+        if self.joined.intersection(node.inputs) and node.op_type not in ("Shape", "Size"):
+            raise Mixed(f"{_place(node)} reads keys of padding in a cache")
+        given = {self.reach[value] for value in node.inputs if value in self.reach}
+        if node.op_type != "Concat" or len(given) != 1:
+            return False
+        (axes,) = given
+        joins = axes.heads == 1 and axis_of(node, len(dims_of(node.outputs[0])), 0) == axes.token != axes.item
+        self.joined.update(node.outputs if joins else ())
+        return joins
+
+    def _takes_last(self, node: ir.Node) -> bool:
+        """Whether a node takes the rows of the last token alone, `x[:, -1]`."""
+        value = node.inputs[0] if node.inputs else None
+        if node.op_type not in ("Gather", "Slice") or value is None or value not in self.reach:
+            return False
+        rank, (item, token, *_) = len(dims_of(value)), self.reach[value]
+        axes = [axis_of(node, rank, 0)] if node.op_type == "Gather" else axes_of(node, rank, 3)
+        first = numbers(node.inputs[1])
+        return axes == [token] and token != item and first is not None and first.reshape(-1).tolist() == [-1]
+
     def _pass_attention(self, attention: Recognised, within: Collection[ir.Node], hiding: Collection[ir.Node]) -> None:
         """Padded queries give padded rows; keys and values of padding have to be hidden by the mask."""
         node = attention.last
-        reached = self.reach.keys() & _operands_of(attention)
+        reached = (self.reach.keys() | self.joined) & _operands_of(attention)
         if not reached:
             return
         steps = set(reached)
@@ -297,6 +328,8 @@ class _Walk:
             raise self._fail(node)
         if {attention.k.value, attention.v.value} & reached and node not in hiding:
             raise Mixed(f"{_place(node)} does not hide the keys of padding")
+        if attention.q.value in self.joined:
+            raise self._fail(node)
         if attention.q.value in reached:
             query, output = _rows_of(attention, attention.q), _rows_of(attention, attention.output)
             if query != self.reach[attention.q.value] or output is None:
