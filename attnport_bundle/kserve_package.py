@@ -9,13 +9,8 @@ import sys
 
 _ARGUMENTS, sys.argv = sys.argv, sys.argv[:1]
 try:
-    from kserve import InferOutput as InferOutput
-    from kserve import InferRequest as InferRequest
-    from kserve import InferResponse as InferResponse
     from kserve import Model as Model
     from kserve import ModelRepository as ModelRepository
-    from kserve import ModelServer as ModelServer
-    from kserve import model_server as model_server
     from kserve.errors import InferenceError as InferenceError
     from kserve.errors import InvalidInput as InvalidInput
     from kserve.errors import ModelNotFound as ModelNotFound
@@ -24,10 +19,12 @@ try:
     from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import (
         add_GRPCInferenceServiceServicer_to_server as add_GRPCInferenceServiceServicer_to_server,
     )
+    from kserve.protocol.grpc.interceptors import ExceptionToStatusInterceptor as ExceptionToStatusInterceptor
     from kserve.protocol.grpc.servicer import InferenceServicer as InferenceServicer
     from kserve.protocol.model_repository_extension import ModelRepositoryExtension as ModelRepositoryExtension
+    from kserve.protocol.rest.server import metrics_handler as metrics_handler
     from kserve.protocol.rest.v2_endpoints import register_v2_endpoints as register_v2_endpoints
-    from kserve.utils.numpy_codec import to_np_dtype as to_np_dtype
 finally:
     sys.argv = _ARGUMENTS
+ModelInferResponse = grpc_predict_v2_pb2.ModelInferResponse
 sys.modules.setdefault("grpc_predict_v2_pb2", grpc_predict_v2_pb2)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import batches
-from .arguments import path, several
+from .arguments import path, several, shown
 from .columns import column, joined, names
 from .contract import TensorSpec
 from .errors import BundleError, FeedError
@@ -174,7 +174,7 @@ class Embed(_OnRows):
     def _rows(self, batch: Any) -> tuple[Any, list[str]]:
         texts = column(batch, self._column).tolist()
         wrong = {at: text for at, text in enumerate(texts) if not isinstance(text, str)}
-        said = {at: f"{self._column}: got {text!r:.60}; expected text." for at, text in wrong.items()}
+        said = {at: f"{self._column}: got {shown(text)}; expected text." for at, text in wrong.items()}
         return texts, [said.get(at, "") for at in range(len(texts))]
 
     def _run(self, rows: Any, part: list[int]) -> Mapping[str, Sequence[Array]]:
@@ -253,5 +253,8 @@ def _cpus_of_ray() -> int | None:
 
 def _said(err: Exception) -> str:
     """An error as a row keeps it."""
-    text = str(err) if isinstance(err, BundleError) else f"{type(err).__name__}: {err}"
+    try:
+        text = str(err) if isinstance(err, BundleError) else f"{type(err).__name__}: {err}"
+    except Exception:  # of a class of somebody's own, which a value in the row raised
+        text = type(err).__name__
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

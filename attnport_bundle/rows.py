@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .arguments import shown
 from .contract import IO, Dim, TensorSpec
 from .errors import FeedError
 
@@ -33,7 +34,7 @@ def item(spec: TensorSpec, value: object) -> Array:
 
     array = _array(value)
     if array.ndim != len(spec.dims) - 1 or array.dtype == object:
-        what = f"rank {array.ndim}" if array.dtype != object else f"{value!r:.60}"
+        what = f"rank {array.ndim}" if array.dtype != object else shown(value)
         raise FeedError(f"{spec.name}: got {what}; expected an array of rank {len(spec.dims) - 1}, an item of {spec}.")
     if not array.size:
         return array.astype(spec.dtype)  # an empty list has no dtype of its own

@@ -5,16 +5,29 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from .errors import BundleError
+from .errors import BundleError, FeedError
 
 ENGINES = {"kserve": "kserve", "ray": "ray-serve"}
 """The engines, each with the extra of attnport-bundle that installs it."""
+MOST_NAMES = 1024
+"""The most inputs of a request, and the most outputs that it names."""
+MOST_DIMS = 32
+"""The most dims of a tensor."""
+MOST_BRACKETS = 1 << 18
+"""The most `[` and `{` in the JSON of a request. A list in a list takes fifty times its bytes in memory."""
+LETTERS = 16
+"""The letters of a request's texts, for each token that it may have. More would be read to be cut off."""
+PLACES = 16
+"""The places of a request's texts, each padded to the longest, for each token that it may have."""
 
 
 @dataclass(frozen=True)
 class Options:
     """How bundles are served. Each attribute is an option of the command line, with its help in the metadata."""
 
+    host: str = field(
+        default="127.0.0.1", metadata={"help": "Where to listen; 0.0.0.0 = on every address of the machine."}
+    )
     port: int = field(default=8080, metadata={"help": "HTTP port."})
     grpc_port: int = field(default=8081, metadata={"help": "gRPC port; 0 = no gRPC."})
     threads: int = field(
@@ -29,6 +42,12 @@ class Options:
         default=65536, metadata={"help": "The most tokens of a request; items, for a model without."}
     )
     max_request_bytes: int = field(default=8 << 20, metadata={"help": "The most bytes of a request; 413 beyond."})
+    max_response_bytes: int = field(
+        default=64 << 20, metadata={"help": "The most bytes of an answer; 413 to what asks for more."}
+    )
+    client_s: int = field(
+        default=60, metadata={"help": "Seconds in which a client has to send a request, and to take its answer."}
+    )
     grace_s: int = field(
         default=30, metadata={"help": "Seconds for the requests that were accepted, once the server is told to stop."}
     )
@@ -39,12 +58,21 @@ class Options:
     metrics_port: int = field(default=0, metadata={"help": "Ray: port of a new cluster's metrics; 0 = any."})
 
     def __post_init__(self) -> None:
-        """Raises BundleError for a number below zero, or one that has to be above it."""
+        """Raises BundleError for a number that is too small, or for a port too large."""
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
             least = 0 if each.name in _MAY_BE_ZERO else 1
-            if isinstance(value, int) and value < least:
-                raise BundleError(f"{each.name}: got {value}; expected {least} or more.")
+            port = each.name.endswith("port")
+            if isinstance(value, int) and (value < least or (port and value > _LAST_PORT)):
+                expected = f"{least} to {_LAST_PORT}" if port else f"{least} or more"
+                raise BundleError(f"{each.name}: got {value}; expected {expected}.")
 
 
 _MAY_BE_ZERO = ("grpc_port", "threads", "max_batch_tokens", "wait_ms", "metrics_port")
+_LAST_PORT = 65535
+
+
+def within(got: int, most: int, what: str, advice: str) -> None:
+    """Raises FeedError, with the advice, for a request that has more than the most of something."""
+    if got > most:
+        raise FeedError(f"got {got} {what}; expected at most {most}. {advice}")

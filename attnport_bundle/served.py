@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import struct
-import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
 from grpc_interceptor.exceptions import ResourceExhausted
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from . import batches
-from .contract import TensorSpec
+from . import batches, expressions
+from .arguments import shown
+from .contract import IO, TensorSpec
 from .errors import AttnportError, FeedError
 from .joining import Joining
 from .kserve_package import (
+    DataPlane,
     InferenceError,
-    InferOutput,
-    InferRequest,
-    InferResponse,
+    InferenceServicer,
     InvalidInput,
     Model,
+    ModelInferResponse,
     ModelNotFound,
     ModelRepositoryExtension,
-    to_np_dtype,
+    register_v2_endpoints,
 )
+from .protocol import ASK_BINARY, DATATYPES, HEADER, Asked, answer_bytes, from_grpc, from_http, written
 from .selftest import load_tested
-from .serve_options import Options
+from .serve_options import LETTERS, PLACES, Options, within
 from .text import Tokenizer
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -41,24 +44,20 @@ Answer = Arrays | AttnportError
 Join = Callable[[Callable[[list[Any]], Awaitable[list[Any]]]], Callable[[Any], Awaitable[Any]]]
 """What an engine makes of a function for several requests: one for a single request, which others join."""
 
-DATATYPES = {
-    "bool": "BOOL",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-}
 TEXT = "text"
 """The input that takes texts in place of tensors, where a bundle has a tokenizer and gives one vector for a text."""
 MALFORMED = (ValueError, TypeError, KeyError, struct.error)
 """What KServe's readers of requests raise for one that is not of the protocol."""
-_FROM = {"b": "b", "i": "iu", "f": "iuf"}
-"""The kinds of numbers in JSON that a kind of tensor takes: 1.5 is no integer."""
+_LONGEST = 1000
+"""Letters of an error that a client is told, who may have sent the rest."""
 
 
 class Busy(ResourceExhausted):  # type: ignore[misc]  # the package has no types
     """More requests than the server takes at a time: 503, or RESOURCE_EXHAUSTED."""
+
+
+class TooLarge(ResourceExhausted):  # type: ignore[misc]  # as above
+    """The answer would be larger than the server gives: 413, or RESOURCE_EXHAUSTED."""
 
 
 class Failed(RuntimeError):
@@ -101,9 +100,11 @@ class Served(Model):  # type: ignore[misc]  # as above
             BundleError: as `selftest.load_tested`.
         """
         super().__init__(name)
-        self._options, self._counts, self._waiting = options, counts, 0
+        self.options = options
+        self._counts, self._waiting = counts, 0
         self._model = load_tested(folder, options.threads or None, key)
-        self._tokenizer, self._vector = _text_model(folder, self._model)
+        self._tokenizer = _tokenizer(folder, self._model)
+        self._usual = _usual(self._model.io)
         self._tokens = options.max_batch_tokens or batches.TOKENS
         self._joining = _joining(self._model)
         self._answer = join(self._together) if self._joining and options.max_batch_tokens else self._alone
@@ -118,71 +119,89 @@ class Served(Model):  # type: ignore[misc]  # as above
         """The outputs, with -1 for a dim that is dynamic."""
         return [*map(_described, self._model.io.outputs)]
 
-    async def predict(self, payload: Any, headers: Any = None, response_headers: Any = None) -> InferResponse:
-        """Answers a request.
-
-        Raises:
-            InvalidInput: it does not fit the contract or the limits.
-            Busy: there are too many requests.
-            Failed: the runtime failed.
-        """
-        if self._counts and self._waiting >= self._options.max_waiting:
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """Holds the place of one request. Raises Busy if there is none."""
+        if self._counts and self._waiting >= self.options.max_waiting:
             raise Busy(f"got more than {self._waiting} requests at a time; try again.")
         self._waiting += 1
         try:
-            wanted = self._wanted(payload)
-            answer = await self._answer(await asyncio.to_thread(self._checked, payload))
-            if isinstance(answer, AttnportError):
-                raise answer
-        except FeedError as err:
-            raise InvalidInput(str(err)) from err
-        except AttnportError as err:
-            raise Failed(str(err)) from err
+            yield
         finally:
             self._waiting -= 1
-        outputs = [InferOutput(name, list(answer[name].shape), DATATYPES[str(answer[name].dtype)]) for name in wanted]
-        for output in outputs:
-            if payload.from_grpc:
-                output.set_data_from_numpy(answer[output.name])
-            else:
-                output.data = answer[output.name]
-        return InferResponse(
-            payload.id or str(uuid.uuid4()),
-            self.name,
-            outputs,
-            use_binary_outputs=payload.use_binary_outputs,
-            requested_outputs=payload.request_outputs,
-        )
 
-    def _wanted(self, payload: Any) -> list[str]:
-        """The outputs that a request asks for. Raises FeedError if it is not of the protocol, or asks for others."""
-        if not isinstance(payload, InferRequest):
-            raise FeedError("the request is not of the open inference protocol v2, the only one here.")
-        if payload.model_version:
-            raise FeedError(f"got version {payload.model_version!r}; here, a version is a model with its own name.")
+    async def predict(self, payload: Any, headers: Any = None, response_headers: Any = None) -> Arrays:
+        """The outputs that a request, `Asked`, is answered with.
+
+        Raises:
+            InvalidInput: it does not fit the contract or the limits.
+            TooLarge: its answer would be too large.
+            Failed: the runtime failed.
+        """
+        try:
+            wanted = self._wanted(payload)
+            request = await asyncio.to_thread(self._checked, payload, wanted)
+            answer = await self._answer(request)
+            if isinstance(answer, AttnportError):
+                raise answer
+            self._require_room(payload, {name: answer[name].shape for name in wanted})
+        except FeedError as err:
+            raise _invalid(err) from err
+        except AttnportError as err:
+            raise Failed(str(err)) from err
+        return {name: answer[name] for name in wanted}
+
+    def _wanted(self, asked: Asked) -> list[str]:
+        """The outputs that a request asks for. Raises FeedError if it asks for others."""
+        if asked.version:
+            raise FeedError(f"got version {shown(asked.version)}; here, a version is a model with its own name.")
         known = [spec.name for spec in self._model.io.outputs]
-        asked = [output.name for output in payload.request_outputs or ()]
-        for name in asked:
+        for name in asked.outputs:
             if name not in known:
-                raise FeedError(f"output {name!r}: the model has no such output; expected {', '.join(known)}.")
-        of_text = self._tokenizer is not None and any(each.name == TEXT for each in payload.inputs)
-        return asked or ([self._vector] if of_text else known)
+                raise FeedError(f"output {shown(name)}: the model has no such output; expected {', '.join(known)}.")
+        return [*asked.outputs] or self._usual
 
-    def _checked(self, payload: Any) -> Checked:
-        """The inputs of a request. Raises FeedError."""
-        feeds = {each.name: _array(each) for each in payload.inputs}
+    def _checked(self, asked: Asked, wanted: list[str]) -> Checked:
+        """The inputs of a request. Raises FeedError, or TooLarge."""
+        feeds, most = asked.arrays, self.options.max_request_tokens
         if TEXT in feeds and self._tokenizer:
             if len(feeds) > 1:
                 raise FeedError(f"got {', '.join(feeds)}; expected {TEXT} alone, or the tensors without it.")
-            prompt = self._model.manifest.prompts.chosen(_prompt(payload))
-            feeds = self._tokenizer.encode(_texts(feeds[TEXT]), prompt=prompt)
+            prompt = self._model.manifest.prompts.chosen(_prompt(asked))
+            texts = _texts(feeds[TEXT])
+            within(len(texts), most, "texts", "Send them in several requests.")
+            letters = sum(map(len, texts)) + len(texts) * len(prompt)
+            within(letters, LETTERS * most, "letters of text", "Send fewer at a time; a long text is cut anyway.")
+            feeds = self._tokenizer.encode_part(texts, 0, prompt, PLACES * most)
+        sizes = {
+            dim: size
+            for spec in self._model.io.inputs
+            for dim, size in zip(spec.dims, feeds[spec.name].shape if spec.name in feeds else (), strict=False)
+            if isinstance(dim, str)
+        }
+        shapes = {spec.name: [_size(dim, sizes) for dim in spec.dims] for spec in self._model.io.outputs}
+        self._require_room(asked, {name: shapes[name] for name in wanted})
         if self._joining is None:
             return Checked(feeds, 1)  # the model checks them when it runs
         self._joining.check(feeds)
-        tokens, most = self._joining.tokens(feeds), self._options.max_request_tokens
-        if tokens > most:
-            raise FeedError(f"got a request of {tokens} tokens; expected at most {most}.")
+        tokens = self._joining.tokens(feeds)
+        within(tokens, most, "tokens", "Send fewer items at a time.")
         return Checked(feeds, tokens)
+
+    def _require_room(self, asked: Asked, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raises TooLarge for outputs that make too large an answer, FeedError for what JSON has no values of."""
+        kinds = {spec.name: DATATYPES[spec.dtype] for spec in self._model.io.outputs}
+        found = {
+            name: answer_bytes(kinds[name], math.prod(shape), binary=asked.outputs.get(name, asked.binary))
+            for name, shape in shapes.items()
+        }
+        if sum(found.values()) > self.options.max_response_bytes:
+            parts = ", ".join(f"{name} {list(shapes[name])} {size}" for name, size in found.items())
+            raise TooLarge(
+                f"the answer has up to {sum(found.values())} bytes ({parts}); expected at most "
+                f"{self.options.max_response_bytes}. Send fewer items at a time, name fewer outputs "
+                f'({{"outputs": [{{"name": ...}}]}}), or ask for binary data ({ASK_BINARY}).'
+            )
 
     async def _alone(self, request: Checked) -> Answer:
         if self._joining is None:
@@ -216,24 +235,38 @@ def _joining(model: Any) -> Joining | None:
         return None
 
 
-def _text_model(folder: Path, model: Any) -> tuple[Tokenizer | None, str]:
-    """The tokenizer of a bundle that gives one vector for a text, and that output; None and "" of others."""
+def _tokenizer(folder: Path, model: Any) -> Tokenizer | None:
+    """The tokenizer of a bundle that gives one vector for a text; None of others."""
     if model.manifest.tokenizer is None:
-        return None, ""
+        return None
     try:
-        limit = model.manifest.text_limit
-        return Tokenizer(folder / model.manifest.tokenizer, model.io, limit=limit), batches.embedding(model.io)
+        batches.embedding(model.io)
+        return Tokenizer(folder / model.manifest.tokenizer, model.io, limit=model.manifest.text_limit)
     except AttnportError:
-        return None, ""
+        return None
 
 
-def _prompt(payload: Any) -> str | None:
-    """The name of a prompt: the request's parameter `prompt`, which gRPC has in a message. Raises FeedError."""
-    found = dict(payload.parameters or {}).get("prompt")
-    found = getattr(found, "string_param", found)
-    if not isinstance(found, str | None):
-        raise FeedError(f"parameter prompt: got {found!r:.60}; expected the name of a prompt.")
-    return found
+def _usual(io: IO) -> list[str]:
+    """The outputs of requests that name none: of an embedder its vectors alone, as the others may be much larger."""
+    try:
+        return [batches.embedding(io)]
+    except FeedError:
+        return [spec.name for spec in io.outputs]
+
+
+def _size(dim: int | str, sizes: Mapping[str, int]) -> int:
+    """The size of an output's dim, from those of the inputs; 1 if it is not known before the model runs."""
+    try:
+        return dim if isinstance(dim, int) else expressions.evaluate(dim, sizes)
+    except ValueError:
+        return 1
+
+
+def _prompt(asked: Asked) -> str | None:
+    """The name of a prompt. Raises FeedError."""
+    if not isinstance(asked.prompt, str | None):
+        raise FeedError(f"parameter prompt: got {shown(asked.prompt)}; expected the name of a prompt.")
+    return asked.prompt
 
 
 def _described(spec: TensorSpec) -> dict[str, Any]:
@@ -241,29 +274,68 @@ def _described(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": shape}
 
 
-def _array(tensor: Any) -> np.ndarray[Any, Any]:
-    """A tensor of a request. Raises FeedError if its values do not fit its shape or datatype."""
-    try:
-        wanted = to_np_dtype(tensor.datatype)
-        if wanted is None:
-            raise ValueError(f"got datatype {tensor.datatype}; expected {', '.join(DATATYPES.values())} or BYTES")
-        kinds = _FROM.get(np.dtype(wanted).kind.replace("u", "i"))
-        if kinds and tensor.data and (given := np.asarray(tensor.data)).dtype.kind not in kinds:
-            raise ValueError(f"got values of {given.dtype}; expected {tensor.datatype}")
-        array: np.ndarray[Any, Any] = tensor.as_numpy()
-    except (*MALFORMED, OverflowError) as err:
-        raise FeedError(f"input {tensor.name!r}: {err}.") from err
-    return array
-
-
 def _texts(values: np.ndarray[Any, Any]) -> list[str]:
     """Texts of a tensor of BYTES. Raises FeedError."""
     if values.dtype != object or values.ndim != 1:
         raise FeedError(f"input {TEXT!r}: got {values.dtype}, shape {list(values.shape)}; expected BYTES [number].")
+    return list(values)
+
+
+class Service(InferenceServicer):  # type: ignore[misc]  # as above
+    """KServe's service for gRPC, which reads requests and writes answers beside the event loop."""
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: D102, N802 - the protocol's name
+        model = self._data_plane.get_model_from_registry(request.model_name)
+        with model.room():
+            asked = await asyncio.to_thread(_read, from_grpc, request, model.options)
+            answer, _ = await self._data_plane.infer(model_name=request.model_name, request=asked)
+            return await asyncio.to_thread(_message, model.name, asked, answer)
+
+
+def _message(model: str, asked: Asked, answer: Arrays) -> ModelInferResponse:
+    return ModelInferResponse(
+        model_name=model,
+        id=asked.id,
+        outputs=[
+            {"name": name, "shape": array.shape, "datatype": DATATYPES[str(array.dtype)]}
+            for name, array in answer.items()
+        ],
+        raw_output_contents=[array.tobytes() for array in answer.values()],
+    )
+
+
+def _read(read: Callable[..., Asked], *given: Any) -> Asked:
     try:
-        return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
-    except UnicodeDecodeError as err:
-        raise FeedError(f"input {TEXT!r}: a text is not UTF-8: {err}.") from err
+        return read(*given)
+    except FeedError as err:
+        raise _invalid(err) from err
+
+
+def _invalid(err: FeedError) -> InvalidInput:
+    """What a client is told, whose own letters in it may be many."""
+    return InvalidInput(str(err)[:_LONGEST])
+
+
+def add_endpoints(app: FastAPI, plane: DataPlane, options: Options) -> None:
+    """Adds KServe's endpoints of the protocol, with one of our own that infers.
+
+    KServe's would read, check and write in the event loop, and tell every error of a request.
+    """
+
+    async def infer(request: Request, model_name: str, model_version: str = "") -> Response:
+        model = plane.get_model_from_registry(model_name)
+        if model_version:
+            raise NotImplementedError("here, a version is a model with its own name.")
+        body = await request.body()
+        with model.room():
+            asked = await asyncio.to_thread(_read, from_http, body, request.headers.get(HEADER), options)
+            answer, _ = await plane.infer(model_name=model_name, request=asked)
+            return await asyncio.to_thread(written, model_name, asked, answer)
+
+    for path in ("", "/versions/{model_version}"):
+        app.add_api_route(f"/v2/models/{{model_name}}{path}/infer", infer, methods=["POST"], response_model=None)
+    register_v2_endpoints(app, plane, Loaded(plane.model_registry))
+    answer_errors(app, options.max_request_bytes)
 
 
 def answer_errors(app: FastAPI, max_bytes: int) -> None:
@@ -282,8 +354,10 @@ def answer_errors(app: FastAPI, max_bytes: int) -> None:
         Failed: 500,
         NotImplementedError: 501,
         Busy: 503,
+        TooLarge: 413,
+        ClientDisconnect: 400,
     }
-    statuses |= dict.fromkeys((*MALFORMED, RequestValidationError, InferenceError), 400)
+    statuses |= dict.fromkeys((*MALFORMED, InferenceError), 400)
     for kind, status in statuses.items():
         app.add_exception_handler(kind, answer(status))
     # KServe prints a traceback for each request that is refused.
@@ -297,8 +371,4 @@ def _refused(err: BaseException | None) -> bool:
 def _told(err: Exception) -> str:
     if isinstance(err, HTTPException):
         return str(err.detail)
-    if isinstance(err, RequestValidationError):
-        return "the request is not of the protocol: " + "; ".join(
-            f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in err.errors()
-        )
     return f"the request is not of the protocol: {err!r}" if type(err) in MALFORMED else str(err)

@@ -5,11 +5,14 @@ KServe's package speaks the protocol, over HTTP and gRPC, in both engines; Ray S
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 import string
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from . import trust
+from .arguments import shown
 from .errors import BundleError, RuntimeMissing
 from .serve_options import ENGINES, Options
 
@@ -38,9 +41,10 @@ def named(models: Sequence[str], folder: Path | None = None) -> dict[str, Path]:
     if not found:
         raise BundleError("there is no bundle to serve; name a folder, or --model NAME=FOLDER.")
     for name in found:
-        if not name or not set(name) <= _LETTERS:
+        if not name[:1].isalnum() or not set(name) <= _LETTERS:
             raise BundleError(
-                f"got the name {name!r}; expected letters, digits, '-', '_' and '.': --model NAME=FOLDER."
+                f"got the name {name!r}; expected a letter or digit, and then letters, digits, '-', '_' and '.': "
+                "--model NAME=FOLDER."
             )
     return found
 
@@ -58,11 +62,12 @@ def serve(
         models: The bundles by the names that clients ask for; see `named`.
         engine: `kserve`, one process, or `ray`, replicas on a cluster.
         key: The public key (PEM) that every bundle must be signed with.
-        tell: Called with one line about what is served.
+        tell: Called with lines about what is served, and where.
 
     Raises:
         RuntimeMissing: a package is not installed.
-        BundleError: there is no such engine, or a bundle does not pass its self-test; see `selftest.load_tested`.
+        BundleError: there is no such engine, nothing can listen there, or a bundle does not pass its self-test; see
+            `selftest.load_tested`.
     """
     if engine not in ENGINES:
         raise BundleError(f"engine: got {engine!r:.60}; expected {' or '.join(ENGINES)}.")
@@ -75,3 +80,32 @@ def serve(
     except ModuleNotFoundError as err:
         raise RuntimeMissing(f'{err.name} is not installed; pip install "attnport-bundle[{ENGINES[engine]}]".') from err
     run(models, chosen, key, tell)
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches the host.
+
+    Raises:
+        BundleError: there is no such host.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as err:
+        raise BundleError(f"host: got {shown(host)}, which is no address of this machine: {err}.") from err
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
+
+
+def tell_open(host: str, tell: Callable[[str], None]) -> None:
+    """Warns where others than this machine reach the host."""
+    if not is_local(host):
+        tell(f"warning: whoever reaches this machine at {host} is answered, without a password; see docs/serve.md")
+
+
+def address(host: str, port: int) -> str:
+    """`host:port`, with the brackets that an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def url(options: Options) -> str:
+    """Where HTTP is."""
+    return f"http://{address(options.host, options.port)}/v2"

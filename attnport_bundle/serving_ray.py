@@ -20,14 +20,19 @@ from . import kserve_package as kserve
 from .errors import BundleError
 from .selftest import load_tested
 from .serve_options import Options
-from .served import MALFORMED, Failed, Loaded, Served, answer_errors
+from .served import MALFORMED, Failed, Served, Service, TooLarge, add_endpoints
+from .serving import is_local, tell_open, url
 
 APP, NEW = "attnport", "local"
 """The application's name, and Ray's word for a cluster of this process's own."""
 _SERVICE = f"{kserve.__name__}.add_GRPCInferenceServiceServicer_to_server"
 _NO_METADATA = SimpleNamespace(invocation_metadata=lambda: ())
 """In place of a call's context: KServe reads headers from it, which nothing here uses, in another form than Ray's."""
-_CODES = {kserve.ModelNotFound: StatusCode.NOT_FOUND, Failed: StatusCode.INTERNAL}
+_CODES = {
+    kserve.ModelNotFound: StatusCode.NOT_FOUND,
+    TooLarge: StatusCode.RESOURCE_EXHAUSTED,
+    Failed: StatusCode.INTERNAL,
+}
 _CODES |= dict.fromkeys((*MALFORMED, kserve.InferenceError), StatusCode.INVALID_ARGUMENT)
 
 
@@ -51,13 +56,12 @@ class Bundles:
         repository = kserve.ModelRepository()
         for name, folder in models.items():
             repository.update(Served(name, Path(folder), options, Path(key) if key else None, join, counts=False))
-        self._plane, self._max_bytes = kserve.DataPlane(repository), options.max_request_bytes
-        self._service = kserve.InferenceServicer(self._plane, None)
+        self._plane, self._options = kserve.DataPlane(repository), options
+        self._service = Service(self._plane, None)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        app = FastAPI()
-        kserve.register_v2_endpoints(app, self._plane, Loaded(self._plane.model_registry))
-        answer_errors(app, self._max_bytes)
+        app = FastAPI(openapi_url=None)
+        add_endpoints(app, self._plane, self._options)
         return app
 
     async def ServerLive(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802 - the protocol's name
@@ -76,8 +80,9 @@ class Bundles:
         return await _answered(self._service.ModelMetadata, request, grpc_context)
 
     async def ModelInfer(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802 - the protocol's name
-        if request.ByteSize() > self._max_bytes:
-            problem = f"got a request of {request.ByteSize()} bytes; expected at most {self._max_bytes}."
+        if request.ByteSize() > self._options.max_request_bytes:
+            most = self._options.max_request_bytes
+            problem = f"got a request of {request.ByteSize()} bytes; expected at most {most}."
             grpc_context.set_code(StatusCode.RESOURCE_EXHAUSTED)
             grpc_context.set_details(problem)
             raise ValueError(problem)
@@ -129,17 +134,22 @@ def run(models: Mapping[str, Path], options: Options, key: Path | None, tell: Ca
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):  # Ray has handlers of its own
             signal.signal(number, lambda *_: stop.set())
+        tell_open(options.host, tell)
         grpc = {"port": options.grpc_port, "grpc_servicer_functions": [_SERVICE]}
+        # Ray has no host for gRPC: it would be on every address.
+        with_grpc = options.grpc_port > 0 and not is_local(options.host)
+        if options.grpc_port and not with_grpc:
+            tell("no gRPC: Ray would open it on every address of the machine; --host 0.0.0.0 opens both")
         try:
             serve.start(
                 proxy_location="EveryNode",
-                http_options={"host": "0.0.0.0", "port": options.port},
-                grpc_options=grpc if options.grpc_port else None,
+                http_options={"host": options.host, "port": options.port},
+                grpc_options=grpc if with_grpc else None,
             )
             serve.run(app({"models": models, "key": key, **dataclasses.asdict(options)}), name=APP)
         except (ray.exceptions.RayError, RuntimeError) as err:
             raise BundleError(f"Ray Serve did not start: {err}") from err
-        tell(f"{', '.join(models)}: the self-test passed; Ray serves http://0.0.0.0:{options.port}/v2")
+        tell(f"{', '.join(models)}: the self-test passed; Ray serves {url(options)}")
         stop.wait()
         serve.delete(APP)  # which answers what was accepted, where a shutdown at once does not
         if address == NEW:

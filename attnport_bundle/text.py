@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import package_tokenizer
-from .arguments import integer, require, several
+from .arguments import integer, require, several, shown
 from .arguments import path as path_argument
 from .contract import IO, Dim
 from .errors import BundleError, FeedError
@@ -62,14 +62,25 @@ class Tokenizer:
         """
         return self.encode_part(texts, 0, prompt)
 
-    def encode_part(self, texts: Sequence[str], first: int, prompt: str) -> dict[str, np.ndarray[Any, Any]]:
-        """As `encode`, of texts the first of which is called number `first` in messages."""
+    def encode_part(
+        self, texts: Sequence[str], first: int, prompt: str, places: int | None = None
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """As `encode`, of texts the first of which is called number `first` in messages.
+
+        Args:
+            places: The most places of all texts with their padding, beyond which FeedError is raised; None = any.
+        """
         import numpy as np
 
         require(isinstance(prompt, str), "prompt", prompt, "the text to put before each text")
         rows = self._rows([prompt + text for text in _checked(texts, first)])
         lengths = [len(row.ids) for row in rows]
         size = self._length.at_least(max(lengths))
+        if places is not None and len(rows) * size > places:
+            raise FeedError(
+                f"got {len(rows)} texts, padded to {size} tokens each; expected at most {places} tokens with padding. "
+                "Send long and short texts apart, or fewer at a time."
+            )
         feeds = {name: np.zeros((len(rows), size), dtype=spec.dtype) for name, spec in self._tensors.items()}
         feeds[IDS][:] = self._words.pad_id
         begins = [size - length if self._left else 0 for length in lengths]
@@ -121,7 +132,7 @@ def _checked(texts: Sequence[str], first: int) -> Sequence[str]:
         raise FeedError("texts: got []; expected a list of one text or more.")
     for number, text in enumerate(texts, first):
         if not isinstance(text, str):
-            raise FeedError(f"texts[{number}]: got {text!r:.60}; expected text.")
+            raise FeedError(f"texts[{number}]: got {shown(text)}; expected text.")
         try:
             text.encode()
         except UnicodeEncodeError as err:
