@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from kserve import InferInput, InferRequest
 from kserve.errors import InvalidInput, ModelNotFound
 from starlette.exceptions import HTTPException
 
 from attnport_bundle.errors import BundleError
+from attnport_bundle.protocol import Asked
 from attnport_bundle.serve_options import Options
-from attnport_bundle.served import Busy, Failed, Served, answer_errors
+from attnport_bundle.served import Busy, Failed, Served, TooLarge, answer_errors
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,7 @@ from attnport_bundle.served import Busy, Failed, Served, answer_errors
         (RuntimeError("no"), 500),
         (NotImplementedError("no"), 501),
         (Busy("no"), 503),
+        (TooLarge("no"), 413),
     ],
     ids=repr,
 )
@@ -64,28 +65,30 @@ def together(answers: Any) -> Any:
     return joined
 
 
-def asked(*texts: str) -> InferRequest:
-    tensor = InferInput("text", [len(texts)], "BYTES")
-    tensor.set_data_from_numpy(np.array([text.encode() for text in texts], object))
-    return InferRequest("small", [tensor])
+def asked(*texts: str) -> Asked:
+    return Asked({"text": np.array(texts, object)}, {}, binary=True)
 
 
-def answers(served: Served, *requests: InferRequest) -> list[Any]:
+def answers(served: Served, *requests: Asked) -> list[Any]:
+    async def answer(request: Asked) -> Any:
+        with served.room():
+            return await served.predict(request)
+
     async def all_of_them() -> list[Any]:
-        return await asyncio.gather(*map(served.predict, requests), return_exceptions=True)
+        return await asyncio.gather(*map(answer, requests), return_exceptions=True)
 
     return asyncio.run(all_of_them())
 
 
 def test_a_wrong_request_costs_none_of_those_beside_it(small: Path) -> None:
     served = Served("small", small, Options(), None, together, counts=True)
-    wrong = InferRequest("small", [InferInput("text", [1], "INT64", [1])])
+    wrong = Asked({"text": np.ones(1, np.int64)}, {}, binary=True)
     first, refused, last = answers(served, asked("One text."), wrong, asked("Two.", "More, and longer."))
     assert isinstance(refused, InvalidInput)
-    assert first.outputs[0].shape == [1, 5]
-    assert last.outputs[0].shape == [2, 5]
+    assert first["logits"].shape == (1, 5)
+    assert last["logits"].shape == (2, 5)
     (alone,) = answers(Served("small", small, Options(), None, together, counts=True), asked("One text."))
-    np.testing.assert_allclose(first.outputs[0].as_numpy(), alone.outputs[0].as_numpy(), atol=1e-5)
+    np.testing.assert_allclose(first["logits"], alone["logits"], atol=1e-5)
 
 
 def test_a_runtime_that_fails_is_no_fault_of_the_request(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,5 +106,5 @@ def test_a_runtime_that_fails_is_no_fault_of_the_request(small: Path, monkeypatc
 def test_what_there_is_no_room_for_is_refused_and_the_others_answered(small: Path) -> None:
     served = Served("small", small, Options(max_waiting=2), None, together, counts=True)
     *accepted, refused = answers(served, asked("One text."), asked("Two."), asked("Three."))
-    assert [each.outputs[0].shape for each in accepted] == [[1, 5], [1, 5]]
+    assert [each["logits"].shape for each in accepted] == [(1, 5), (1, 5)]
     assert isinstance(refused, Busy)
