@@ -26,5 +26,6 @@ try:
     from kserve.protocol.rest.v2_endpoints import register_v2_endpoints as register_v2_endpoints
 finally:
     sys.argv = _ARGUMENTS
+ModelInferRequest = grpc_predict_v2_pb2.ModelInferRequest
 ModelInferResponse = grpc_predict_v2_pb2.ModelInferResponse
 sys.modules.setdefault("grpc_predict_v2_pb2", grpc_predict_v2_pb2)

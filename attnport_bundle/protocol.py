@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import orjson
 from fastapi.responses import Response
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from .arguments import shown
 from .errors import FeedError
-from .serve_options import MOST_BRACKETS, MOST_DIMS, MOST_NAMES, Options, within
+from .serve_options import MOST_DIMS, MOST_NAMES, MOST_PARTS, Options, within
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +61,7 @@ HEADER = "Inference-Header-Content-Length"
 ASK_BINARY = '{"parameters": {"binary_data_output": true}}'
 """What a request has for an answer in binary data."""
 _AT_ONCE = 1 << 14
-"""Values that are written as JSON in one go, which holds all other threads for a millisecond."""
+"""Values that are read or written in one go, which holds all other threads for a millisecond."""
 
 
 class _Part(BaseModel):
@@ -119,9 +120,8 @@ def from_http(body: bytes, header: str | None, options: Options) -> Asked:
     if header is not None and not (header.isascii() and header.isdigit() and int(header[:20]) <= len(body)):
         raise _not_of_it(f"{HEADER} is {shown(header)}, of {len(body)} bytes")
     text = body if header is None else body[: int(header)]
-    within(
-        text.count(b"[") + text.count(b"{"), MOST_BRACKETS, "'[' and '{' in JSON", "Send binary data, or flat lists."
-    )
+    brackets = text.count(b"[") + text.count(b"{")
+    within(brackets, MOST_PARTS, "'[' and '{' in JSON", "Send flat lists, or binary data.")
     try:
         found = _Request.model_validate(orjson.loads(text))
     except orjson.JSONDecodeError as err:
@@ -144,6 +144,46 @@ def from_http(body: bytes, header: str | None, options: Options) -> Asked:
     binary = given.get("binary_data_output") is True
     outputs = {each.name: _parameters(each).get("binary_data", binary) is True for each in found.outputs or ()}
     return Asked(arrays, outputs, binary, given.get("prompt"), found.id or "")
+
+
+def parsed(data: bytes, kind: Any) -> Any:
+    """A message of gRPC, which a kind of message reads.
+
+    Raises:
+        FeedError: it has too many parts, which are counted before it is read, or is no message of this kind.
+    """
+    parts, todo = 0, [(0, len(data), kind.DESCRIPTOR)]
+    try:
+        while todo:
+            at, end, fields = todo.pop()
+            while at < end:
+                parts += 1
+                within(parts, MOST_PARTS, "parts of a message", "Send raw contents.")
+                tag, at = _varint(data, at)
+                wire = tag & 7
+                if wire == 2:
+                    size, at = _varint(data, at)
+                    field = fields.fields_by_number.get(tag >> 3)
+                    if field is not None and field.message_type is not None:
+                        todo.append((at, min(at + size, end), field.message_type))
+                    at += size
+                elif wire == 0:
+                    _, at = _varint(data, at)
+                else:
+                    at += {1: 8, 5: 4}[wire]
+        return kind.FromString(data)
+    except (IndexError, KeyError, DecodeError) as err:
+        raise _not_of_it("it is no message of gRPC") from err
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of a message, and where it ends."""
+    value = 0
+    for place in range(10):
+        value |= (data[at + place] & 127) << 7 * place
+        if data[at + place] < 128:
+            return value, at + place + 1
+    raise IndexError("a number has more than ten bytes")
 
 
 def from_grpc(request: Any, options: Options) -> Asked:
@@ -255,7 +295,12 @@ def _of_contents(contents: Any, datatype: str, count: int) -> Any:
     values = getattr(contents, _CONTENTS[datatype])
     if len(values) != count:
         raise ValueError(f"got {len(values)} values; its shape has {count}")
-    return _decoded(values) if datatype == _BYTES else np.fromiter(values, _DTYPES[datatype], count)
+    if datatype == _BYTES:
+        return _decoded(values)
+    array = np.empty(count, _DTYPES[datatype])
+    for begin in range(0, count, _AT_ONCE):
+        array[begin : begin + _AT_ONCE] = values[begin : begin + _AT_ONCE]
+    return array
 
 
 def _decoded(texts: Iterable[bytes]) -> list[str]:

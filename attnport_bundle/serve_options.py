@@ -13,8 +13,8 @@ MOST_NAMES = 1024
 """The most inputs of a request, and the most outputs that it names."""
 MOST_DIMS = 32
 """The most dims of a tensor."""
-MOST_BRACKETS = 1 << 18
-"""The most `[` and `{` in the JSON of a request. A list in a list takes fifty times its bytes in memory."""
+MOST_PARTS = 1 << 18
+"""The most `[` and `{` in the JSON of a request, and parts of a message of gRPC. Each takes a hundred bytes or more."""
 LETTERS = 16
 """The letters of a request's texts, for each token that it may have. More would be read to be cut off."""
 PLACES = 16

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from grpc import StatusCode
+from grpc.aio import ServerInterceptor
 from grpc_interceptor.exceptions import ResourceExhausted
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -29,12 +31,13 @@ from .kserve_package import (
     InferenceServicer,
     InvalidInput,
     Model,
+    ModelInferRequest,
     ModelInferResponse,
     ModelNotFound,
     ModelRepositoryExtension,
     register_v2_endpoints,
 )
-from .protocol import ASK_BINARY, DATATYPES, HEADER, Asked, answer_bytes, from_grpc, from_http, written
+from .protocol import ASK_BINARY, DATATYPES, HEADER, Asked, answer_bytes, from_grpc, from_http, parsed, written
 from .selftest import load_tested
 from .serve_options import LETTERS, PLACES, Options, within
 from .text import Tokenizer
@@ -62,6 +65,15 @@ class TooLarge(ResourceExhausted):  # type: ignore[misc]  # as above
 
 class Failed(RuntimeError):
     """The runtime failed on inputs that fit the contract: 500, or INTERNAL."""
+
+
+CODES = {
+    ModelNotFound: StatusCode.NOT_FOUND,
+    ResourceExhausted: StatusCode.RESOURCE_EXHAUSTED,
+    Failed: StatusCode.INTERNAL,
+    **dict.fromkeys((*MALFORMED, InferenceError), StatusCode.INVALID_ARGUMENT),
+}
+"""The status that gRPC gives each kind of error."""
 
 
 class Loaded(ModelRepositoryExtension):  # type: ignore[misc]  # the package has no types
@@ -285,11 +297,36 @@ class Service(InferenceServicer):  # type: ignore[misc]  # as above
     """KServe's service for gRPC, which reads requests and writes answers beside the event loop."""
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: D102, N802 - the protocol's name
+        try:
+            return await self.infer(request, context)
+        except tuple(CODES) as err:
+            # What is raised is kept by gRPC, with the request in its frames, until garbage is collected.
+            tell_code(err, context)
+            return ModelInferResponse()
+
+    async def infer(self, request: Any, context: Any) -> ModelInferResponse:
+        """As `ModelInfer`, but an error is raised: one of `CODES`."""
+        if isinstance(request, bytes):  # see `Unread`; on Ray it has been read
+            request = await asyncio.to_thread(_read, parsed, request, ModelInferRequest)
         model = self._data_plane.get_model_from_registry(request.model_name)
         with model.room():
             asked = await asyncio.to_thread(_read, from_grpc, request, model.options)
             answer, _ = await self._data_plane.infer(model_name=request.model_name, request=asked)
             return await asyncio.to_thread(_message, model.name, asked, answer)
+
+
+def tell_code(err: Exception, context: Any) -> None:
+    """Tells a client of gRPC of an error of `CODES`."""
+    context.set_code(next(code for kind, code in CODES.items() if isinstance(err, kind)))
+    context.set_details(str(err))
+
+
+class Unread(ServerInterceptor):  # type: ignore[misc]  # as above
+    """Leaves requests that infer as bytes: gRPC would read them in the event loop, whatever they hold."""
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:  # noqa: D102 - gRPC's name
+        handler = await continuation(details)
+        return handler._replace(request_deserializer=None) if details.method.endswith("/ModelInfer") else handler
 
 
 def _message(model: str, asked: Asked, answer: Arrays) -> ModelInferResponse:

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from . import kserve_package as kserve
 from .errors import BundleError
 from .serve_options import Options
-from .served import Loaded, Served, Service, add_endpoints
+from .served import Loaded, Served, Service, Unread, add_endpoints
 from .serving import address, tell_open, url
 
 _ITEMS = 64
@@ -97,7 +97,7 @@ class _Http(uvicorn.Server):  # type: ignore[misc]  # the package is not here wh
         if not self._options.grpc_port:
             return
         self._grpc = grpc.aio.server(
-            interceptors=[kserve.ExceptionToStatusInterceptor()],
+            interceptors=[Unread(), kserve.ExceptionToStatusInterceptor()],
             options=[
                 ("grpc.max_receive_message_length", self._options.max_request_bytes),
                 ("grpc.max_send_message_length", self._options.max_response_bytes + (1 << 20)),

@@ -20,7 +20,7 @@ from . import kserve_package as kserve
 from .errors import BundleError
 from .selftest import load_tested
 from .serve_options import Options
-from .served import MALFORMED, Failed, Served, Service, TooLarge, add_endpoints
+from .served import CODES, Served, Service, add_endpoints, tell_code
 from .serving import is_local, tell_open, url
 
 APP, NEW = "attnport", "local"
@@ -28,12 +28,6 @@ APP, NEW = "attnport", "local"
 _SERVICE = f"{kserve.__name__}.add_GRPCInferenceServiceServicer_to_server"
 _NO_METADATA = SimpleNamespace(invocation_metadata=lambda: ())
 """In place of a call's context: KServe reads headers from it, which nothing here uses, in another form than Ray's."""
-_CODES = {
-    kserve.ModelNotFound: StatusCode.NOT_FOUND,
-    TooLarge: StatusCode.RESOURCE_EXHAUSTED,
-    Failed: StatusCode.INTERNAL,
-}
-_CODES |= dict.fromkeys((*MALFORMED, kserve.InferenceError), StatusCode.INVALID_ARGUMENT)
 
 
 @serve.deployment
@@ -86,17 +80,15 @@ class Bundles:
             grpc_context.set_code(StatusCode.RESOURCE_EXHAUSTED)
             grpc_context.set_details(problem)
             raise ValueError(problem)
-        return await _answered(self._service.ModelInfer, request, grpc_context)
+        return await _answered(self._service.infer, request, grpc_context)
 
 
 async def _answered(call: Callable[[Any, Any], Awaitable[Any]], request: Any, grpc_context: Any) -> Any:
     """Calls a method of KServe's service; an error has its status."""
     try:
         return await call(request, _NO_METADATA)
-    except tuple(_CODES) as err:
-        code = next(code for kind, code in _CODES.items() if isinstance(err, kind))
-        grpc_context.set_code(code)
-        grpc_context.set_details(str(err))
+    except tuple(CODES) as err:
+        tell_code(err, grpc_context)
         raise
 
 
