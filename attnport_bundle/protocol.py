@@ -39,7 +39,7 @@ _TAKES: Mapping[str, tuple[type, ...]] = {"b": (bool,), "i": (int,), "f": (int, 
 """The types of JSON that a kind of tensor takes: 1.5 is no integer, true is no number, null is no text."""
 _SAID = {
     type(None): "null",
-    bool: "true or false",
+    bool: "a boolean",
     int: "an integer",
     float: "a number",
     str: "text",
@@ -108,11 +108,12 @@ class Asked:
     version: str = ""
 
 
-def from_http(body: bytes, header: str | None, options: Options) -> Asked:
+def from_http(body: bytes, header: str | None, known: Sequence[str], options: Options) -> Asked:
     """Reads a request of HTTP.
 
     Args:
         header: What the header `HEADER` says; None = the body is JSON alone.
+        known: The names of the model's inputs.
 
     Raises:
         FeedError: it is not of the protocol, or has more of something than the options allow.
@@ -120,8 +121,8 @@ def from_http(body: bytes, header: str | None, options: Options) -> Asked:
     if header is not None and not (header.isascii() and header.isdigit() and int(header[:20]) <= len(body)):
         raise _not_of_it(f"{HEADER} is {shown(header)}, of {len(body)} bytes")
     text = body if header is None else body[: int(header)]
-    brackets = text.count(b"[") + text.count(b"{")
-    within(brackets, MOST_PARTS, "'[' and '{' in JSON", "Send flat lists, or binary data.")
+    parts = sum(text.count(mark) for mark in (b"[", b"{", b":"))
+    within(parts, MOST_PARTS, "'[', '{' and ':' in JSON", "Send flat lists, or binary data.")
     try:
         found = _Request.model_validate(orjson.loads(text))
     except orjson.JSONDecodeError as err:
@@ -129,7 +130,7 @@ def from_http(body: bytes, header: str | None, options: Options) -> Asked:
     except ValidationError as err:
         first = err.errors(include_url=False, include_context=False, include_input=False)[0]
         raise _not_of_it(f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}") from err
-    _require_names([each.name for each in found.inputs], [each.name for each in found.outputs or ()])
+    _require_names([each.name for each in found.inputs], [each.name for each in found.outputs or ()], known)
     begin, arrays = len(text), {}
     for each in found.inputs:
         size = _parameters(each).get("binary_data_size")
@@ -186,11 +187,11 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise IndexError("a number has more than ten bytes")
 
 
-def from_grpc(request: Any, options: Options) -> Asked:
-    """Reads a request of gRPC, a ModelInferRequest. Raises FeedError as `from_http`."""
+def from_grpc(request: Any, known: Sequence[str], options: Options) -> Asked:
+    """Reads a request of gRPC, a ModelInferRequest; see `from_http`."""
     for what, several in (("inputs", request.inputs), ("outputs", request.outputs)):
         within(len(several), MOST_NAMES, what, "Send what the model has.")
-    _require_names([each.name for each in request.inputs], [each.name for each in request.outputs])
+    _require_names([each.name for each in request.inputs], [each.name for each in request.outputs], known)
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise _not_of_it(f"it has {len(request.inputs)} inputs and {len(raw)} raw contents")
@@ -224,13 +225,15 @@ def _not_of_it(problem: str) -> FeedError:
     return FeedError(f"the request is not of the protocol: {problem}.")
 
 
-def _require_names(inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    for what, given in (("input", inputs), ("output", outputs)):
-        seen: set[str] = set()
-        for name in given:
-            if name in seen:
-                raise FeedError(f"{what} {shown(name)} is there twice; name each once.")
-            seen.add(name)
+def _require_names(inputs: Sequence[str], outputs: Sequence[str], known: Sequence[str]) -> None:
+    """Raises FeedError for a name that is there twice, and for inputs that the model does not have."""
+    for what, names in (("input", inputs), ("output", outputs)):
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise FeedError(f"{what} {shown(twice)} is there twice; name each once.")
+    for name in inputs:
+        if name not in known:
+            raise FeedError(f"input {shown(name)}: the model has no such input; expected {', '.join(known)}.")
 
 
 def _array(tensor: Any, read: Callable[[Any, str, int], Any], values: Any, options: Options) -> Array:

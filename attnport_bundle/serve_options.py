@@ -14,7 +14,7 @@ MOST_NAMES = 1024
 MOST_DIMS = 32
 """The most dims of a tensor."""
 MOST_PARTS = 1 << 18
-"""The most `[` and `{` in the JSON of a request, and parts of a message of gRPC. Each takes a hundred bytes or more."""
+"""The most `[`, `{` and `:` in the JSON of a request, and parts of a message of gRPC. Each takes a hundred bytes."""
 LETTERS = 16
 """The letters of a request's texts, for each token that it may have. More would be read to be cut off."""
 PLACES = 16

@@ -116,6 +116,7 @@ class Served(Model):  # type: ignore[misc]  # as above
         self._counts, self._waiting = counts, 0
         self._model = load_tested(folder, options.threads or None, key)
         self._tokenizer = _tokenizer(folder, self._model)
+        self.input_names = [each["name"] for each in self.get_input_types()]
         self._usual = _usual(self._model.io)
         self._tokens = options.max_batch_tokens or batches.TOKENS
         self._joining = _joining(self._model)
@@ -310,7 +311,7 @@ class Service(InferenceServicer):  # type: ignore[misc]  # as above
             request = await asyncio.to_thread(_read, parsed, request, ModelInferRequest)
         model = self._data_plane.get_model_from_registry(request.model_name)
         with model.room():
-            asked = await asyncio.to_thread(_read, from_grpc, request, model.options)
+            asked = await asyncio.to_thread(_read, from_grpc, request, model.input_names, model.options)
             answer, _ = await self._data_plane.infer(model_name=request.model_name, request=asked)
             return await asyncio.to_thread(_message, model.name, asked, answer)
 
@@ -365,7 +366,9 @@ def add_endpoints(app: FastAPI, plane: DataPlane, options: Options) -> None:
             raise NotImplementedError("here, a version is a model with its own name.")
         body = await request.body()
         with model.room():
-            asked = await asyncio.to_thread(_read, from_http, body, request.headers.get(HEADER), options)
+            asked = await asyncio.to_thread(
+                _read, from_http, body, request.headers.get(HEADER), model.input_names, options
+            )
             answer, _ = await plane.infer(model_name=model_name, request=asked)
             return await asyncio.to_thread(written, model_name, asked, answer)
 

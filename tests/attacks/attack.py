@@ -1,10 +1,11 @@
 """Carries out an attack that a JSON file describes, on a copy of a bundle, of an artifact or of an `hf:` folder.
 
-A description: `about` (one sentence), `on` (`bundle`, `artifact` or `hf`), `do` (steps, see `STEPS`), `reseal` (the
-attacker can write the manifest too: sizes and digests are made to fit afterwards), `exit` (2 or 6), `says` (a part of
-the message). It may have `signed` (the bundle is signed before the attack), `key` (what the reader checks it with:
-`right`, `other`, `small_order`, `inside` the bundle, `linked` into it; else nothing) and `found` (`open` or `run`: what
-has to happen before a reader can know; else nothing has to).
+A description: `about` (one sentence), `on` (`bundle`, `artifact`, `hf` or `server`), `do` (steps, see `STEPS`; of a
+server see `body`), `reseal` (the attacker can write the manifest too: sizes and digests are made to fit afterwards),
+`exit` (2 or 6; of a server the status of HTTP), `says` (a part of the message). It may have `signed` (the bundle is
+signed before the attack), `key` (what the reader checks it with: `right`, `other`, `small_order`, `inside` the bundle,
+`linked` into it; else nothing) and `found` (`open` or `run`: what has to happen before a reader can know; else nothing
+has to).
 """
 
 from __future__ import annotations
@@ -47,6 +48,17 @@ class Attack:
 
 def read(path: Path) -> Attack:
     return Attack(name=path.stem, **json.loads(path.read_text()))
+
+
+def body(attack: Attack) -> bytes:
+    """What is sent to a server: pieces, each so many times, of text with "#" for its number, or for gRPC in hex."""
+    (step,) = attack.do
+    if step["by"] == "grpc":
+        return b"".join(bytes.fromhex(piece) * times for piece, times in step["body"])
+    return "".join(
+        "".join(piece.replace("#", str(at)) for at in range(times)) if "#" in piece else piece * times
+        for piece, times in step["body"]
+    ).encode()
 
 
 def carry_out(attack: Attack, folder: Path) -> None:

@@ -1,34 +1,56 @@
-"""Requests that would take a server's memory or time: each has its status at once, and others are answered meanwhile."""
+"""Requests that would take a server's memory or time: each has its status, and others are answered meanwhile.
+
+Those that are refused are files of `tests/attacks`.
+"""
 
 from __future__ import annotations
 
 import json
 import socket
-import struct
+import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import small_embedder
 from loads.server import Server, post, processes, serving
 
+ATTACKS = Path(__file__).resolve().parents[1] / "attacks"
+if str(ATTACKS) not in sys.path:
+    sys.path.append(str(ATTACKS))
+
+import attack as attacks  # noqa: E402 - see above
+
 pytestmark = pytest.mark.timeout(300)
-WIDTH = 512
 MB = 1 << 20
+CLIENT_S = 3
+INFER, LIVE = (f"/inference.GRPCInferenceService/{name}" for name in ("ModelInfer", "ServerLive"))
+REFUSED = [one for one in map(attacks.read, sorted(ATTACKS.glob("*.json"))) if one.on == "server"]
+CODES = {400: grpc.StatusCode.INVALID_ARGUMENT, 413: grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    app = small_embedder.bundle_of(tmp_path_factory)
-    with serving("kserve", {"small": app}, "--client-s", "3") as running:
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_embedder.bundle_of(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def server(app: Path) -> Iterator[Server]:
+    with serving("kserve", {"small": app}, "--client-s", str(CLIENT_S)) as running:
         vector(running)
         yield running
+
+
+@pytest.fixture(scope="module")
+def idle_bytes(server: Server) -> int:
+    """What the server holds before anything much is asked of it."""
+    return sum(each.memory_info().rss for each in processes(server))
 
 
 def vector(server: Server) -> Any:
@@ -43,20 +65,20 @@ class Watched:
     """The memory and the health of a server while something is asked of it.
 
     Attributes:
-        peak_bytes: What it held at most beyond what it held before.
-        slowest_s: The longest that it took to answer whether it is healthy.
+        peak_bytes: What it holds at most.
+        slowest_s: The longest that it takes to answer whether it is alive.
+        took_s: How long all of it takes.
     """
 
     def __init__(self, server: Server) -> None:
         (self._process,), self._url = processes(server), f"{server.url}/v2/health/live"
-        self._before = self._process.memory_info().rss
-        self.idle_bytes, self.peak_bytes, self.slowest_s = self._before, 0, 0.0
-        self._ended = threading.Event()
+        self.peak_bytes, self.slowest_s, self.took_s = 0, 0.0, 0.0
+        self._begin, self._ended = time.monotonic(), threading.Event()
         self._threads = [threading.Thread(target=each) for each in (self._memory, self._health)]
 
     def _memory(self) -> None:
         while not self._ended.wait(0.01):
-            self.peak_bytes = max(self.peak_bytes, self._process.memory_info().rss - self._before)
+            self.peak_bytes = max(self.peak_bytes, self._process.memory_info().rss)
 
     def _health(self) -> None:
         while not self._ended.wait(0.05):
@@ -70,77 +92,156 @@ class Watched:
         return self
 
     def __exit__(self, *args: object) -> None:
+        self.took_s = time.monotonic() - self._begin
         self._ended.set()
         for each in self._threads:
             each.join()
 
-
-def tensor(name: str, datatype: str, shape: list[int], data: str) -> bytes:
-    head = json.dumps({"name": name, "datatype": datatype, "shape": shape})
-    return head[:-1].encode() + b',"data":' + data.encode() + b"}"
-
-
-def inputs(*tensors: bytes) -> bytes:
-    return b'{"inputs":[' + b",".join(tensors) + b"]}"
+    def check(self, most_bytes: float) -> None:
+        """Fails if the server held more than this, or was not there for others."""
+        assert self.slowest_s < 1, self.slowest_s
+        assert self.peak_bytes < most_bytes, (self.peak_bytes / MB, most_bytes / MB)
 
 
-def repeated(part: str, size: int) -> str:
-    return "[" + ",".join([part] * (size // (len(part) + 1))) + "]"
+def called(server: Server, body: bytes) -> tuple[Any, str]:
+    """The code of gRPC and the details, in answer to a message that infers."""
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        try:
+            channel.unary_unary(INFER)(body, timeout=60)
+        except grpc.RpcError as err:
+            return err.code(), err.details()
+    return grpc.StatusCode.OK, ""
 
 
-def tokens(rows: int, more: bytes = b"") -> bytes:
+@pytest.mark.parametrize("attack", REFUSED, ids=lambda attack: attack.name)
+def test_a_request_that_asks_for_much_is_refused_beside_others(
+    server: Server, idle_bytes: int, attack: attacks.Attack
+) -> None:
+    body, by_grpc = attacks.body(attack), attack.do[0]["by"] == "grpc"
+    with Watched(server) as watched:
+        if by_grpc:
+            got, said = called(server, body)
+        else:
+            got, answer = post(f"{server.url}/v2/models/small/infer", body)
+            said = answer["error"]
+    assert (got, attack.says in said) == (CODES[attack.exit] if by_grpc else attack.exit, True), (got, said[:300])
+    assert len(said) <= 1000
+    assert watched.took_s < 10
+    watched.check(1.5 * idle_bytes + len(body))
+    assert vector(server)
+
+
+def tokens(rows: int, **more: Any) -> bytes:
     """Token ids of full length, and the masks of their model."""
     names = ("input_ids", "attention_mask", "token_type_ids")
-    ones = json.dumps([1] * (rows * WIDTH))
-    return inputs(*(tensor(name, "INT64", [rows, WIDTH], ones) for name in names))[:-1] + more + b"}"
+    ones = np.ones(rows * 512, np.int64).tolist()
+    parts = [{"name": name, "datatype": "INT64", "shape": [rows, 512], "data": ones} for name in names]
+    return json.dumps({"inputs": parts, **more}).encode()
 
 
-TEXT = tensor("text", "BYTES", [1], '["A text."]')
-ATTACKS = {
-    "items of the wrong type": (inputs(repeated("{}", 8 * MB - 100).encode()[1:-1], b"1"), 400, "'['"),
-    "fewer items of the wrong type": (inputs(repeated("{}", 120_000).encode()[1:-1], b"1"), 400, "inputs.0.name"),
-    "lists in lists": (inputs(tensor("text", "BYTES", [1], repeated("[[[[]]]]", 8 * MB - 200))), 400, "'['"),
-    "one list, deep": (inputs(tensor("text", "BYTES", [1], "[" * 900 + "]" * 900)), 400, "got a list"),
-    "deeper than JSON goes": (b"[" * 100_000, 400, "not of the protocol"),
-    "an object of many names": (
-        b'{"inputs":[],"parameters":{' + b",".join(b'"%06d":1' % at for at in range(700_000)) + b"}}", 400, "missing"
-    ),
-    "a shape of many dims": (
-        inputs(b'{"name":"text","datatype":"BYTES","shape":%b,"data":[]}' % repeated("1", 4 * MB).encode()), 400, "shape"
-    ),
-    "an output many times": (
-        inputs(TEXT)[:-1] + b',"outputs":[' + b",".join([b'{"name":"sentence_embedding"}'] * 1000) + b"]}",
-        400, "is there twice",
-    ),
-    "too many outputs": (
-        inputs(TEXT)[:-1] + b',"outputs":[' + b",".join([b'{"name":"sentence_embedding"}'] * 2000) + b"]}",
-        400, "outputs: ",
-    ),
-    "an input twice": (inputs(TEXT, TEXT), 400, "is there twice"),
-    "a large answer": (
-        tokens(400, b',"outputs":[{"name":"last_hidden_state"}]'), 413, "Send fewer items at a time",
-    ),
-    "empty texts": (inputs(tensor("text", "BYTES", [1398000], repeated('""', 4 * MB))), 400, "texts; expected at most"),
-    "texts that their shape leaves out": (inputs(tensor("text", "BYTES", [1], repeated('""', 4 * MB))), 400, "reshape"),
-    "one long text": (inputs(tensor("text", "BYTES", [1], json.dumps(["word " * 1_400_000]))), 400, "letters of text"),
-    "many short texts and a long one": (
-        inputs(tensor("text", "BYTES", [40001], json.dumps(["a"] * 40_000 + ["word " * 2000]))), 400, "with padding"
-    ),
-    "a name of a megabyte": (inputs(tensor("x" * MB, "INT64", [1], "[1]")), 400, "input 'xxx"),
-    "numbers that are texts": (inputs(tensor("text", "BYTES", [8], repeated("1.5", 8 * MB - 200))), 400, "a number"),
-}  # fmt: skip
+@pytest.mark.parametrize("binary", [False, True], ids=["json", "binary"])
+def test_an_answer_of_many_megabytes_holds_nobody_up(server: Server, idle_bytes: int, binary: bool) -> None:
+    hidden = [{"name": "last_hidden_state", "parameters": {"binary_data": binary}}]
+    body = tokens(100, outputs=hidden)
+    request = urllib.request.Request(f"{server.url}/v2/models/small/infer", body)
+    with Watched(server) as watched, urllib.request.urlopen(request, timeout=60) as answer:
+        found = answer.read()
+        length = answer.headers["Inference-Header-Content-Length"]
+    assert (length is not None) == binary
+    (output,) = json.loads(found[: int(length)] if binary else found)["outputs"]
+    rows, places, width = output["shape"]
+    values = np.frombuffer(found[int(length) :], np.float32) if binary else np.array(output["data"], np.float32)
+    assert (rows, places, values.size) == (100, 512, rows * places * width)
+    assert np.isfinite(values).all()
+    assert len(found) > 6 * MB
+    watched.check(1.5 * idle_bytes + len(body) + 4 * len(found))
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_what_asks_for_much_has_its_status_at_once_and_others_are_answered(server: Server, name: str) -> None:
-    body, status, said = ATTACKS[name]
+def test_an_embedder_answers_tokens_with_vectors_alone(server: Server, idle_bytes: int) -> None:
+    body = tokens(100)
     with Watched(server) as watched:
-        begin = time.monotonic()
-        got, answer = post(f"{server.url}/v2/models/small/infer", body)
-        took_s = time.monotonic() - begin
-    assert (got, said in answer["error"]) == (status, True), (got, str(answer)[:300])
-    assert len(answer["error"]) < 2000
-    assert took_s < 10, took_s
-    assert watched.slowest_s < 1
-    assert watched.peak_bytes < watched.idle_bytes / 2 + len(body), watched.peak_bytes / MB
+        status, answer = post(f"{server.url}/v2/models/small/infer", body)
+    assert status == 200
+    assert [output["name"] for output in answer["outputs"]] == ["sentence_embedding"]
+    watched.check(1.5 * idle_bytes + len(body))
+
+
+HALF = {
+    "nothing": "",
+    "half a head": "POST /v2/models/small/infer HTTP/1.1\r\nHost: a\r\n",
+    "half a body": "POST /v2/models/small/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{",
+}
+
+
+def emptied(client: socket.socket) -> int:
+    """The bytes that a connection still holds when it is closed."""
+    count = 0
+    try:
+        while found := client.recv(MB):
+            count += len(found)
+    except ConnectionResetError:
+        pass
+    return count
+
+
+@pytest.mark.parametrize("name", HALF)
+@pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
+def test_a_client_that_does_not_end_its_request_is_closed_and_others_are_not(
+    server: Server, name: str, second: bool
+) -> None:
+    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(30)]
+    for each in slow:
+        if second:
+            each.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert each.recv(MB).startswith(b"HTTP/1.1 200 ")
+        each.sendall((HALF[name] or "G" * second).encode())
+    begin = time.monotonic()
+    for each in slow:
+        emptied(each)
+        each.close()
+    assert CLIENT_S - 1 < time.monotonic() - begin < CLIENT_S + 5
     assert vector(server)
+
+
+def test_a_client_that_takes_no_answer_is_closed(server: Server) -> None:
+    body = tokens(100, outputs=[{"name": "last_hidden_state", "parameters": {"binary_data": True}}])
+    head = f"POST /v2/models/small/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(head + body)
+        client.recv(1)
+        time.sleep(CLIENT_S + 3)
+        assert emptied(client) < 6 * MB
+    assert vector(server)
+
+
+def reached(port: int, host: str) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_it_listens_where_this_machine_alone_reaches_it(server: Server) -> None:
+    said = server.log.read_text()
+    assert f"serves http://127.0.0.1:{server.port}/v2, gRPC on 127.0.0.1:{server.grpc_port}" in said
+    assert "warning" not in said
+    for port in (server.port, server.grpc_port):
+        assert reached(port, "127.0.0.1")
+        assert not reached(port, "127.0.0.2")  # as any other address of the machine
+
+
+def test_it_warns_where_others_reach_it(app: Path) -> None:
+    with serving("kserve", {"small": app}, "--host", "0.0.0.0") as running:
+        assert "warning: whoever reaches this machine at 0.0.0.0 is answered, without a password" in (
+            running.log.read_text()
+        )
+        assert reached(running.port, "127.0.0.2")
+        assert reached(running.grpc_port, "127.0.0.2")
+        for option, taken in (("--port", running.port), ("--grpc-port", running.grpc_port)):
+            with (
+                pytest.raises(AssertionError, match=rf"{taken}: nothing can listen there: .* {option} chooses another"),
+                serving("kserve", {"small": app}, option, str(taken)),
+            ):
+                pass
