@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from attnport.cli import cli
 from attnport_bundle.errors import BundleError, RuntimeMissing
 from attnport_bundle.serve_options import ENGINES, Options
-from attnport_bundle.serving import named, serve
+from attnport_bundle.serving import address, is_local, named, serve, tell_open, url
 
 
 def test_bundles_are_named_by_their_manifest_or_by_the_caller(app: Path) -> None:
@@ -17,7 +19,7 @@ def test_bundles_are_named_by_their_manifest_or_by_the_caller(app: Path) -> None
     assert named([f"v1={app}", "v2=elsewhere"], app) == {own: app, "v1": app, "v2": Path("elsewhere")}
 
 
-@pytest.mark.parametrize("wrong", ["app", "=app", "v1=", "a/b=app", "a b=app", "é=app"])
+@pytest.mark.parametrize("wrong", ["app", "=app", "v1=", "a/b=app", "a b=app", "é=app", "..=app", ".=app", "-v=app"])
 def test_a_name_that_does_not_fit_into_an_address_is_refused(wrong: str) -> None:
     with pytest.raises(BundleError, match="NAME=FOLDER"):
         named([wrong])
@@ -36,6 +38,44 @@ def test_numbers_out_of_range_are_refused_by_name() -> None:
         Options(replicas=0)
     with pytest.raises(BundleError, match=r"threads: got -1; expected 0 or more\."):
         Options(threads=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [("port", 70000, "1 to 65535"), ("grpc_port", 65536, "0 to 65535"), ("metrics_port", -1, "0 to 65535")],
+)
+def test_a_port_that_is_none_is_refused_by_name(name: str, value: int, expected: str) -> None:
+    with pytest.raises(BundleError, match=rf"{name}: got {value}; expected {expected}\."):
+        Options(**{name: value})
+
+
+def test_a_port_that_is_none_is_refused_on_the_command_line(app: Path) -> None:
+    result = CliRunner().invoke(cli, ["serve", str(app), "--port", "70000"])
+    assert result.exit_code == 2
+    assert "port: got 70000; expected 1 to 65535." in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("127.0.0.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_whoever_reaches_a_host_is_told_of_before_it_is_opened(host: str, local: bool) -> None:
+    told: list[str] = []
+    tell_open(host, told.append)
+    assert [line.partition(":")[0] for line in told] == ["warning"] * (not local)
+    assert is_local(host) == local
+
+
+def test_a_host_that_is_none_is_refused() -> None:
+    for host in ("300.1.1.1", "a" * 300, ""):
+        with pytest.raises(BundleError, match=r"host: got .* no address of this machine"):
+            is_local(host)
+
+
+def test_the_address_of_a_host_has_the_brackets_that_it_needs() -> None:
+    assert url(Options(port=1)) == "http://127.0.0.1:1/v2"
+    assert address("::1", 8081) == "[::1]:8081"
 
 
 def test_an_engine_that_is_not_installed_is_named_with_its_extra(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
