@@ -184,6 +184,26 @@ def test_what_is_no_text_is_refused_by_its_number(tmp_path: Path) -> None:
         tokenizer.encode_part(["a", None], 2000, "")  # type: ignore[list-item]
 
 
+class Unsaid:
+    """An object that cannot be printed."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("not printed")
+
+
+def test_what_cannot_be_printed_is_refused_as_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(FeedError, match=r"texts\[1\]: got a Unsaid that cannot be printed; expected text\."):
+        Tokenizer(save(tmp_path, "byte_pairs"), ALL).encode(["a", Unsaid()])  # type: ignore[list-item]
+
+
+def test_texts_padded_beyond_the_places_that_a_caller_has_are_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(save(tmp_path, "byte_pairs"), ALL)
+    texts = ["a " * LONGEST, *["a"] * 9]
+    assert tokenizer.encode_part(texts, 0, "", 10 * LONGEST)["input_ids"].shape == (10, LONGEST)
+    with pytest.raises(FeedError, match=rf"got 10 texts, padded to {LONGEST} tokens each; expected at most"):
+        tokenizer.encode_part(texts, 0, "", 10 * LONGEST - 1)
+
+
 def test_tokens_around_a_text_need_room(tmp_path: Path) -> None:
     path = save(tmp_path, "byte_pairs")
     with pytest.raises(BundleError, match="got 1 positions; expected 2 or more for the tokens around a text"):

@@ -157,6 +157,7 @@ def test_no_rows_and_only_bad_ones_have_the_same_columns(app: Path) -> None:
 class Embedder:
     """Stands for an open embedder: a text's vector is its length; it takes no text with an x, and at most `most`."""
 
+    error: type[Exception] = RuntimeError
     io = SimpleNamespace(outputs=(SimpleNamespace(name="vector", dtype="float32", dims=("batch", 2)),))
 
     def __init__(self, most: int = 100, broken: bool = False) -> None:
@@ -165,7 +166,7 @@ class Embedder:
     def embed(self, texts: list[str], **limits: Any) -> Any:
         self.calls += 1
         if self.broken or len(texts) > self.most or any("x" in text for text in texts):
-            raise RuntimeError("no")
+            raise self.error("no")
         return np.array([[len(text)] * 2 for text in texts], np.float32)
 
 
@@ -183,6 +184,28 @@ def test_rows_without_text_are_named_and_never_run() -> None:
     assert found["embedding"].dtype == np.float32
     assert np.isnan(found["embedding"][[1, 3, 4, 5]]).all()
     assert found["embedding"][[0, 2, 6, 7], 0].tolist() == [1, 3, 0, 2]
+
+
+class Unsaid(Exception):
+    """An object, and an error, that cannot be printed."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("not printed")
+
+    __str__ = __repr__
+
+
+def test_what_cannot_be_printed_costs_itself_alone(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "got a Unsaid that cannot be printed; expected"
+    texts = np.array(["a", Unsaid(), "b"], dtype=object)
+    assert embed(Embedder())({"text": texts})["error"].tolist() == ["", f"text: {said} text.", ""]
+    given = rows()
+    given["ids"][3] = Unsaid()
+    errors = Run(app)(given)["error"].tolist()
+    assert [at for at, error in enumerate(errors) if error] == [3]
+    assert said in errors[3]
+    monkeypatch.setattr(Embedder, "error", Unsaid)
+    assert embed(Embedder())({"text": np.array(["a", "x"])})["error"].tolist() == ["", "Unsaid"]
 
 
 def test_several_poisoned_texts_cost_a_few_runs_and_no_other_text() -> None:
