@@ -1,7 +1,7 @@
 """MiniLM served by KServe and by Ray Serve, under the load of users who each ask for one sentence's vector.
 
 Each server is given 1, 8 and 64 users by locust, on the same processors as the server. Every answer is compared with
-the vector that is right. The baseline is one process of KServe's server that answers each request alone. Then the best
+the vector that is right. The baseline is one process that answers each request alone. Then the best
 is given more users than it has room for; memory is sampled for ten minutes of load; and of two replicas one is killed.
 
     python benchmarks/serve.py [--seconds 20] [--minutes 10] [--json FILE] [--docs]

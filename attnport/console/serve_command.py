@@ -30,7 +30,7 @@ def _options(work: F) -> F:
 @click.argument("folder", type=FOLDER, required=False)
 @click.option(
     "--engine", type=click.Choice(list(ENGINES)), default="kserve", show_default=True,
-    help="One process of KServe's server, or replicas on a Ray cluster.",
+    help="KServe's endpoints in one process, or in replicas on a Ray cluster.",
 )  # fmt: skip
 @click.option("--model", "models", multiple=True, metavar="NAME=FOLDER", help="A bundle by its name; several allowed.")
 @_options

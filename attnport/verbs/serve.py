@@ -26,7 +26,7 @@ def serve(
         engine: `kserve`, one process, or `ray`, replicas on a cluster.
         models: Further bundles, `NAME=FOLDER` each.
         key: The public key (PEM) that every bundle must be signed with.
-        tell: Called with one line when requests are about to be answered.
+        tell: Called with lines about where requests are answered, before the first is.
         options: As of `attnport_bundle.serve_options.Options`.
 
     Raises:
