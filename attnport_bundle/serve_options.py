@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from .arguments import shown
 from .errors import BundleError, FeedError
 
 ENGINES = {"kserve": "kserve", "ray": "ray-serve"}
@@ -76,3 +80,32 @@ def within(got: int, most: int, what: str, advice: str) -> None:
     """Raises FeedError, with the advice, for a request that has more than the most of something."""
     if got > most:
         raise FeedError(f"got {got} {what}; expected at most {most}. {advice}")
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches the host.
+
+    Raises:
+        BundleError: there is no such host.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as err:
+        raise BundleError(f"host: got {shown(host)}, which is no address of this machine: {err}.") from err
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
+
+
+def tell_open(host: str, tell: Callable[[str], None]) -> None:
+    """Warns where others than this machine reach the host."""
+    if not is_local(host):
+        tell(f"warning: whoever reaches this machine at {host} is answered, without a password; see docs/serve.md")
+
+
+def address(host: str, port: int) -> str:
+    """`host:port`, with the brackets that an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def url(options: Options) -> str:
+    """Where HTTP is."""
+    return f"http://{address(options.host, options.port)}/v2"

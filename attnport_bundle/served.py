@@ -37,9 +37,9 @@ from .kserve_package import (
     ModelRepositoryExtension,
     register_v2_endpoints,
 )
-from .protocol import ASK_BINARY, DATATYPES, HEADER, Asked, answer_bytes, from_grpc, from_http, parsed, written
 from .selftest import load_tested
 from .serve_options import LETTERS, PLACES, Options, within
+from .served_protocol import ASK_BINARY, DATATYPES, HEADER, Asked, answer_bytes, from_grpc, from_http, parsed, written
 from .text import Tokenizer
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]

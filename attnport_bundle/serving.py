@@ -5,14 +5,11 @@ KServe's package speaks the protocol, over HTTP and gRPC, in both engines; Ray S
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 import string
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from . import trust
-from .arguments import shown
 from .errors import BundleError, RuntimeMissing
 from .serve_options import ENGINES, Options
 
@@ -80,32 +77,3 @@ def serve(
     except ModuleNotFoundError as err:
         raise RuntimeMissing(f'{err.name} is not installed; pip install "attnport-bundle[{ENGINES[engine]}]".') from err
     run(models, chosen, key, tell)
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine reaches the host.
-
-    Raises:
-        BundleError: there is no such host.
-    """
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as err:
-        raise BundleError(f"host: got {shown(host)}, which is no address of this machine: {err}.") from err
-    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
-
-
-def tell_open(host: str, tell: Callable[[str], None]) -> None:
-    """Warns where others than this machine reach the host."""
-    if not is_local(host):
-        tell(f"warning: whoever reaches this machine at {host} is answered, without a password; see docs/serve.md")
-
-
-def address(host: str, port: int) -> str:
-    """`host:port`, with the brackets that an IPv6 address needs."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def url(options: Options) -> str:
-    """Where HTTP is."""
-    return f"http://{address(options.host, options.port)}/v2"

@@ -7,7 +7,8 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,9 +20,8 @@ from fastapi import FastAPI
 
 from . import kserve_package as kserve
 from .errors import BundleError
-from .serve_options import Options
+from .serve_options import Options, address, tell_open, url
 from .served import Loaded, Served, Service, Unread, add_endpoints
-from .serving import address, tell_open, url
 
 _ITEMS = 64
 """The most requests in a call; tokens are what limits it."""
@@ -44,8 +44,6 @@ def run(models: Mapping[str, Path], options: Options, key: Path | None, tell: Ca
     app.add_api_route("/metrics", kserve.metrics_handler, methods=["GET"])
     add_endpoints(app, plane, options)
     logging.getLogger("kserve").setLevel(logging.WARNING)
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them once more when it has ended
-        signal.signal(number, lambda *_: None)
     listening = f"gRPC on {address(options.host, options.grpc_port)}" if options.grpc_port else "no gRPC"
     said = f"{', '.join(models)}: the self-test passed; KServe serves {url(options)}, {listening}"
     asyncio.run(_serve(app, Service(plane, Loaded(repository)), options, lambda: tell(said)))
@@ -91,6 +89,13 @@ class _Http(uvicorn.Server):  # type: ignore[misc]  # the package is not here wh
         self._options, self._service = options, service
         self._grpc: Any = None
         self._since: WeakKeyDictionary[Any, tuple[Any, float]] = WeakKeyDictionary()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ends the server at SIGTERM and Ctrl-C; uvicorn's own would raise them once more at the end."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.handle_exit)
+        yield
 
     async def open_grpc(self) -> None:
         """Opens the port of gRPC, if there is one. Raises BundleError if it is taken."""

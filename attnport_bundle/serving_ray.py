@@ -19,9 +19,8 @@ from ray import serve
 from . import kserve_package as kserve
 from .errors import BundleError
 from .selftest import load_tested
-from .serve_options import Options
+from .serve_options import Options, is_local, tell_open, url
 from .served import CODES, Served, Service, add_endpoints, tell_code
-from .serving import is_local, tell_open, url
 
 APP, NEW = "attnport", "local"
 """The application's name, and Ray's word for a cluster of this process's own."""

@@ -75,9 +75,10 @@ WITH_TORCH = PACKAGE / "sources" / "operators"
 READER = {"cryptography", "numpy", "onnxruntime", "openvino", "pyarrow", "tensorrt", "tensorrt_rtx", "tokenizers"}
 """What a bundle's own reader may import beside the standard library, where it is used and not before."""
 
-SERVED = {"kserve_package", "served", "serving_kserve", "serving_ray"}
+SERVED = {"kserve_package", "served", "served_protocol", "serving_kserve", "serving_ray"}
 """The reader's files that derive from classes of servers or are called by them; `serving` imports them when asked."""
-SERVERS = READER | {"batched", "fastapi", "grpc", "grpc_interceptor", "kserve", "ray", "starlette"}
+SERVERS = READER | {"batched", "fastapi", "google", "grpc", "grpc_interceptor", "kserve", "orjson", "pydantic", "ray"}
+SERVERS |= {"starlette", "uvicorn"}
 """What those may import."""
 
 
