@@ -155,7 +155,7 @@ def test_an_answer_of_many_megabytes_holds_nobody_up(server: Server, idle_bytes:
     assert (rows, places, values.size) == (100, 512, rows * places * width)
     assert np.isfinite(values).all()
     assert len(found) > 6 * MB
-    watched.check(1.5 * idle_bytes + len(body) + 4 * len(found))
+    watched.check(1.5 * idle_bytes + len(body) + len(found))
 
 
 def test_an_embedder_answers_tokens_with_vectors_alone(server: Server, idle_bytes: int) -> None:
