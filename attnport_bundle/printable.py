@@ -34,4 +34,9 @@ def escaped(text: str) -> str:
 
     Blanks around it are removed, and each character that cannot be printed is escaped as by `repr`.
     """
-    return _PATTERN.sub(lambda match: ascii(match[0])[1:-1], text.strip(_BLANKS))
+    return escape_all(text.strip(_BLANKS))
+
+
+def escape_all(text: str) -> str:
+    """`text` with each character that cannot be printed escaped as by `repr`."""
+    return _PATTERN.sub(lambda match: ascii(match[0])[1:-1], text)

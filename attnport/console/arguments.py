@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from attnport.errors import UsageError
-from attnport.reporting.markup import printable
 
 
 class _Path(click.Path):
@@ -31,11 +30,11 @@ ABOUT: ContextVar[Path | None] = ContextVar("ABOUT", default=None)
 
 
 def readable(text: str) -> str:
-    """A text for a terminal: printable, and with the folder that it is about in place of FOLDER."""
+    """A text for a terminal, with the folder that it is about in place of FOLDER."""
     from attnport.folder.portable import as_command
 
     folder = ABOUT.get()
-    return printable(text if folder is None else as_command(text, folder))
+    return text if folder is None else as_command(text, folder)
 
 
 @contextlib.contextmanager

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnport.console.arguments import readable
+from attnport.console.streams import no_command
 from attnport.reporting import document as doc
 from attnport.reporting.facts import times
+from attnport_bundle.printable import escape_all
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +52,7 @@ def render(show: Show, value: Any, *, colour: bool = False, width: int = WIDTH) 
     console = Console(file=text, width=width, highlight=False, force_terminal=colour)
     for block in show(value):
         _print(console, block)
-    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+    return "".join(f"{no_command(line.rstrip())}\n" for line in text.getvalue().splitlines())
 
 
 def _print(console: Console, block: doc.Block) -> None:
@@ -93,12 +95,12 @@ def text(line: doc.Line, style: str | None = None) -> Text:
     if isinstance(line, tuple):
         return Text.assemble(*map(text, line), style=colour)
     if isinstance(line, doc.Verdict):
-        return Text.assemble((readable(line.text), _STYLES.get(line.style or line.text, "")))
+        return Text.assemble((escape_all(readable(line.text)), _STYLES.get(line.style or line.text, "")))
     if isinstance(line, doc.Span):
         return text(line.line, line.style)
     if isinstance(line, doc.Share):
         return Text.assemble(text(doc.Verdict(line.verdict)), f" {times(line.share)}")
-    return Text.assemble((readable(line if isinstance(line, str) else line.text), colour))
+    return Text.assemble((escape_all(readable(line if isinstance(line, str) else line.text)), colour))
 
 
 def short(text: str) -> str:

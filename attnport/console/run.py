@@ -17,9 +17,8 @@ import click
 from attnport.console.arguments import about, check_arguments, readable
 from attnport.console.progress import TimeLeft, shortened
 from attnport.console.signals import INTERRUPTED, exit_code, ignore_signals, interrupts
-from attnport.console.streams import LOST, SEND_ELSEWHERE, prepare_streams, why_lost
+from attnport.console.streams import LOST, SEND_ELSEWHERE, Foreign, escape_line, one_line, prepare_streams, why_lost
 from attnport.errors import AttnportError, MissingDependency
-from attnport.reporting.markup import printable
 
 if TYPE_CHECKING:
     from attnport.reporting.document import Block
@@ -71,6 +70,7 @@ class Reporter:
         self.traceback = traceback
         self.interrupts: list[int] = []
         self.lost = False
+        self._stderr = sys.stderr
         self._status: Any = None
         self._stage = ""
         self._left = TimeLeft()
@@ -79,7 +79,7 @@ class Reporter:
         """Says which part of a verb with several begins: a line, on a terminal the beginning of that of `progress`."""
         self._stage = f"{number} of {count}, {name}: "
         if self._status is None:
-            click.echo(f"{name}: {what}", err=True)
+            click.echo(one_line(f"{name}: {what}"), file=self._stderr)
         else:
             self.progress(what)
 
@@ -91,9 +91,9 @@ class Reporter:
         """
         if self.interrupts:
             raise KeyboardInterrupt
-        message = printable(message)
+        message = one_line(message)
         if self.verbose:
-            click.echo(message, err=True)
+            click.echo(message, file=self._stderr)
         elif self._status is not None:
             from rich.text import Text
 
@@ -102,29 +102,41 @@ class Reporter:
 
     def tell(self, message: str) -> None:
         """Prints a note on stderr."""
-        message = readable(message)
+        message = one_line(readable(message))
         if self._status is not None:
             from rich.markup import escape
 
             self._status.console.print(f"[yellow]note[/]: {escape(message)}")
         else:
-            click.echo(f"{click.style('note', fg='yellow')}: {message}", err=True)
+            click.echo(f"{click.style('note', fg='yellow')}: {message}", file=self._stderr)
+
+    def _show_foreign(self, line: str) -> None:
+        """Prints a line of somebody else, above the spinner."""
+        if self._status is not None:
+            from rich.text import Text
+
+            self._status.console.print(Text(line))
+        else:
+            click.echo(line, file=self._stderr)
 
     @contextlib.contextmanager
     def working(self, title: str) -> Iterator[None]:
-        """A context in which `progress` has a spinner, and everything printed goes to stderr.
+        """A context in which `progress` has a spinner, and everything that others print goes to stderr, escaped.
 
         Models are Python code, which may print; stdout is only for the verb's data.
         """
-        with contextlib.redirect_stdout(sys.stderr):
-            if self.verbose or not sys.stderr.isatty():
-                yield
-                return
-            from rich.console import Console
+        with contextlib.ExitStack() as stack:
+            if not self.verbose and self._stderr.isatty():
+                from rich.console import Console
 
-            with Console(stderr=True).status(title) as self._status:
-                yield
-        self._status = None
+                stack.callback(setattr, self, "_status", None)
+                self._status = stack.enter_context(Console(file=self._stderr).status(title))
+            # Inside, as rich has streams of its own, which keep the colours of what is printed.
+            foreign = Foreign(self._show_foreign, self._stderr)
+            stack.enter_context(contextlib.redirect_stdout(foreign))
+            stack.enter_context(contextlib.redirect_stderr(foreign))
+            stack.callback(foreign.end)
+            yield
 
     def show(self, value: Printed, table: str) -> None:
         """Prints a value as JSON, or with the function `table` of one of the modules of tables."""
@@ -164,7 +176,7 @@ class Reporter:
     def bug(self, err: Exception) -> None:
         """Prints the traceback, if wanted, of an unexpected error that did not end the verb."""
         if self.traceback:
-            click.echo("".join(tracebacks.format_exception(err)), err=True, nl=False)
+            _show_traceback(err)
 
 
 def shower(table: str) -> Callable[[Any], Iterable[Block]]:
@@ -229,7 +241,8 @@ def start(program: click.Group) -> None:
         sys.stdout.flush()
         sys.exit(code or 0)
     except click.ClickException as err:
-        err.show()
+        stderr = sys.stderr
+        err.show(Foreign(lambda line: click.echo(line, file=stderr), stderr))
         sys.exit(err.exit_code)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
@@ -246,12 +259,17 @@ def _ended_by(err: BaseException, out: Reporter) -> int:
         return INTERRUPTED
     error = _as_error(err)
     if out.traceback:
-        click.echo("".join(tracebacks.format_exception(err)), err=True, nl=False)
+        _show_traceback(err)
     if error is None:
         complain(f"{type(err).__name__}: {err}", "This is a bug in attnport. Run again with --traceback and report it.")
         return 1
     complain(error.message, error.hint)
     return error.exit_code
+
+
+def _show_traceback(err: BaseException) -> None:
+    for line in "".join(tracebacks.format_exception(err)).splitlines():
+        click.echo(escape_line(line), err=True)
 
 
 def _as_error(err: BaseException) -> AttnportError | None:
@@ -271,6 +289,6 @@ def _as_error(err: BaseException) -> AttnportError | None:
 
 def complain(message: str, hint: str = "") -> None:
     """Prints an error on stderr, and how to fix it."""
-    click.echo(f"{click.style('error', fg='red', bold=True)}: {readable(message)}", err=True)
+    click.echo(f"{click.style('error', fg='red', bold=True)}: {one_line(readable(message))}", err=True)
     if hint:
-        click.echo(f"{click.style('hint', fg='cyan')}: {readable(hint)}", err=True)
+        click.echo(f"{click.style('hint', fg='cyan')}: {one_line(readable(hint))}", err=True)

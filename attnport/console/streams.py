@@ -1,16 +1,101 @@
-"""Prepares the standard streams of the console script for closed streams, full disks and closed pipes."""
+"""The standard streams of the console script: closed streams, full disks and closed pipes, and the text of others.
+
+Names in a file come from whoever made it, and reach a terminal or the log of a CI in our messages and in those of
+libraries: their warnings, their loggers, what they print. All of them are printed by way of `one_line` or `escape_line`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
+import re
 import sys
-from typing import Any
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from attnport_bundle.printable import escape_all, escaped
 
 LOST = 2
 """The exit code if output could not be written and the verb has no other exit code."""
 SEND_ELSEWHERE = "Free some space, or send the output elsewhere, and run it again."
+
+_COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\w*\[)")
+"""How a line of a log begins a command to GitHub (`::error`), also behind blanks, or holds one to it (`##[error]`) or to
+Azure (`##vso[`)."""
+_LONGEST_LINE = 1 << 16
+
+
+def one_line(text: str) -> str:
+    """A message that may contain the text of a file or a library, as one line that only says something."""
+    return no_command(escaped(" ".join(text.splitlines())))
+
+
+def escape_line(line: str) -> str:
+    """A line that somebody else prints: as `one_line`, but its indentation stays."""
+    return no_command(escape_all(line.expandtabs().rstrip()))
+
+
+def no_command(line: str) -> str:
+    """A line that no CI takes for a command to it: the first character of the command's mark is escaped."""
+    return _COMMAND.sub(lambda mark: f"{mark[1] or ''}\\x{ord(mark[0][-1]):02x}", line)
+
+
+class Foreign(io.TextIOBase):
+    """Stands for stdout and stderr while a verb works: what others print, line by line, each escaped.
+
+    Args:
+        show: Prints a line.
+        stream: Where the lines go in the end; libraries that ask for the number of a file get that of this one.
+    """
+
+    encoding = "utf-8"
+
+    def __init__(self, show: Callable[[str], None], stream: TextIO) -> None:
+        self._show, self._stream = show, stream
+        self._begun = ""
+        self._lock = threading.RLock()
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def fileno(self) -> int:
+        """That of the stream behind it."""
+        return self._stream.fileno()
+
+    def write(self, text: str, /) -> int:
+        """Prints the lines that are now whole; of a line that is written again (`\\r`), such as a bar, the last state."""
+        with self._lock:
+            *lines, self._begun = (self._begun + text).split("\n")
+            if len(self._begun) > _LONGEST_LINE:
+                lines, self._begun = [*lines, self._begun], ""
+            for line in lines:
+                self._show(escape_line(line.rstrip("\r").rpartition("\r")[2]))
+        return len(text)
+
+    def end(self) -> None:
+        """Prints a line that was begun."""
+        if self._begun.strip():
+            self.write("\n")
+
+
+class _Record(logging.LogRecord):
+    """What a library logs, as one line."""
+
+    def getMessage(self) -> str:  # noqa: N802  # a name of Python's
+        return one_line(super().getMessage())
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+    line: str | None = None,
+) -> None:  # fmt: skip
+    """As Python's, in one line."""
+    print(one_line(f"{filename}:{lineno}: {category.__name__}: {message}"), file=file or sys.stderr)
 
 
 class Messages(io.FileIO):
@@ -29,8 +114,10 @@ def prepare_streams() -> None:
 
     A stream that the caller closed becomes the null device. Its number must not stay free, or the next file that is
     opened would get it, and everything that a library prints. stderr never fails, and stdout replaces characters that
-    its encoding lacks by a question mark, so that tables stay aligned.
+    its encoding lacks by a question mark, so that tables stay aligned. Warnings, and what is logged, are of one line.
     """
+    warnings.showwarning = _show_warning
+    logging.setLogRecordFactory(_Record)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             handle = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
