@@ -283,8 +283,9 @@ def verify(out: Reporter, path: Path, key: Path | None, timeout: float) -> Calla
 @cli.command()
 @click.argument("path", type=FOLDER)
 @click.option("--fix", is_flag=True, help="Remove notes, doc strings and unknown fields of ONNX files.")
+@taken.limit_options
 @verb
-def audit(out: Reporter, path: Path, fix: bool) -> Callable[[], None]:
+def audit(out: Reporter, path: Path, fix: bool, **limits: Any) -> Callable[[], None]:
     """Find what a file gives away: paths, people, notes, weights, data.
 
     PATH is an ONNX file, an engine, an artifact folder or a bundle. Exits with 6 if something is found (and is not
@@ -293,7 +294,7 @@ def audit(out: Reporter, path: Path, fix: bool) -> Callable[[], None]:
     from attnport.verbs.audit import audit as run
     from attnport.verbs.audit import raise_for
 
-    result = run(path, fix, progress=out.progress)
+    result = run(path, fix, progress=out.progress, **limits)
 
     def finish() -> None:
         out.show(result, "show_audit")

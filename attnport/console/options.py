@@ -66,9 +66,32 @@ _SOURCE_OPTIONS = (
 )
 
 
+_LIMITS = (
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Seconds for each step of reading an ONNX file; default: 120, and 100 more for each GB.",
+    ),
+    click.option(
+        "--memory",
+        "memory_bytes",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="GIB",
+        callback=lambda context, option, value: None if value is None else int(value * 2**30),
+        help="Memory that reading an ONNX file may take; default: nine tenths of what is free.",
+    ),
+)
+
+
+def limit_options(work: F) -> F:
+    """The limits of a process that reads what a stranger sent."""
+    return _with(work, _LIMITS)
+
+
 def source_options(work: F) -> F:
-    """SPEC, -o, and what says how its module is taken."""
-    return _with(work, _SOURCE_OPTIONS)
+    """SPEC, -o, what says how its module is taken, and the limits of a file of ONNX."""
+    return _with(work, (*_SOURCE_OPTIONS, *_LIMITS))
 
 
 _SHIP_OPTIONS = (

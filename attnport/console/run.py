@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 import click
 
@@ -18,7 +18,6 @@ from attnport.console.arguments import about, check_arguments, readable
 from attnport.console.progress import TimeLeft, shortened
 from attnport.console.signals import INTERRUPTED, exit_code, ignore_signals, interrupts
 from attnport.console.streams import LOST, SEND_ELSEWHERE, Foreign, escape_line, one_line, prepare_streams, why_lost
-from attnport.errors import AttnportError, MissingDependency
 
 if TYPE_CHECKING:
     from attnport.reporting.document import Block
@@ -242,7 +241,7 @@ def start(program: click.Group) -> None:
         sys.exit(code or 0)
     except click.ClickException as err:
         stderr = sys.stderr
-        err.show(Foreign(lambda line: click.echo(line, file=stderr), stderr))
+        err.show(cast("Any", Foreign(lambda line: click.echo(line, file=stderr), stderr)))
         sys.exit(err.exit_code)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
@@ -257,7 +256,9 @@ def _ended_by(err: BaseException, out: Reporter) -> int:
     """Prints the error that ended a verb, and returns its exit code."""
     if isinstance(err, KeyboardInterrupt):
         return INTERRUPTED
-    error = _as_error(err)
+    from attnport.folder.refusals import as_attnport_error
+
+    error = as_attnport_error(err)
     if out.traceback:
         _show_traceback(err)
     if error is None:
@@ -270,21 +271,6 @@ def _ended_by(err: BaseException, out: Reporter) -> int:
 def _show_traceback(err: BaseException) -> None:
     for line in "".join(tracebacks.format_exception(err)).splitlines():
         click.echo(escape_line(line), err=True)
-
-
-def _as_error(err: BaseException) -> AttnportError | None:
-    """The error as one of ours; None for a bug."""
-    if isinstance(err, AttnportError):
-        return err
-    if isinstance(err, ModuleNotFoundError) and err.name and err.name.split(".")[0] != "attnport":
-        from attnport.optional import pip_line
-
-        return MissingDependency(f"{err.name} is not installed.", hint=pip_line(err.name.split(".")[0]))
-    if isinstance(err, OSError):
-        from attnport.folder.refusals import as_usage_error
-
-        return as_usage_error(err)
-    return None
 
 
 def complain(message: str, hint: str = "") -> None:

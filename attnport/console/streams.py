@@ -24,8 +24,8 @@ LOST = 2
 SEND_ELSEWHERE = "Free some space, or send the output elsewhere, and run it again."
 
 _COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\w*\[)")
-"""How a line of a log begins a command to GitHub (`::error`), also behind blanks, or holds one to it (`##[error]`) or to
-Azure (`##vso[`)."""
+"""How a line of a log begins a command to GitHub (`::error`), also behind blanks, or holds one to it (`##[error]`) or
+to Azure (`##vso[`)."""
 _LONGEST_LINE = 1 << 16
 
 
@@ -68,7 +68,7 @@ class Foreign(io.TextIOBase):
         return self._stream.fileno()
 
     def write(self, text: str, /) -> int:
-        """Prints the lines that are now whole; of a line that is written again (`\\r`), such as a bar, the last state."""
+        """Prints the lines that are now whole; of a line that is written again, such as a bar, the last state."""
         with self._lock:
             *lines, self._begun = (self._begun + text).split("\n")
             if len(self._begun) > _LONGEST_LINE:

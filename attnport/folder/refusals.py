@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from attnport.artifacts import MANIFEST
-from attnport.errors import UsageError
+from attnport.errors import AttnportError, MissingDependency, UsageError
 from attnport.transaction import OWN, settle
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -22,6 +22,17 @@ _REFUSED = (
     errno.ENAMETOOLONG,
     errno.ELOOP,
 )
+
+
+def as_attnport_error(err: BaseException) -> AttnportError | None:
+    """The error as one of ours; None for a bug."""
+    if isinstance(err, AttnportError):
+        return err
+    if isinstance(err, ModuleNotFoundError) and err.name and err.name.split(".")[0] != "attnport":
+        from attnport.optional import pip_line
+
+        return MissingDependency(f"{err.name} is not installed.", hint=pip_line(err.name.split(".")[0]))
+    return as_usage_error(err) if isinstance(err, OSError) else None
 
 
 def as_usage_error(err: OSError) -> UsageError | None:

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,12 @@ class Child:
         except (OSError, ValueError) as err:
             raise self._died("it ended") from err
 
-    def receive(self, timeout_s: float) -> dict[str, Any]:
+    def receive(self, timeout_s: float, listen: Callable[[str, str], None] = lambda kind, text: None) -> dict[str, Any]:
         """The answer to the last request.
+
+        Args:
+            timeout_s: How long to wait for the answer, and for each line before it.
+            listen: Called with the kind and text of each line that the process sends before its answer.
 
         Raises:
             Died: the process died or ran out of memory; or it was killed, as it did not answer in time or took too much
@@ -124,16 +129,23 @@ class Child:
             AttnportError: it answered with an error of this class, such as a changed source or a damaged file.
             OutOfTime: the time of the verb is over, see `deadline`; the process goes on.
         """
-        answer = self._read(time.monotonic() + timeout_s)
+        while "said" in (answer := self._read(time.monotonic() + timeout_s)):
+            listen(str(answer["kind"]), str(answer["said"]))
         if "error" in answer:
             kind = _KINDS.get(str(answer.get("kind")), ChildError)
             raise kind(str(answer["error"]), hint=str(answer.get("hint", "")))
         return answer
 
-    def ask(self, op: str, timeout_s: float = 600.0, **fields: Any) -> dict[str, Any]:
-        """Sends a request and waits for its answer; raises as `receive`."""
+    def ask(
+        self,
+        op: str,
+        timeout_s: float = 600.0,
+        listen: Callable[[str, str], None] = lambda kind, text: None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """Sends a request and waits for its answer; as `receive`."""
         self.send(op, **fields)
-        return self.receive(timeout_s)
+        return self.receive(timeout_s, listen)
 
     def kill(self) -> None:
         """Kills the process and those that it started, which may outlive it; killing it twice is fine."""

@@ -49,10 +49,10 @@ class Limits:
     memory_bytes: int | None = None
     every: bool = False
 
-    def start(self, threads: int | None) -> Child:
-        """A worker under these limits."""
+    def start(self, threads: int | None, command: tuple[str, ...] | None = None) -> Child:
+        """A worker under these limits; `command` as of `Child`."""
         limit = self.memory_bytes if self.memory_bytes is not None else memory_limit_bytes()
-        return Child(threads or physical_cores(), memory_bytes=limit)
+        return Child(threads or physical_cores(), command, memory_bytes=limit)
 
 
 class IsolatedSession:

@@ -24,7 +24,7 @@ from typing import IO, Any
 from attnport.errors import AttnportError, whole_cause
 
 MAX_FRAME_BYTES = 64 << 20
-_GRACE_S, _LONGEST_S = 10.0, 1e8
+GRACE_S, LONGEST_S = 10.0, 1e8
 
 
 def write_frame(stream: IO[bytes], message: Mapping[str, Any]) -> None:
@@ -119,6 +119,12 @@ class Worker:
         self._feeds: dict[str, dict[str, Any]] = {}
         self._level_bytes = 0
         self._idle_from_ns = _other_threads_ns()
+        self.answers: IO[bytes] | None = None
+
+    def say(self, kind: str, text: str) -> None:
+        """Sends a line to whoever waits for the answer, see `Child.receive`."""
+        if self.answers is not None:
+            write_frame(self.answers, {"said": text, "kind": kind})
 
     def do_open(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Opens a runtime on a folder's model.
@@ -229,7 +235,7 @@ class Worker:
         from attnport_bundle.selftest import selftest
 
         # The kernel then ends this process, whatever a runtime is doing, even if the parent is gone.
-        signal.setitimer(signal.ITIMER_REAL, min(message["limit_s"] + _GRACE_S, _LONGEST_S))
+        signal.setitimer(signal.ITIMER_REAL, min(message["limit_s"] + GRACE_S, LONGEST_S))
         key = message["key"]
         return asdict(selftest(Path(message["folder"]), key=Path(key) if key is not None else None))
 
@@ -259,7 +265,7 @@ def serve(worker: Worker) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    requests = sys.stdin.buffer
+    worker.answers, requests = answers, sys.stdin.buffer
     while (message := read_frame(requests)) is not None:
         write_frame(answers, worker.answer(message))
 

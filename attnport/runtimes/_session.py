@@ -20,7 +20,7 @@ from attnport_bundle.feeds import check_feeds
 Array = np.ndarray[Any, Any]
 
 # Messages of NumPy, C++, PyTorch, ONNX Runtime, CUDA and TensorRT.
-_NO_MEMORY = re.compile(
+NO_MEMORY = re.compile(
     r"unable to allocate|bad[_ ]alloc|(failed|can't|cannot) (to )?allocate|out[ _]of[ _]memory"
     r"|not enough (free )?memory|memory \(\d+ bytes\) could not be allocated",
     re.I,
@@ -106,7 +106,7 @@ def refused(runtime: str, feeds: Mapping[str, Array]) -> Iterator[None]:
         raise
     except Exception as err:  # a runtime's own exceptions share no base
         shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
-        if isinstance(err, MemoryError) or _NO_MEMORY.search(str(err)):
+        if isinstance(err, MemoryError) or NO_MEMORY.search(str(err)):
             raise MemoryError(f"{runtime} has not enough memory for {shapes}: {whole_cause(err)}") from err
         if isinstance(err, AttnportError):
             raise

@@ -58,6 +58,18 @@ class Given:
             return self.model
         return self.model.name if isinstance(self.model, ModelSpec) else type(self.model).__name__
 
+    @property
+    def file_of_onnx(self) -> str | None:
+        """The SPEC of a file of ONNX; None for any other model."""
+        is_file = isinstance(self.model, str) and is_onnx(self.model) and not self._examples
+        return str(self.model) if is_file else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The arguments for a file of ONNX, for another process."""
+        choices = {"trust_remote_code": self.trust_remote_code, "task": self.task, "part": self.part}
+        return {"model": self.model, "inputs": given_inputs(self.inputs), "outputs": listed(self.outputs),
+                "dims": listed(self.dims), "choices": choices}  # fmt: skip
+
     def check_declarations(self) -> None:
         """Raises UsageError for declarations that cannot be read, before anything slow is imported."""
         from attnport.sources.parsing import declarations, parse_dims

@@ -20,8 +20,9 @@ from attnport.auditing.text import TEXTS, Builder, audit_bytes, audit_text, this
 from attnport.auditing.unreferenced import audit_unreferenced
 from attnport.errors import ArtifactError, Disclosure, UsageError, first_line
 from attnport.folder.workspace import change, check_files, open_folder
-from attnport.jsonfile import digest_text
+from attnport.jsonfile import digest_text, from_json
 from attnport.transaction import OWN
+from attnport.verbs._confined import confined
 from attnport.verbs.inspect import ENGINE_SUFFIXES
 from attnport.verbs.report import FILE as PAGE
 from attnport.verbs.report import RANDOM, SENTENCE
@@ -60,21 +61,41 @@ class AuditReport:
     notes: tuple[str, ...] = ()
 
 
-def audit(path: Path, fix: bool = False, *, progress: Callable[[str], None] = lambda message: None) -> AuditReport:
+def audit(
+    path: Path,
+    fix: bool = False,
+    *,
+    timeout_s: float | None = None,
+    memory_bytes: int | None = None,
+    progress: Callable[[str], None] = lambda message: None,
+) -> AuditReport:
     """Finds what `path` gives away: an ONNX file with its weights, an engine, an artifact folder or a bundle.
 
-    It runs nothing and opens no file outside the folder.
+    It runs nothing and opens no file outside the folder. The files are read in a process of its own, with limits of
+    time and memory.
 
     Args:
         path: The file or folder.
         fix: Remove what can be removed: notes, doc strings and unknown fields of ONNX files. Names, numbers, outputs
             and other kinds of files are not changed.
+        timeout_s: Seconds for each file; None = 120, and more for large files.
+        memory_bytes: What the process may hold; None = nine tenths of what is free.
 
     Raises:
         ArtifactError: `path` does not exist, is of an unknown kind or cannot be read.
         IntegrityError: with `fix`: a file of the folder is not the one that was written.
-        UsageError: with `fix`: `path` is a bundle, or a file whose digest a bundle or an artifact has.
+        UsageError: with `fix`: `path` is a bundle, or a file whose digest a bundle or an artifact has; or a limit is
+            exceeded.
     """
+    files = [path] if path.is_file() else [path / name for name in _on_disk(path)[0]]
+    answer = confined(
+        "audit", str(path), files, timeout_s, memory_bytes, {"progress": progress}, path=str(path), fix=fix
+    )
+    return from_json(AuditReport, answer["report"], "the answer of the process that audits")
+
+
+def audit_here(path: Path, fix: bool = False, *, progress: Callable[[str], None] = lambda message: None) -> AuditReport:
+    """As `audit`, in this process and without limits."""
     target = _Target(path)
     if fix and target.kind == "bundle":
         raise UsageError(f"{path} is a bundle, which must not be changed.", hint=IN_BUNDLE)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
-from attnport.cases.choosing import read_feeds
+from attnport.cases.choosing import needed_tokenizer, read_feeds
 from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, ExportError, UsageError
 from attnport.folder import seen
@@ -31,9 +31,10 @@ from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 from attnport.sources.code import code_of
 from attnport.sources.digests import TOOLCHAIN
-from attnport.sources.onnx_file import graph_of, input_names, is_onnx, output_names
+from attnport.sources.onnx_file import files_of, graph_of, input_names, is_onnx, output_names
 from attnport.sources.program import CODE, program_module
 from attnport.sources.program import WEIGHTS as STORED_WEIGHTS
+from attnport.transaction import settle
 from attnport.verbs._tried_sizes import check_dims, size_cases
 from attnport.version import __version__
 
@@ -64,13 +65,16 @@ def export(
     part: str = "",
     with_past: bool = False,
     force: bool = False,
+    timeout_s: float | None = None,
+    memory_bytes: int | None = None,
+    needs_text: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
-    accept: Callable[[ModelSpec], None] = lambda spec: None,
 ) -> Manifest:
     """Exports a model into `folder`; an earlier export there is replaced all at once.
 
-    The code that was run to load it is recorded for this user; later verbs run no other code (see `trust`).
+    The code that was run to load it is recorded for this user; later verbs run no other code (see `trust`). A file of
+    ONNX is read and computed in a process of its own, with limits of time and memory.
 
     Args:
         model: A SPEC, a module, or a ModelSpec.
@@ -92,11 +96,13 @@ def export(
         part: For `hf:`, `encoder` or `decoder`, or one tower: `text`, `vision`, ...; "" = the whole model.
         with_past: For `hf:`, a decoder with its cache, which `generate` runs token by token.
         force: Export even if nothing has changed.
+        timeout_s: For `onnx:`, seconds for each step; None = 120, and more for large files.
+        memory_bytes: For `onnx:`, what the process may hold; None = nine tenths of what is free.
+        needs_text: Refuse a model without a tokenizer before it is traced, which takes the longest.
         tell: Called with a line on how the module is taken, and if outputs were left out.
-        accept: Called with the model before it is traced, which takes the longest; an error that it raises ends this.
 
     Raises:
-        UsageError: the folder has other files and is not an artifact.
+        UsageError: the folder has other files and is not an artifact; or a file of ONNX exceeds a limit.
         SpecError: there is no such module, or it does not load.
         ExportError: torch cannot export the module, a dim froze, the graph computes something else, or every output is
             attention weights.
@@ -106,8 +112,8 @@ def export(
     part = part_of(part, with_past)
     named = {**(read_feeds(examples) if examples is not None else {}), **(kwargs or {})}
     given = Given(model, args, named, inputs, outputs, dims, dynamic_shapes, trust_remote_code, task, part)
-    options: Any = {"progress": progress, "tell": tell, "accept": accept}
-    return exported(given, folder, with_weights=with_weights, force=force, **options)[0]
+    options: Any = {"with_weights": with_weights, "force": force, "timeout_s": timeout_s, "memory_bytes": memory_bytes}
+    return exported(given, folder, **options, needs_text=needs_text, progress=progress, tell=tell)[0]
 
 
 @contextlib.contextmanager
@@ -127,25 +133,65 @@ def _by_itself() -> Iterator[None]:
             gc.set_threshold(*thresholds)
 
 
-@_by_itself()
 def exported(
     given: Given,
     folder: Path,
     *,
     with_weights: bool = False,
     force: bool = False,
+    timeout_s: float | None = None,
+    memory_bytes: int | None = None,
+    needs_text: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
-    accept: Callable[[ModelSpec], None] = lambda spec: None,
+) -> tuple[Manifest, ModelSpec | None]:
+    """As `export`; also returns the model, unless another process made it.
+
+    A module in memory is only known to other verbs while somebody holds it.
+    """
+    options: Any = {"with_weights": with_weights, "force": force, "needs_text": needs_text}
+    if (text := given.file_of_onnx) is None:
+        for option, value in (("timeout", timeout_s), ("memory", memory_bytes)):
+            if value is not None:
+                raise UsageError(f"{given.name} is no onnx: file, so --{option} does not apply.", hint="Leave it out.")
+        return exported_here(given, folder, **options, progress=progress, tell=tell)
+    from attnport.verbs._confined import confined
+
+    given.check_declarations()
+    refuse_stranger(folder)
+    try:
+        confined(
+            *("export", text, files_of(text), timeout_s, memory_bytes, {"progress": progress, "tell": tell}),
+            **given.as_json(),
+            folder=str(folder),
+            options=options,
+        )
+    finally:
+        if folder.is_dir():
+            settle(folder)  # what a process that was killed has left
+    return open_folder(folder), None
+
+
+@_by_itself()
+def exported_here(
+    given: Given,
+    folder: Path,
+    *,
+    with_weights: bool = False,
+    force: bool = False,
+    needs_text: bool = False,
+    progress: Callable[[str], None] = lambda message: None,
+    tell: Callable[[str], None] = lambda message: None,
 ) -> tuple[Manifest, ModelSpec]:
-    """As `export`; also returns the model. A module in memory is only known to other verbs while somebody holds it."""
+    """As `exported`, in this process and without limits."""
     began_s = time.monotonic()
     given.check_declarations()
     refuse_stranger(folder)
     code = given.code()
     progress(f"loading {given.name}")
     whole = spec = given.spec(progress)
-    accept(spec)
+    if needs_text:
+        needed_tokenizer(spec.source.text, spec.tokenizer)
     for note in spec.notes:
         tell(note)
     declared = spec.io.outputs

@@ -133,6 +133,8 @@ def ship(
     part: str = "",
     with_past: bool = False,
     force: bool = False,
+    timeout_s: float | None = None,
+    memory_bytes: int | None = None,
     budget_s: float = 60.0,
     shapes: Sequence[str] | None = None,
     tune: bool = False,
@@ -156,6 +158,7 @@ def ship(
         task: The head of an `hf:` model; see `export`.
         part, with_past: The part of an `hf:` model; see `export`.
         force: Run every stage again, even if nothing has changed.
+        timeout_s, memory_bytes: The limits of reading an `onnx:` file; see `export`.
         budget_s: About how long the latency measurement may take.
         shapes: Grids of sizes to time, as in `bench`.
         tune: Try int8 and 4 bits too, judged by the sentences; see `attnport.verbs.tune.tune`.
@@ -169,17 +172,12 @@ def ship(
         AttnportError: the export failed, without which there are no other stages.
         Exception: a bug of ours in the export.
     """
-    from attnport.cases.choosing import needed_tokenizer
     from attnport.cases.text import read_sentences
     from attnport.latency.grid import parse_grid
     from attnport.verbs.export import export
 
     if text is not None:
         read_sentences(text)  # report errors now, not after the minutes that export and build take
-
-    def accept(model: ModelSpec) -> None:
-        if text is not None:
-            needed_tokenizer(model.source.text, model.tokenizer)
 
     names = [stage for stage in STAGES if tune or stage != "tune"]
     run = _Ship(folder, force, progress, on_bug, begin, names)
@@ -199,9 +197,11 @@ def ship(
         part=part,
         with_past=with_past,
         force=force,
+        timeout_s=timeout_s,
+        memory_bytes=memory_bytes,
+        needs_text=text is not None,
         progress=progress,
         tell=tell,
-        accept=accept,
     )
     for shape in shapes or ():
         parse_grid(shape, manifest.io.dims)  # report errors now, not after build and check

@@ -6,7 +6,7 @@ import itertools
 import math
 import types
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from attnport.patches import Patch
 

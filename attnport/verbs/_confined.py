@@ -1,0 +1,142 @@
+"""A verb that reads what a stranger sent, in a process of its own: `audit`, and `export` of a file of ONNX.
+
+The process has limits of time and memory, and is killed when one is passed, or when the verb is interrupted: a graph
+may have a loop without an end, or ask for more memory than there is. It is no sandbox. The mechanism is that of
+`verify` and of isolated runtimes (`processes`).
+"""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attnport.errors
+from attnport.errors import AttnportError, UsageError
+from attnport.folder.refusals import as_attnport_error
+from attnport.processes.child import Died
+from attnport.processes.isolated import Limits, memory_limit_bytes
+from attnport.processes.worker import GRACE_S, LONGEST_S, Worker, serve
+from attnport.runtimes._session import NO_MEMORY
+
+STEP_S, BYTES_PER_S = 120.0, 10e6
+"""The time of a step, and what is added for the size of the files: what is large takes long without being an attack."""
+COMMAND = ("-m", "attnport.verbs._confined")
+Told = Callable[[str], None]
+
+
+def confined(
+    verb: str,
+    what: str,
+    files: Iterable[Path],
+    timeout_s: float | None,
+    memory_bytes: int | None,
+    listeners: Mapping[str, Told],
+    **arguments: Any,
+) -> dict[str, Any]:
+    """The answer of `_Verbs.do_VERB` to `arguments`, from a process of its own.
+
+    Args:
+        verb: `export` or `audit`.
+        what: What is read, for messages.
+        files: Those that are read, whose size adds to the default time.
+        timeout_s: Seconds for each step, from one line of progress to the next; None = by the size of the files.
+        memory_bytes: What the process may hold; None = nine tenths of what is free.
+        listeners: What is called with a line of `progress` or `tell`.
+
+    Raises:
+        UsageError: it took too much time or memory, or the process died.
+        AttnportError: what the verb raised.
+        RuntimeError: what the verb raised, where that is a bug.
+    """
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    limit_s = STEP_S + size / BYTES_PER_S if timeout_s is None else timeout_s
+    limit_bytes = memory_bytes or memory_limit_bytes()
+    step = verb
+
+    def listen(kind: str, text: str) -> None:
+        nonlocal step
+        step = text if kind == "progress" else step
+        listeners[kind](text)
+
+    def refusal(why: str) -> UsageError:
+        limits = f"{limit_s:g} s for a step" + (f" and {limit_bytes / 2**30:.3g} GiB of memory" if limit_bytes else "")
+        return UsageError(
+            f"{verb} of {what} was ended in the step {step!r}: {why.rstrip('.')}. Its limits were {limits}.",
+            hint="A file can be made to use up a machine. If you know that this one needs more, raise the limits: "
+            "--timeout SECONDS, --memory GIB.",
+        )
+
+    child = Limits(limit_s, limit_bytes).start(None, COMMAND)
+    try:
+        answer = child.ask(verb, limit_s, listen, limit_s=limit_s, **arguments)
+    except Died as err:
+        raise refusal(err.message) from err
+    finally:
+        child.kill()
+    if "raised" not in answer:
+        return answer
+    error, kind = str(answer["raised"]), getattr(attnport.errors, str(answer["class"]), None)
+    if NO_MEMORY.search(error):
+        raise refusal(error)
+    ours = isinstance(kind, type) and issubclass(kind, AttnportError)
+    raised: Exception = kind(error, hint=str(answer["hint"])) if ours and kind else RuntimeError(error)
+    raised.add_note(str(answer["traceback"]))
+    raise raised
+
+
+class _Verbs(Worker):
+    """The verbs as they are, in this process."""
+
+    _limit_s = LONGEST_S
+
+    def do_export(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Exports a file of ONNX."""
+        from attnport.verbs._given import Given
+        from attnport.verbs.export import exported_here
+
+        given = Given(message["model"], inputs=message["inputs"], outputs=message["outputs"], dims=message["dims"],
+                      **message["choices"])  # fmt: skip
+        exported_here(given, Path(message["folder"]), progress=self._progress, tell=self._tell, **message["options"])
+        return {}
+
+    def do_audit(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Audits a file or folder."""
+        from attnport.jsonfile import to_json
+        from attnport.verbs.audit import audit_here
+
+        return {"report": to_json(audit_here(Path(message["path"]), message["fix"], progress=self._progress))}
+
+    def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request; what a verb raises becomes an answer, with its class."""
+        self._limit_s = message["limit_s"]
+        self._wind_up()
+        try:
+            answer: dict[str, Any] = getattr(self, f"do_{message['op']}")(message)
+        except Exception as err:
+            known = as_attnport_error(err)
+            trace = "".join(traceback.format_exception(err))
+            return {
+                "raised": known.message if known else f"{type(err).__name__}: {err}",
+                "class": type(known).__name__ if known else "",
+                "hint": known.hint if known else "",
+                "traceback": trace[-(1 << 20) :],
+            }
+        return answer
+
+    def _progress(self, text: str) -> None:
+        self._wind_up()
+        self.say("progress", text)
+
+    def _tell(self, text: str) -> None:
+        self.say("tell", text)
+
+    def _wind_up(self) -> None:
+        """Has the kernel end this process, even if nobody waits for it any more."""
+        signal.setitimer(signal.ITIMER_REAL, min(self._limit_s + GRACE_S, LONGEST_S))
+
+
+if __name__ == "__main__":
+    serve(_Verbs())
