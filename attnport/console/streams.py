@@ -1,7 +1,7 @@
 """The standard streams of the console script: closed streams, full disks and closed pipes, and the text of others.
 
 Names in a file come from whoever made it, and reach a terminal or the log of a CI in our messages and in those of
-libraries: their warnings, their loggers, what they print. All of them are printed by way of `one_line` or `escape_line`.
+libraries: their warnings, their loggers, what they print. All of it is printed by way of `one_line` or `escape_line`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from attnport.auditing.unreferenced import audit_unreferenced
 from attnport.errors import ArtifactError, Disclosure, UsageError, first_line
 from attnport.folder.workspace import change, check_files, open_folder
 from attnport.jsonfile import digest_text, from_json
+from attnport.patches import patched
 from attnport.transaction import OWN
 from attnport.verbs._confined import confined
 from attnport.verbs.inspect import ENGINE_SUFFIXES
@@ -231,9 +232,11 @@ def _weights_out(proto: ModelProto) -> tuple[str, ...]:
 
     from attnport.exporter.passes.cleanup import inline_functions
     from attnport.exporter.weights_out import weights_out
+    from attnport.sources.onnx_file import unique_names
 
     model = ir.from_proto(proto)
-    inline_functions(model)
+    with patched(unique_names):
+        inline_functions(model)
     return weights_out(model)
 
 
