@@ -23,8 +23,10 @@ from attnport.runtimes._session import NO_MEMORY
 
 STEP_S, BYTES_PER_S = 120.0, 10e6
 """The time of a step, and what is added for the size of the files: what is large takes long without being an attack."""
-COMMAND = ("-m", "attnport.verbs._confined")
+_MOST_OF_A_TRACE = 1 << 20
 Told = Callable[[str], None]
+Work = Callable[[Mapping[str, Any], Mapping[str, Told]], dict[str, Any]]
+"""A verb in the process: from the arguments of a request, and what is called with its lines, to its answer."""
 
 
 def confined(
@@ -36,10 +38,10 @@ def confined(
     listeners: Mapping[str, Told],
     **arguments: Any,
 ) -> dict[str, Any]:
-    """The answer of `_Verbs.do_VERB` to `arguments`, from a process of its own.
+    """The answer of a verb to `arguments`, from a process of its own.
 
     Args:
-        verb: `export` or `audit`.
+        verb: The name of its file, which calls `carry_out` as a program.
         what: What is read, for messages.
         files: Those that are read, whose size adds to the default time.
         timeout_s: Seconds for each step, from one line of progress to the next; None = by the size of the files.
@@ -69,7 +71,7 @@ def confined(
             "--timeout SECONDS, --memory GIB.",
         )
 
-    child = Limits(limit_s, limit_bytes).start(None, COMMAND)
+    child = Limits(limit_s, limit_bytes).start(None, ("-m", f"attnport.verbs.{verb}"))
     try:
         answer = child.ask(verb, limit_s, listen, limit_s=limit_s, **arguments)
     except Died as err:
@@ -87,56 +89,38 @@ def confined(
     raise raised
 
 
-class _Verbs(Worker):
-    """The verbs as they are, in this process."""
+class _Worker(Worker):
+    """Carries out one verb."""
 
-    _limit_s = LONGEST_S
-
-    def do_export(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Exports a file of ONNX."""
-        from attnport.verbs._given import Given
-        from attnport.verbs.export import exported_here
-
-        given = Given(message["model"], inputs=message["inputs"], outputs=message["outputs"], dims=message["dims"],
-                      **message["choices"])  # fmt: skip
-        exported_here(given, Path(message["folder"]), progress=self._progress, tell=self._tell, **message["options"])
-        return {}
-
-    def do_audit(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Audits a file or folder."""
-        from attnport.jsonfile import to_json
-        from attnport.verbs.audit import audit_here
-
-        return {"report": to_json(audit_here(Path(message["path"]), message["fix"], progress=self._progress))}
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+        self._limit_s = LONGEST_S
 
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request; what a verb raises becomes an answer, with its class."""
         self._limit_s = message["limit_s"]
         self._wind_up()
         try:
-            answer: dict[str, Any] = getattr(self, f"do_{message['op']}")(message)
+            return self._work(message, {"progress": self._progress, "tell": lambda text: self.say("tell", text)})
         except Exception as err:
             known = as_attnport_error(err)
-            trace = "".join(traceback.format_exception(err))
             return {
                 "raised": known.message if known else f"{type(err).__name__}: {err}",
                 "class": type(known).__name__ if known else "",
                 "hint": known.hint if known else "",
-                "traceback": trace[-(1 << 20) :],
+                "traceback": "".join(traceback.format_exception(err))[-_MOST_OF_A_TRACE:],
             }
-        return answer
 
     def _progress(self, text: str) -> None:
         self._wind_up()
         self.say("progress", text)
 
-    def _tell(self, text: str) -> None:
-        self.say("tell", text)
-
     def _wind_up(self) -> None:
-        """Has the kernel end this process, even if nobody waits for it any more."""
+        """Has the kernel end this process after a step that is too long, even if nobody waits for it any more."""
         signal.setitimer(signal.ITIMER_REAL, min(self._limit_s + GRACE_S, LONGEST_S))
 
 
-if __name__ == "__main__":
-    serve(_Verbs())
+def carry_out(work: Work) -> None:
+    """What the file of a verb does as a program: it answers `confined`."""
+    serve(_Worker(work))

@@ -66,9 +66,15 @@ class Given:
 
     def as_json(self) -> dict[str, Any]:
         """The arguments for a file of ONNX, for another process."""
-        choices = {"trust_remote_code": self.trust_remote_code, "task": self.task, "part": self.part}
-        return {"model": self.model, "inputs": given_inputs(self.inputs), "outputs": listed(self.outputs),
-                "dims": listed(self.dims), "choices": choices}  # fmt: skip
+        return {
+            "model": self.model,
+            "inputs": given_inputs(self.inputs),
+            "outputs": listed(self.outputs),
+            "dims": listed(self.dims),
+            "trust_remote_code": self.trust_remote_code,
+            "task": self.task,
+            "part": self.part,
+        }
 
     def check_declarations(self) -> None:
         """Raises UsageError for declarations that cannot be read, before anything slow is imported."""

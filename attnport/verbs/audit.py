@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import unescape
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnport.artifacts import MANIFEST as ARTIFACT
 from attnport.auditing.clean import IN_BUNDLE, clean, owner, replace_file
@@ -20,10 +20,10 @@ from attnport.auditing.text import TEXTS, Builder, audit_bytes, audit_text, this
 from attnport.auditing.unreferenced import audit_unreferenced
 from attnport.errors import ArtifactError, Disclosure, UsageError, first_line
 from attnport.folder.workspace import change, check_files, open_folder
-from attnport.jsonfile import digest_text, from_json
+from attnport.jsonfile import digest_text, from_json, to_json
 from attnport.patches import patched
 from attnport.transaction import OWN
-from attnport.verbs._confined import confined
+from attnport.verbs._confined import Told, carry_out, confined
 from attnport.verbs.inspect import ENGINE_SUFFIXES
 from attnport.verbs.report import FILE as PAGE
 from attnport.verbs.report import RANDOM, SENTENCE
@@ -281,3 +281,12 @@ def _clean_folder(folder: Path, names: Sequence[str], builder: Builder) -> None:
         for name in names:
             changing.path(name).write_bytes(clean(load(folder / name), builder))
         changing.finish(STAGE, digest_text(*(manifest.files[name] for name in names)))
+
+
+def _carry_out(message: Mapping[str, Any], listeners: Mapping[str, Told]) -> dict[str, Any]:
+    report = audit_here(Path(message["path"]), message["fix"], progress=listeners["progress"])
+    return {"report": to_json(report)}
+
+
+if __name__ == "__main__":
+    carry_out(_carry_out)

@@ -35,6 +35,7 @@ from attnport.sources.onnx_file import files_of, graph_of, input_names, is_onnx,
 from attnport.sources.program import CODE, program_module
 from attnport.sources.program import WEIGHTS as STORED_WEIGHTS
 from attnport.transaction import settle
+from attnport.verbs._confined import Told, carry_out, confined
 from attnport.verbs._tried_sizes import check_dims, size_cases
 from attnport.version import __version__
 
@@ -155,14 +156,12 @@ def exported(
             if value is not None:
                 raise UsageError(f"{given.name} is no onnx: file, so --{option} does not apply.", hint="Leave it out.")
         return exported_here(given, folder, **options, progress=progress, tell=tell)
-    from attnport.verbs._confined import confined
-
     given.check_declarations()
     refuse_stranger(folder)
     try:
         confined(
             *("export", text, files_of(text), timeout_s, memory_bytes, {"progress": progress, "tell": tell}),
-            **given.as_json(),
+            given=given.as_json(),
             folder=str(folder),
             options=options,
         )
@@ -410,3 +409,16 @@ class _Opened:
         if self._session is not None:
             self._session.close()
         self._session = None
+
+
+def _carry_out(message: Mapping[str, Any], listeners: Mapping[str, Told]) -> dict[str, Any]:
+    from attnport.verbs._given import Given
+
+    progress, tell = listeners["progress"], listeners["tell"]
+    given, folder = Given(**message["given"]), Path(message["folder"])
+    exported_here(given, folder, **message["options"], progress=progress, tell=tell)
+    return {}
+
+
+if __name__ == "__main__":
+    carry_out(_carry_out)
