@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnport.bodies import schema_of, write_out
-from attnport.patches import Patch, patched
 from attnport.errors import SpecError, first_line
+from attnport.patches import Patch, patched
 from attnport.sources.hf_files import is_blob
 from attnport.sources.onnx_decoder import Decoder, settle_decoder
 from attnport.sources.structure import flat_name

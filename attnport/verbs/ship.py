@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from attnport import optional
-from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, ParityReport, Stage
+from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityReport, Stage
 from attnport.dims import STRICT
 from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed
 from attnport.folder.refusals import as_usage_error

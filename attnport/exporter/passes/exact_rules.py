@@ -6,7 +6,7 @@ import itertools
 import math
 import types
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from attnport.patches import Patch
 
