@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,9 @@ def beside(folder: Path, location: str) -> Path | None:
 
 
 def unread(tensor: TensorProto, folder: Path) -> str:
-    """Why an audit cannot read all of a tensor's bytes; "" if it can."""
+    """Why an audit cannot read all of a tensor's bytes, or other readers read other bytes; "" if nothing is wrong."""
+    if min(tensor.dims, default=0) < 0:
+        return "a dim below 0"
     if tensor.data_location != tensor.EXTERNAL:
         return "its numbers do not fit its type and shape" if _has_typed(tensor) and _typed(tensor) is None else ""
     place = external(tensor)
@@ -74,7 +77,17 @@ def unread(tensor: TensorProto, folder: Path) -> str:
         return f"weights in {shown(place.location)}: missing or outside the folder"
     if max(place.begin, place.end or 0) > path.stat().st_size:
         return f"weights in {shown(place.location)}: they would be beyond the end of that file"
+    if place.end is not None and place.end - place.begin != size_bytes(tensor):
+        return f"weights in {shown(place.location)}: their length there is not that of their type and dims"
     return ""
+
+
+def size_bytes(tensor: TensorProto) -> int:
+    """The bytes that a tensor's type and dims take; 0 of an unknown type."""
+    import onnx_ir as ir
+
+    kinds = [kind for kind in ir.DataType if int(kind) == tensor.data_type and kind != ir.DataType.STRING]
+    return math.ceil(math.prod(tensor.dims) * kinds[0].bitwidth / 8) if kinds and kinds[0].value else 0
 
 
 def content(tensor: TensorProto, folder: Path, most_bytes: int) -> bytes:

@@ -198,12 +198,31 @@ def _refuse_what_is_unknown(text: str, model: ir.Model, is_known: Callable[[ir.N
 
 
 def _map_weights(text: str, model: ir.Model, places: Mapping[str, Path]) -> None:
-    """Maps weights beside the file into memory: what is written later need not know where they lie."""
+    """Maps weights beside the file into memory: what is written later need not know where they lie.
+
+    Raises:
+        SpecError: what a constant tensor holds does not fit its type and dims.
+    """
     import onnx_ir as ir
 
     def mapped(tensor: Any) -> Any:
+        dims = [int(size) for size in tensor.shape]
+        if min(dims, default=0) < 0:
+            raise SpecError(f"{text}: tensor {tensor.name!r} has dims {dims}; no dim of a constant is below 0.",
+                            hint="The file was damaged, or made to do damage.")  # fmt: skip
         if not isinstance(tensor, ir.ExternalTensor):
+            try:
+                tensor.numpy()
+            except Exception as err:  # onnx_ir raises what NumPy and protobuf do
+                raise SpecError(f"{text}: what tensor {tensor.name!r} holds is no {tensor.dtype.name} of dims {dims}: "
+                                f"{first_line(err)}.", hint="The file was damaged.") from err  # fmt: skip
             return tensor
+        if tensor.length is not None and tensor.length != tensor.nbytes:
+            raise SpecError(
+                f"{text}: weight {tensor.name!r} has {tensor.length} bytes in {str(tensor.location)!r}; its type and "
+                f"dims, {tensor.dtype.name} of {dims}, take {tensor.nbytes}.",
+                hint="The file was damaged, or made to do damage.",
+            )
         place = places[str(tensor.location)]
         beside = ir.ExternalTensor(
             place.resolve(), tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=str(tensor.name)
