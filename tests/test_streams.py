@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from refusing import call, contents, refused
 
-from attnport.console.streams import prepare_streams
+from attnport.console.streams import Foreign, no_command_in_json, prepare_streams
+from attnport_bundle.printable import is_printable
 
 ROOT = Path(__file__).parent.parent
 GOOD, BAD, WRONG = ("list", "targets"), ("verify", "/nowhere"), ("vrify", "/nowhere")
@@ -189,3 +190,66 @@ def test_control_characters_of_a_name_do_not_reach_the_terminal(tiny_artifact: P
 def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
     for arguments in (("verify", tmp_path / ("x" * 300)), ("export", "bert_encoder", "-o", tmp_path / ("x" * 300))):
         refused(call(*arguments), "File name too long")
+
+
+NOISY = r"""
+import logging, sys, warnings
+import click
+from attnport.console.run import start, verb
+from attnport.errors import SpecError
+
+NAME = "a\x1b[31mb\x1b]0;mine\x07\n::error::mine\r##[error]mine\u202e"
+
+@click.group()
+def cli(): pass
+
+@cli.command()
+@verb
+def noisy(out):
+    logging.basicConfig()
+    logging.getLogger("library").warning("logged %s", NAME)
+    warnings.warn(f"warned {NAME}")
+    print("printed", NAME)
+    print("begun", NAME, end="", file=sys.stderr)
+    out.tell(f"told {NAME}")
+    out.progress(f"step {NAME}")
+    raise SpecError(f"raised {NAME}", hint=f"hint {NAME}")
+
+start(cli)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-v",), ("--json",), ("--traceback",)])
+def test_what_libraries_print_of_a_name_is_escaped_and_no_command(options: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NOISY, "noisy", *options], env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, check=False,
+    )  # fmt: skip
+    said = done.stderr.decode()
+    assert done.returncode == 2, said
+    assert not done.stdout
+    for kind in ("logged", "warned", "printed", "begun", "told", "raised", "hint"):
+        assert f"{kind} a\\x1b[31mb\\x1b]0;mine\\x07" in said
+    assert all(is_printable(line) for line in said.splitlines()), said
+    assert not [line for line in said.splitlines() if line.strip().startswith("::") or "##[" in line]
+    for kind in ("logged", "warned", "told", "raised"):
+        whole = [line for line in said.splitlines() if f"{kind} a" in line and " ::error::mine" in line]
+        assert whole, f"what was {kind} is not one line: {said}"
+
+
+def test_json_holds_no_command_and_says_the_same() -> None:
+    text = no_command_in_json(json.dumps({"a": "##[error]x", "b": "# [1] ##vso[x] ## #"}))
+    assert "##[" not in text
+    assert "##vso[" not in text
+    assert json.loads(text) == {"a": "##[error]x", "b": "# [1] ##vso[x] ## #"}
+
+
+def test_lines_of_others_keep_their_indentation_and_of_a_bar_its_last_state() -> None:
+    lines = list[str]()
+    foreign = Foreign(lines.append, sys.stderr)
+    foreign.write("one\n  two\tthree\n 10%\r 20%\r 100%\n\x1b[1m")
+    assert lines == ["one", "  two   three", " 100%"]
+    foreign.end()
+    assert lines[3:] == ["\\x1b[1m"]
+    foreign.write("x" * 200_000)
+    assert len(lines[4]) == 200_000

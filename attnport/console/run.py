@@ -17,7 +17,16 @@ import click
 from attnport.console.arguments import about, check_arguments, readable
 from attnport.console.progress import TimeLeft, shortened
 from attnport.console.signals import INTERRUPTED, exit_code, ignore_signals, interrupts
-from attnport.console.streams import LOST, SEND_ELSEWHERE, Foreign, escape_line, one_line, prepare_streams, why_lost
+from attnport.console.streams import (
+    LOST,
+    SEND_ELSEWHERE,
+    Foreign,
+    escape_line,
+    no_command_in_json,
+    one_line,
+    prepare_streams,
+    why_lost,
+)
 
 if TYPE_CHECKING:
     from attnport.reporting.document import Block
@@ -142,7 +151,7 @@ class Reporter:
         if self.as_json:
             from attnport.jsonfile import to_json
 
-            self.print(to_json(value, ascii_only=True))
+            self.print(no_command_in_json(to_json(value, ascii_only=True)))
         else:
             self.table(value, table)
 

@@ -142,7 +142,7 @@ def _maps(folder: Path, manifest: Manifest, sentences: Sequence[str]) -> Maps:
         weights_by_name = attention_weights(spec, feeds)
     except AttnportError as err:
         return Maps(note=f"There are no attention maps: {err.message} {err.hint}".strip())
-    return Maps([_heatmap(name, weights[0], tokens) for name, weights in weights_by_name.items()], caption)
+    return Maps([_heatmap(name, _of_first(weights), tokens) for name, weights in weights_by_name.items()], caption)
 
 
 def _sentence(
@@ -189,6 +189,11 @@ def readable(token: str) -> str:
     """A token without its tokenizer's marks for a space (byte-level BPE's `Ġ`, SentencePiece's `▁`)."""
     bare = token.replace("Ċ", "↵").lstrip("Ġ▁")
     return bare or "␣"
+
+
+def _of_first(weights: Any) -> Any:
+    """The heads of the first item, [H,S,T]; of weights without a batch or heads, as one head."""
+    return (weights[0] if weights.ndim > 2 else weights).reshape(-1, *weights.shape[-2:])
 
 
 def _heatmap(name: str, weights_HST: Any, tokens: tuple[str, ...]) -> Heatmap:
