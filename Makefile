@@ -222,7 +222,7 @@ $(VENV)/.fuzz: $(VENV)/.dev
 .venv-%/.made: constraints-%.txt
 	@$(PYTHON) -m venv --clear $(@D) || { $(PYTHON) -m venv --clear --without-pip $(@D) && \
 		$(PYTHON) -m pip --python $(@D)/bin/python install --quiet pip; }
-	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
+	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes --requirement $<
 	@touch $@
 
 # TensorRT of the data centre comes from the vendor's index; without it, its rows are NOT_RUN and say so. Its package is

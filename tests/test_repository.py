@@ -71,6 +71,15 @@ def test_constraints_pin_exact_public_versions_and_the_pytorch_developed_against
     assert names >= {"setuptools", "numpy", "onnx", "onnxruntime", "openvino", "transformers", "pytest", "ruff", "mypy"}
 
 
+@pytest.mark.parametrize("name", ["docs", "release"])
+def test_what_builds_the_site_and_a_release_is_installed_by_the_digests_of_its_files(name: str) -> None:
+    pins = re.split(r"\n(?! )", re.sub(r"(?m)^#.*\n", "", (ROOT / f"constraints-{name}.txt").read_text()).strip())
+    digests = r"( \\\n    --hash=sha256:[0-9a-f]{64})+"
+    assert len(pins) > 20
+    assert [pin for pin in pins if not re.fullmatch(rf"[A-Za-z0-9._-]+==[A-Za-z0-9.]+{digests}", pin)] == []
+    assert "--require-hashes --requirement $<" in (ROOT / "Makefile").read_text()
+
+
 def test_packages_of_a_gpu_are_pinned_beside_the_others_and_contradict_none(files: list[Path]) -> None:
     pins, others = (
         dict(line.split("==") for line in (ROOT / name).read_text().splitlines() if not line.startswith("#"))
