@@ -52,6 +52,8 @@ def export(
     with_weights: bool = False,
     trust_remote_code: bool = False,
     force: bool = False,
+    timeout_s: float | None = None,
+    memory_gib: float | None = None,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] | None = None,
 ) -> Artifact:
@@ -74,6 +76,9 @@ def export(
         with_weights: Keep outputs that are attention weights, which are left out otherwise.
         trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names.
         force: Export even if nothing has changed.
+        timeout_s: For `onnx:`, which is read in a process of its own, seconds for each step; None = 120, and more for
+            large files.
+        memory_gib: For `onnx:`, what the process may hold; None = nine tenths of what is free.
         progress: Called with what is being done.
         tell: Called with each line on how the module is taken: dims that are fixed, outputs that are left out, ...;
             None = they are warnings of the logger `attnport`, which Python prints on stderr.
@@ -89,9 +94,8 @@ def export(
     chosen = part_of(part, with_past)
     given = Given(model, args, named, inputs, outputs, dims, dynamic_shapes, trust_remote_code, task, chosen)
     say = logging.getLogger("attnport").warning if tell is None else tell
-    manifest, spec = exported(
-        given, Path(folder), with_weights=with_weights, force=force, progress=progress, tell=lambda note: say(note)
-    )
+    options: Any = {"with_weights": with_weights, "force": force, "timeout_s": timeout_s, "memory_gib": memory_gib}
+    manifest, spec = exported(given, Path(folder), **options, progress=progress, tell=lambda note: say(note))
     return Artifact(Path(folder), manifest, spec)
 
 

@@ -75,10 +75,9 @@ _LIMITS = (
     ),
     click.option(
         "--memory",
-        "memory_bytes",
+        "memory_gib",
         type=click.FloatRange(min=0, min_open=True),
         metavar="GIB",
-        callback=lambda context, option, value: None if value is None else int(value * 2**30),
         help="Memory that reading an ONNX file may take; default: nine tenths of what is free.",
     ),
 )

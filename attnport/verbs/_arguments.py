@@ -65,7 +65,7 @@ _OTHER_NAMES = {
 def argument_of(verb: Callable[..., Any], name: str) -> str:
     """What a verb calls the argument that the command line calls `name`; the name itself if it has none."""
     known = inspect.signature(verb).parameters
-    names = (name, f"{name}s", f"{name}_s", *_OTHER_NAMES.get(name, ()))
+    names = (name, f"{name}s", f"{name}_s", f"{name}_gib", *_OTHER_NAMES.get(name, ()))
     return next((each for each in names if each in known), name)
 
 

@@ -34,7 +34,7 @@ def confined(
     what: str,
     files: Iterable[Path],
     timeout_s: float | None,
-    memory_bytes: int | None,
+    memory_gib: float | None,
     listeners: Mapping[str, Told],
     **arguments: Any,
 ) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def confined(
         what: What is read, for messages.
         files: Those that are read, whose size adds to the default time.
         timeout_s: Seconds for each step, from one line of progress to the next; None = by the size of the files.
-        memory_bytes: What the process may hold; None = nine tenths of what is free.
+        memory_gib: What the process may hold; None = nine tenths of what is free.
         listeners: What is called with a line of `progress` or `tell`.
 
     Raises:
@@ -55,7 +55,7 @@ def confined(
     """
     size = sum(file.stat().st_size for file in files if file.is_file())
     limit_s = STEP_S + size / BYTES_PER_S if timeout_s is None else timeout_s
-    limit_bytes = memory_bytes or memory_limit_bytes()
+    limit_bytes = memory_limit_bytes() if memory_gib is None else int(memory_gib * 2**30)
     step = verb
 
     def listen(kind: str, text: str) -> None:

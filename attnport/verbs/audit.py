@@ -67,7 +67,7 @@ def audit(
     fix: bool = False,
     *,
     timeout_s: float | None = None,
-    memory_bytes: int | None = None,
+    memory_gib: float | None = None,
     progress: Callable[[str], None] = lambda message: None,
 ) -> AuditReport:
     """Finds what `path` gives away: an ONNX file with its weights, an engine, an artifact folder or a bundle.
@@ -80,7 +80,7 @@ def audit(
         fix: Remove what can be removed: notes, doc strings and unknown fields of ONNX files. Names, numbers, outputs
             and other kinds of files are not changed.
         timeout_s: Seconds for each file; None = 120, and more for large files.
-        memory_bytes: What the process may hold; None = nine tenths of what is free.
+        memory_gib: What the process may hold; None = nine tenths of what is free.
 
     Raises:
         ArtifactError: `path` does not exist, is of an unknown kind or cannot be read.
@@ -89,9 +89,7 @@ def audit(
             exceeded.
     """
     files = [path] if path.is_file() else [path / name for name in _on_disk(path)[0]]
-    answer = confined(
-        "audit", str(path), files, timeout_s, memory_bytes, {"progress": progress}, path=str(path), fix=fix
-    )
+    answer = confined("audit", str(path), files, timeout_s, memory_gib, {"progress": progress}, path=str(path), fix=fix)
     return from_json(AuditReport, answer["report"], "the answer of the process that audits")
 
 

@@ -67,7 +67,7 @@ def export(
     with_past: bool = False,
     force: bool = False,
     timeout_s: float | None = None,
-    memory_bytes: int | None = None,
+    memory_gib: float | None = None,
     needs_text: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
@@ -98,7 +98,7 @@ def export(
         with_past: For `hf:`, a decoder with its cache, which `generate` runs token by token.
         force: Export even if nothing has changed.
         timeout_s: For `onnx:`, seconds for each step; None = 120, and more for large files.
-        memory_bytes: For `onnx:`, what the process may hold; None = nine tenths of what is free.
+        memory_gib: For `onnx:`, what the process may hold; None = nine tenths of what is free.
         needs_text: Refuse a model without a tokenizer before it is traced, which takes the longest.
         tell: Called with a line on how the module is taken, and if outputs were left out.
 
@@ -113,7 +113,7 @@ def export(
     part = part_of(part, with_past)
     named = {**(read_feeds(examples) if examples is not None else {}), **(kwargs or {})}
     given = Given(model, args, named, inputs, outputs, dims, dynamic_shapes, trust_remote_code, task, part)
-    options: Any = {"with_weights": with_weights, "force": force, "timeout_s": timeout_s, "memory_bytes": memory_bytes}
+    options: Any = {"with_weights": with_weights, "force": force, "timeout_s": timeout_s, "memory_gib": memory_gib}
     return exported(given, folder, **options, needs_text=needs_text, progress=progress, tell=tell)[0]
 
 
@@ -141,7 +141,7 @@ def exported(
     with_weights: bool = False,
     force: bool = False,
     timeout_s: float | None = None,
-    memory_bytes: int | None = None,
+    memory_gib: float | None = None,
     needs_text: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
@@ -152,7 +152,7 @@ def exported(
     """
     options: Any = {"with_weights": with_weights, "force": force, "needs_text": needs_text}
     if (text := given.file_of_onnx) is None:
-        for option, value in (("timeout", timeout_s), ("memory", memory_bytes)):
+        for option, value in (("timeout", timeout_s), ("memory", memory_gib)):
             if value is not None:
                 raise UsageError(f"{given.name} is no onnx: file, so --{option} does not apply.", hint="Leave it out.")
         return exported_here(given, folder, **options, progress=progress, tell=tell)
@@ -160,7 +160,7 @@ def exported(
     refuse_stranger(folder)
     try:
         confined(
-            *("export", text, files_of(text), timeout_s, memory_bytes, {"progress": progress, "tell": tell}),
+            *("export", text, files_of(text), timeout_s, memory_gib, {"progress": progress, "tell": tell}),
             given=given.as_json(),
             folder=str(folder),
             options=options,

@@ -134,7 +134,7 @@ def ship(
     with_past: bool = False,
     force: bool = False,
     timeout_s: float | None = None,
-    memory_bytes: int | None = None,
+    memory_gib: float | None = None,
     budget_s: float = 60.0,
     shapes: Sequence[str] | None = None,
     tune: bool = False,
@@ -158,7 +158,7 @@ def ship(
         task: The head of an `hf:` model; see `export`.
         part, with_past: The part of an `hf:` model; see `export`.
         force: Run every stage again, even if nothing has changed.
-        timeout_s, memory_bytes: The limits of reading an `onnx:` file; see `export`.
+        timeout_s, memory_gib: The limits of reading an `onnx:` file; see `export`.
         budget_s: About how long the latency measurement may take.
         shapes: Grids of sizes to time, as in `bench`.
         tune: Try int8 and 4 bits too, judged by the sentences; see `attnport.verbs.tune.tune`.
@@ -198,7 +198,7 @@ def ship(
         with_past=with_past,
         force=force,
         timeout_s=timeout_s,
-        memory_bytes=memory_bytes,
+        memory_gib=memory_gib,
         needs_text=text is not None,
         progress=progress,
         tell=tell,
