@@ -66,7 +66,7 @@ def beside(folder: Path, location: str) -> Path | None:
 def unread(tensor: TensorProto, folder: Path) -> str:
     """Why an audit cannot read all of a tensor's bytes, or other readers read other bytes; "" if nothing is wrong."""
     if min(tensor.dims, default=0) < 0:
-        return "a dim below 0"
+        return "its numbers do not fit its type and shape"
     if tensor.data_location != tensor.EXTERNAL:
         return "its numbers do not fit its type and shape" if _has_typed(tensor) and _typed(tensor) is None else ""
     place = external(tensor)

@@ -53,6 +53,7 @@ PLACES = {
     "a large length": ({"length": str(10**30)}, "beyond the end"),
     "a negative offset": ({"offset": "-1"}, "cannot be read"),
     "an offset of words": ({"offset": "one"}, "cannot be read"),
+    "another length": ({"length": str(len(TEXT) - 1)}, "not that of their type and dims"),
     "too many digits": ({"offset": "1" * 5000}, "cannot be read"),
 }
 
@@ -94,6 +95,7 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "no type": {"dims": [64], "int32_data": range(64)},
     "another size": {"data_type": TensorProto.INT64, "dims": [7], "int64_data": range(64)},
     "a negative size": {"data_type": TensorProto.INT4, "dims": [-5, 3], "int32_data": range(64)},
+    "a negative size beside raw bytes": {"data_type": TensorProto.FLOAT, "dims": [-4, -4], "raw_data": bytes(64)},
     "a size beyond all": {"data_type": TensorProto.FLOAT, "dims": [1 << 62, 1 << 62], "float_data": [1.0] * 64},
 }
 

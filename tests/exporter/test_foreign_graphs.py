@@ -11,13 +11,16 @@ import onnx
 import onnx_ir as ir
 import pytest
 from foreign_exports import exported, scripted
+from onnxscript import optimizer
 from running import distance, on_ort
 from test_known_modules import CASES, SIZES
 
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.exporter.counting import count_in_graph
 from attnport.exporter.lowering import base
+from attnport.exporter.passes.exact_rules import exact_rules
 from attnport.exporter.passes.foreign import prepare
+from attnport.patches import patched
 
 TRACED = {"batch": 3, "seq": 5, "mem": 7}
 SCRIPT, DYNAMO = "TorchScript", "dynamo"
@@ -136,3 +139,44 @@ def test_the_head_counts_that_the_older_exporter_computes_become_constants() -> 
     assert before == [None, None]
     assert [[str(dim) for dim in shape or ()] for shape in after] == [["batch", "2", "seq", "seq"]] * 2
     assert len(model.graph) < len(raw.graph)
+
+
+def sliced(pairs: int) -> ir.Model:
+    """A model of pairs of Slices, of which each is a Split, in a row."""
+    make, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    numbers = {"n0": 0, "n4": 4, "n8": 8, "last": -1}
+    weights = [onnx.numpy_helper.from_array(np.array([number]), name) for name, number in numbers.items()]
+    nodes = []
+    for n in range(pairs):
+        nodes += [make("Slice", [f"x{n}", "n0", "n4", "last"], [f"a{n}"]),
+                  make("Slice", [f"x{n}", "n4", "n8", "last"], [f"b{n}"]),
+                  make("Concat", [f"b{n}", f"a{n}"], [f"x{n + 1}"], axis=-1)]  # fmt: skip
+    x, y = (value(name, onnx.TensorProto.FLOAT, ["batch", 8]) for name in ("x0", f"x{pairs}"))
+    shapes = [value(f"x{n}", onnx.TensorProto.FLOAT, ["batch", 8]) for n in range(1, pairs)]
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], weights, value_info=shapes)
+    return ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]))
+
+
+def looked_at(pairs: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[str]]:
+    """How often the rules ask a node what it is, and the operators that they leave."""
+    count, asked = 0, ir.Node.op_identifier
+
+    def counted(node: ir.Node) -> ir.OperatorIdentifier:
+        nonlocal count
+        count += 1
+        return asked(node)
+
+    model = sliced(pairs)
+    with monkeypatch.context() as patch, patched(exact_rules):
+        patch.setattr(ir.Node, "op_identifier", counted)
+        optimizer.optimize_ir(model, num_iterations=1, onnx_shape_inference=False)
+    return count, [node.op_type for node in model.graph]
+
+
+def test_rules_look_at_a_number_of_nodes_in_proportion_to_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, kinds = looked_at(30, monkeypatch)
+    many, _ = looked_at(120, monkeypatch)
+    assert many < 5 * few
+    default = sliced(30)
+    optimizer.optimize_ir(default, num_iterations=1, onnx_shape_inference=False)
+    assert kinds == [node.op_type for node in default.graph]

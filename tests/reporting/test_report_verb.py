@@ -227,6 +227,11 @@ def test_a_model_that_reads_no_text_is_shown_on_random_inputs(folder: Path) -> N
     assert maps.heatmaps[0].keys == tuple(map(str, range(20)))
 
 
+def test_weights_without_a_batch_or_heads_are_those_of_one_head() -> None:
+    shapes = {(2, 4, 5, 6): (4, 5, 6), (2, 3, 4, 5, 6): (12, 5, 6), (2, 5, 6): (1, 5, 6), (5, 6): (1, 5, 6)}
+    assert {shape: verb._of_first(np.zeros(shape)).shape for shape in shapes} == shapes
+
+
 def test_tokens_lose_the_marks_of_their_tokenizer() -> None:
     assert [verb.readable(token) for token in ("Ġthe", "▁the", "##ing", "Ġ", "[CLS]")] == [
         "the",

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnx_ir.passes.common as passes
 import pytest
 
 from attnport.errors import SpecError
+from attnport.patches import patched
 from attnport.sources import load
-from attnport.sources.onnx_file import beside, files_of, graph_of, read
+from attnport.sources.onnx_file import beside, files_of, graph_of, read, unique_names
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
@@ -222,3 +224,52 @@ def test_weights_that_were_cut_short_are_named(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes((tmp_path / "data").read_bytes()[:100])
     with pytest.raises(SpecError, match=r"weight '\w+' cannot be read from 'data'"):
         graph_of(f"onnx:{tmp_path}/m.onnx")
+
+
+def of_calls(levels: int) -> ir.Model:
+    """A model with functions, each of which calls the one before twice."""
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("own", 1)]
+    make = onnx.helper.make_node
+    first = onnx.helper.make_function("own", "f0", ["a"], ["b"], [make("Neg", ["a"], ["b"])], opsets)
+    functions = [
+        onnx.helper.make_function(
+            "own", f"f{n}", ["a"], ["b"],
+            [make(f"f{n - 1}", ["a"], ["c"], domain="own"), make(f"f{n - 1}", ["c"], ["b"], domain="own")], opsets,
+        )
+        for n in range(1, levels)
+    ]  # fmt: skip
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4]) for name in "xy")
+    graph = onnx.helper.make_graph([make(f"f{levels - 1}", ["x"], ["y"], domain="own")], "g", [x], [y])
+    model = onnx.helper.make_model(graph, opset_imports=opsets, functions=[first, *functions])
+    return ir.from_proto(model)
+
+
+def test_inlined_functions_have_the_names_of_the_inliner_in_a_time_that_does_not_grow() -> None:
+    names = []
+    for tables in ((), (unique_names,)):
+        model = of_calls(8)
+        with patched(*tables):
+            passes.InlinePass()(model)
+        names.append([(node.name, node.outputs[0].name) for node in model.graph])
+    assert len(set(names[0])) == len(names[0]) == 128
+    assert names[0] == names[1]
+
+
+class Counted(set[str]):
+    """Names, which count how often one is looked for."""
+
+    looked = 0
+
+    def __contains__(self, name: object) -> bool:
+        Counted.looked += 1
+        return super().__contains__(name)
+
+
+def test_a_name_is_found_without_trying_those_before() -> None:
+    (patch,) = unique_names()
+    used = Counted()
+    assert [patch.value("a", [], used) for _ in range(3)] == ["a", "a_2", "a_3"]
+    Counted.looked = 0
+    for _ in range(500):
+        patch.value("a", [], used)
+    assert Counted.looked <= 1000

@@ -232,5 +232,5 @@ def test_text_for_a_model_without_a_tokenizer_is_told_before_anything_is_traced(
     monkeypatch.setattr(export, "_capture", traced)
     (tmp_path / "text").write_text("a cat")
     with pytest.raises(errors.UsageError, match="self_attention has no tokenizer, so it cannot read text"):
-        ship("self_attention", tmp_path / "out", sentences=tmp_path / "text")
+        ship("self_attention", tmp_path / "out", text=tmp_path / "text")
     assert not (tmp_path / "out").exists()
