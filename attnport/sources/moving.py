@@ -145,7 +145,10 @@ def in_truth(dims: Dims, trials: Trials, kept: Collection[Axis]) -> tuple[dict[s
 
     def moves(tried: Dims, name: str) -> str | None:
         """Why a dim has one size: what the module raises with another one; None where it takes others."""
-        size, problem = trials.sizes(tried)[name], ""
+        sizes, problem = trials.sizes(tried), ""
+        if name not in sizes:
+            return "it goes with others"  # a sum of other dims
+        size = sizes[name]
         for other in _others(size):
             shapes = trials.shapes(tried, {name: other})
             # More pixels than whole patches have are cut off: that is no other size.

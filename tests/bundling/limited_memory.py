@@ -59,7 +59,7 @@ CASES = {
     "batches_of_at_least_four": Case((3, 90, 7, 64, 0, 1, 200, 200, 5), tokens=128, least=4),
     "batches_in_steps": Case((3, 90, 7, 64, 0, 1, 200, 200, 5), tokens=700, least=3, step=3),
     "batches_of_any_size_in_steps": Case((3, 90), tokens=700, least=0, step=4, left=True),
-    "batches_of_one_size": Case((3, 90, 7) * 30, 115 * MB, least=64, times=2),
+    "batches_of_one_size": Case((3, 90, 7) * 30, 400 * MB, least=64, times=2),
     "padded_at_the_left": Case((3, 90, 7, 64, 0, 1, 200, 200), tokens=128, left=True),
     "padded_at_the_left_within_a_limit": Case((3, 90, 7, 64, 64, 1, 0, 200) * 20, 108 * MB, left=True),
     "left_and_all_of_one_length": Case((9, 9, 9), tokens=16, left=True),

@@ -105,8 +105,9 @@ def compare(attack: attacks.Attack, got: Answer, wanted: Answer) -> None:
 
 
 def test_every_attack_on_a_bundle_is_carried_out() -> None:
-    """Artifact and `hf:` folders are what a bundle is made of; no reader of bundles, nothing in C++, ever opens one."""
-    others = [attack for attack in ALL if attack.on in ("artifact", "hf")]
+    """Artifact and `hf:` folders are what a bundle is made of, and requests are sent to a server in Python; nothing in
+    C++ ever opens one."""
+    others = [attack for attack in ALL if attack.on in ("artifact", "hf", "server")]
     assert len(ON_BUNDLES) + len(others) == len(ALL)
     assert len(ON_BUNDLES) > 100
 
