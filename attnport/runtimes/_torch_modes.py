@@ -76,6 +76,13 @@ class AttentionMode(DispatchMode):
         return func(*args, **kwargs)
 
 
+def _without_key(mask: Tensor) -> Tensor:
+    """The rows `[..., S, 1]` for which an attention's mask `[..., S, T]` allows no key."""
+    # "at or below" rather than "not above": NaN in a mask hides nothing, so that it stays visible in the output.
+    hidden = ~mask if mask.dtype == torch.bool else mask <= HIDDEN
+    return hidden.all(-1, keepdim=True)
+
+
 class Hidden(AttentionMode):
     """Changes nothing.
 
@@ -90,8 +97,7 @@ class Hidden(AttentionMode):
         output = func(q, k, v, *args, **kwargs)
         mask = args[0] if args else kwargs.get("attn_mask")
         if mask is not None:
-            allowed = mask if mask.dtype == torch.bool else ~(mask <= HIDDEN)
-            self._look(output, ~allowed.any(-1, keepdim=True))
+            self._look(output, _without_key(mask))
         return output
 
     def softmax(self, func: Any, scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Any:
@@ -115,9 +121,7 @@ class ZeroWithoutKey(AttentionMode):
         mask = args[0] if args else kwargs.get("attn_mask")
         if mask is None:
             return output  # is_causal is aligned upper left: every query sees key 0
-        # "not below" rather than "above": a NaN in the mask must stay visible in the output.
-        allowed = mask if mask.dtype == torch.bool else ~(mask <= HIDDEN)
-        return torch.where(allowed.any(-1, keepdim=True) | ~output.isnan(), output, torch.zeros_like(output))
+        return torch.where(_without_key(mask) & output.isnan(), torch.zeros_like(output), output)
 
     def softmax(self, func: Any, scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Any:
         """Zeroes NaN in the probabilities of rows whose scores are all hidden."""
