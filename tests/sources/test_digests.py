@@ -136,6 +136,8 @@ def write_helpers(place: Path) -> None:
     for name, text in HELPERS.items():
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_text(text)
+        # Python takes a file of the same size and the same second for the one that it has compiled.
+        os.utime(place / name, (0, 0))
 
 
 @pytest.mark.parametrize("how", IMPORTS)
