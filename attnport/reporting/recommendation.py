@@ -92,16 +92,19 @@ def recommend(
     embeddable: Mapping[str, Embeddable],
     compare: Compare,
     folder: str,
+    tuned: str = "",
 ) -> Recommendation:
     """Recommends what to embed from what was measured on this machine.
 
     Only a runtime that passed parity, that was timed on every workload and that a bundle can carry is recommended. Of
-    these it is the one with the smallest geometric mean of its medians over the workloads.
+    these it is the one that `tune` chose, or else the one with the smallest geometric mean of its medians over the
+    workloads.
 
     Args:
         embeddable: By runtime, with the names in the reports.
         compare: Compares two runtimes; see `Compare`.
         folder: The artifact folder, quoted for a shell.
+        tuned: The runtime that `tune` chose, if `latency` is its timing.
     """
     failing = parity is not None and parity.verdict == "FAIL"
     commands = [f"attnport check {folder} --bisect"] if failing else []
@@ -122,7 +125,7 @@ def recommend(
         return Recommendation(
             None, "no runtime passed parity, was timed and can be embedded", _mending(folder, embeddable), others=others
         )
-    best = min(fit, key=lambda name: _mean(name, latency, workloads))
+    best = tuned if tuned in fit else min(fit, key=lambda name: _mean(name, latency, workloads))
     ties, notes = [], []
     for name in names:
         if name == best or (others[name] and not _only_unembeddable(name, parity, latency, workloads, embeddable)):
@@ -144,6 +147,8 @@ def recommend(
     del others[best]
     chosen = embeddable[best]
     notes += _of_plan(best, fit, latency, workloads, embeddable)
+    if best == tuned:
+        notes.append(f"tune chose it, timed with --threads {latency.settings['threads']}")
     command = f"attnport bundle {folder} -o app/ --form {shlex.quote(chosen.form)} --lang python"
     timings = tuple(_timing(workload, latency.shapes[workload][best]) for workload in workloads)
     if not any(timing.verdict == "faster" for timing in timings) and best != latency.baseline:

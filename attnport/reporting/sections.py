@@ -12,7 +12,8 @@ from attnport.reporting.findings import Findings
 def sections(findings: Findings) -> tuple[doc.Section, ...]:
     """The sections of the report; stages that have not run are named with their command."""
     manifest, folder = findings.manifest, findings.quoted
-    baseline = findings.latency.baseline if findings.latency else ""
+    timed = [findings.latency, *(findings.tuning.latency.values() if findings.tuning else ())]
+    baseline = next((report.baseline for report in timed if report), "")
     more = again(manifest, folder)[-1]
     lacking = list(absent(findings.parity, findings.latency))
     advised = [advice.section(findings.recommendation, baseline, lacking)] if findings.recommendation else []

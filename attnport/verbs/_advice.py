@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from attnport.artifacts import LatencyReport, LatencyRow, Manifest, ParityReport
+from attnport.artifacts import LatencyReport, LatencyRow, Manifest, ParityReport, TuneReport
 from attnport.bundling.backends import Backend, choose
 from attnport.bundling.judging import judge
 from attnport.errors import AttnportError
+from attnport.folder.openings import name_of
 from attnport.folder.verdicts import model_digest
+from attnport.folder.workspace import read_report
 from attnport.latency.statistics import Interval, ratio_interval
 from attnport.reporting.recommendation import Embeddable, Recommendation, recommend
 from attnport.runtimes import base
@@ -18,9 +20,25 @@ from attnport.runtimes import base
 def advise(
     folder: Path, manifest: Manifest, parity: ParityReport | None, latency: LatencyReport | None
 ) -> Recommendation:
-    """What to embed from a folder, according to its reports; see `recommend`."""
-    choices = embeddable(folder, manifest, parity, latency)
-    return recommend(parity, latency, choices, ratio, shlex.quote(str(folder)))
+    """What to embed from a folder, according to its reports; see `recommend`.
+
+    It is what `tune` chose, by its own timing, unless that form was made again, or `bench` would recommend one that
+    `tune` did not try.
+    """
+
+    def by(timed: LatencyReport | None, chosen: str = "") -> Recommendation:
+        choices = embeddable(folder, manifest, parity, timed)
+        return recommend(parity, timed, choices, ratio, shlex.quote(str(folder)), chosen)
+
+    benched = by(latency)
+    report = read_report(TuneReport, folder, manifest, "tune.json")
+    if report is None or report.chosen is None:
+        return benched
+    timed, name = report.latency[report.chosen.threads], name_of(report.chosen.runtime, report.chosen.plan)
+    if benched.choice and not all(benched.choice.runtime in rows for rows in timed.shapes.values()):
+        return benched
+    tuned = by(timed, name)
+    return tuned if tuned.choice and tuned.choice.runtime == name else benched
 
 
 def embeddable(

@@ -19,6 +19,7 @@ from attnport.verbs import _tuning
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.export import export
+from attnport.verbs.inspect import inspect
 from attnport.verbs.tune import tune
 from attnport_bundle.selftest import selftest
 
@@ -114,7 +115,8 @@ def test_a_form_in_int8_that_is_chosen_is_checked_by_its_metric_and_bundled(
     assert found is not None
     assert found.items == (30, 30)
     assert found.drop == report.chosen.drop
-    bundle(folder, tmp_path / "at once", forms=["ort_cpu.int8", "ort_cpu"])  # as the last line that is printed says
+    assert inspect(folder).next == (f"attnport bundle {folder} -o app/ --form ort_cpu.int8 --lang python",)
+    bundle(folder, tmp_path / "at once", forms=["ort_cpu.int8", "ort_cpu"])
     row = check(folder, ["ort_cpu"]).runtimes["ort_cpu.int8"]
     assert row.verdict == "PASS"
     assert "judged by its metric" in row.reason
