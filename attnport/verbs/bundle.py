@@ -15,12 +15,15 @@ from attnport.bundling import place, signing
 from attnport.bundling.backends import Backend, choose
 from attnport.bundling.judging import FUSION, PARITY, gate, judge
 from attnport.bundling.layouts import base as layouts
+from attnport.bundling.readme import package_of, reads_by_itself
 from attnport.bundling.write import needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
 from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import check_files, load_spec, open_folder
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import read_goldens
+from attnport.reporting.measures import megabytes
+from attnport_bundle.manifest import Manifest as BundleManifest
 from attnport_bundle.names import MANIFEST
 from attnport_bundle.signature import SIGNATURE
 
@@ -54,8 +57,8 @@ def bundle(
         unverified: Accept forms whose parity was not run; the bundle says so. Forms that failed are never accepted.
         sign: A private key to sign the bundle with; see `attnport.bundling.signing`.
         force: Replace a bundle even if its files were changed or files were added.
-        tell: Called with a line if the golden cases were not all run, as none of the forms can run here, and of what a
-            layout cannot have.
+        tell: Called with a line about what was written and what it needs; one if the golden cases were not all run, as
+            none of the forms can run here; and of what a layout cannot have.
 
     Returns:
         `out`.
@@ -103,7 +106,20 @@ def bundle(
             progress(f"laying out for {layout}, and running the golden cases there")
             laid_out.write(layouts.Packed(packed, written, lambda: _described(manifest), tell), staged)
             shutil.rmtree(packed)
+    if laid_out is None:
+        tell(_contents(out, written))
     return out
+
+
+def _contents(out: Path, manifest: BundleManifest) -> str:
+    """The forms of a bundle, its size, and the packages that an application installs for the preferred form."""
+    forms = ", ".join(f"{name} ({form.plan})" for name, form in manifest.forms.items())
+    size = megabytes(sum(file.bytes for file in manifest.files.values()))
+    first = manifest.forms[manifest.order[0]]
+    packages = ["numpy", package_of(first.runtime, first.provider)]
+    if manifest.tokenizer and not reads_by_itself(out / manifest.tokenizer):
+        packages.append("tokenizers")
+    return f"{forms}, {size} MB in {len(manifest.files)} files; an application needs: pip install {' '.join(packages)}"
 
 
 def _refuse_with_layout(layout: str, lang: Sequence[str], sign: Path | None, unverified: bool, force: bool) -> None:
