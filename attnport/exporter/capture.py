@@ -288,29 +288,31 @@ def _exported(
 ) -> tuple[torch.onnx.ONNXProgram, tuple[SourceAttention, ...], tuple[TensorSpec, ...], tuple[Guard, ...]]:
     import torch
 
-    with quiet(), patched(exact_rules, node_by_node), torch.no_grad():
+    with quiet(), patched(exact_rules), torch.no_grad():
         program, guards = _traced(module, contract)
         _refuse_flex_attention(program)
         _without_dead_code(program.graph)
         choose_by_masks(program)
         attentions = count_attentions(program.graph_module)
         outputs = traced_outputs(program, contract)
-        split_complex(program)
+        # What is known of a node's layout is no longer true where pairs are computed: torch traces such a program anew.
+        decomposing = () if split_complex(program) else (node_by_node,)
         to_rank_4(program)
         share_heads(program)
         widen_masks(program)
         promote(program)
         slice_splits(program)
         try:
-            exported = torch.onnx.export(
-                program,
-                opset_version=opset,
-                verbose=False,
-                optimize=True,
-                input_names=[spec.name for spec in contract.inputs],
-                output_names=[spec.name for spec in contract.outputs],
-                custom_translation_table=tables(),
-            )
+            with patched(*decomposing):
+                exported = torch.onnx.export(
+                    program,
+                    opset_version=opset,
+                    verbose=False,
+                    optimize=True,
+                    input_names=[spec.name for spec in contract.inputs],
+                    output_names=[spec.name for spec in contract.outputs],
+                    custom_translation_table=tables(),
+                )
         except torch.onnx.OnnxExporterError as err:
             raise ExportError(
                 f"torch.onnx cannot express the module: {_root(err)}",

@@ -82,12 +82,17 @@ class _Writer:
 
     def finish(self) -> int:
         """Removes the complex nodes that nothing uses any more, and makes weights real; returns how many nodes."""
+        import torch
+
         for node in reversed(self._replaced):
             if not node.users:
                 self._graph.erase_node(node)
         for node in self._graph.find_nodes(op="placeholder"):
             if node in self._pairs:
                 self._make_real(node)
+        if self._replaced:  # what is computed of pairs lies in memory otherwise, where a view may be refused
+            for node in self._graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+                node.target = torch.ops.aten.reshape.default
         return len(self._replaced)
 
     def _written(self, node: torch.fx.Node) -> Any:

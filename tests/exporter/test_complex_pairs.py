@@ -50,6 +50,25 @@ class Rotated(nn.Module):
         return found.transpose(1, 2).flatten(2)
 
 
+class RotatedHeads(Rotated):
+    """Rotates behind the transpose, so that attention keeps the layout of tokens, and takes a view of it."""
+
+    def __init__(self, *, view: bool) -> None:
+        super().__init__(persistent=False)
+        self.view = view
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k = (
+            torch.view_as_real(
+                torch.view_as_complex(part.reshape(*part.shape[:-1], -1, 2)) * self.freqs_cis[: x.shape[1]]
+            ).flatten(3)
+            for part in (q, k)
+        )
+        found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        return found.view(*x.shape) if self.view else found.flatten(2)
+
+
 class Weighted(nn.Module):
     """Complex weights, as filters in the domain of frequencies have."""
 
@@ -128,6 +147,11 @@ def checked(module: nn.Module, *, width: int = 16, relative: float = 1e-5) -> No
 @pytest.mark.parametrize("persistent", [True, False])
 def test_a_complex_buffer_turns_queries_and_keys(persistent: bool) -> None:
     checked(Rotated(persistent=persistent))
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_a_view_of_what_lies_otherwise_as_pairs_is_a_reshape(view: bool) -> None:
+    checked(RotatedHeads(view=view))
 
 
 def test_complex_weights_are_pairs() -> None:
