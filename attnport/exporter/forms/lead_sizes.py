@@ -11,7 +11,7 @@ from attnport.exporter.builder import Builder, CannotLower
 from attnport.exporter.fusion.formula import Expr
 from attnport.exporter.fusion.indices import components
 from attnport.exporter.fusion.layout import Layout, Lead, Located
-from attnport.exporter.fusion.moves import dims_of
+from attnport.exporter.fusion.moves import dims_of, known_size
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -88,12 +88,31 @@ class LeadSizes:
         for operand in self.operands:
             for position, entry in enumerate(operand.index):
                 first, *others = components((entry,)) or (entry,)
+                if first == lead.axis and len(others) == 1:
+                    merged = self._before_merge(known_size(operand.value, position), self.lead(others[0]).dim)
+                    if merged is not None:
+                        return merged
                 by = self.product([self.of(self.lead(axis)) for axis in others]) if first == lead.axis else None
                 if by is not None:
                     whole, one = self.build.size(operand.value, position), self.build.const([1], np.int64)
                     # A division by zero may end a runtime's process, and a dim may be empty.
                     by = by if isinstance(by, int) else self.build.op("Max", by, one, name="size", shape=[1])
                     return self.build.op("Div", whole, self._as_value(by), name="size", shape=[1])
+        return None
+
+    def _before_merge(self, whole: int | str | None, second: int | str | None) -> ir.Value | None:
+        """The size that was merged with `second` into `whole`, read before a reshape that does this.
+
+        TensorRT-RTX has no attention kernel where a mask's shape is computed by a division.
+        """
+        for node in self.build.model.graph if whole is not None and second is not None else ():
+            if node is self.build.before:
+                break
+            if node.op_type == "Reshape" and (merged := node.inputs[0]) is not None:
+                before, after = dims_of(merged) or [], dims_of(node.outputs[0]) or []
+                at = after.index(whole) if whole in after else len(after)
+                if before[at + 1 :] == [second, *after[at + 1 :]] and before[:at] == after[:at]:
+                    return self.build.size(merged, at)
         return None
 
     def _as_value(self, size: Size) -> ir.Value:
