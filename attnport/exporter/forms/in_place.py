@@ -66,7 +66,7 @@ def update_in_place(model: ir.Model) -> None:
     found = [cached for node in model.graph if (cached := _cached(node)) is not None]
     caches = [past for cached in found for past in cached.pasts]
     lengths = _lengths(model, caches)
-    if not lengths or len(set(caches)) != len(caches) or not _reads_sizes_alone(found):
+    if not lengths or len(set(caches)) != len(caches) or not _read_past_alone(found):
         return
     build = Builder(model)
     build.before, build.scope = model.graph[0], "in_place"
@@ -74,6 +74,7 @@ def update_in_place(model: ir.Model) -> None:
     for cached in found:
         own = places[_past(cached.pasts[0])]
         _sizes_from_elsewhere(cached, own)
+        _read_tokens_alone(build, cached, own)
         build.before, build.scope = cached.node, str(cached.node.name)
         _write(build, cached, own)
     model.metadata_props[IN_PLACE] = str(next(iter(lengths.values())).ids.name)
@@ -147,12 +148,11 @@ def _lengths(model: ir.Model, caches: Sequence[ir.Value]) -> dict[str, _Lengths]
     return found
 
 
-def _reads_sizes_alone(found: Sequence[_Cached]) -> bool:
-    """Whether nothing but the attention itself reads a cache or what follows it, unless for a size."""
+def _read_past_alone(found: Sequence[_Cached]) -> bool:
+    """Whether nothing but the attention itself reads a cache, unless for a size."""
     for cached in found:
         for past, whole in zip(cached.pasts, cached.wholes, strict=True):
-            users = [user for value in (past, whole) for user, _ in value.uses()]
-            if any(user is not cached.node and user is not whole.producer() and not _size(user) for user in users):
+            if any(user is not whole.producer() and not _size(user) for user, _ in past.uses()):
                 return False
     return bool(found)
 
@@ -206,6 +206,17 @@ def _sizes_from_elsewhere(cached: _Cached, places: _Places) -> None:
                     ir.convenience.replace_all_uses_with(user.outputs[0], length)
                 elif _size(user):  # not of the longer cache, which the mask, for which sizes are, is needed for
                     user.replace_input_with(at, past)
+
+
+def _read_tokens_alone(build: Builder, cached: _Cached, places: _Places) -> None:
+    """Gives what else reads a longer cache, as the mean of all values does, its places that hold tokens."""
+    for whole in cached.wholes:
+        others = [(user, at) for user, at in whole.uses() if user is not cached.node and not _size(user)]
+        if others:
+            first, axis = build.const([0], np.int64), build.const([_LENGTH], np.int64)
+            held = build.op("Slice", whole, first, places.total, axis, name="held", shape=dims_of(whole))
+            for user, at in others:
+                user.replace_input_with(at, held)
 
 
 def _write(build: Builder, cached: _Cached, places: _Places) -> None:
