@@ -222,10 +222,13 @@ def _as_one(
 
 
 def _others(size: int) -> list[int]:
-    """Other sizes to try an axis at: beside its own, half and double of it, and those a divisor of it away."""
+    """Other sizes to try an axis at: beside its own, half and double of it, and those a divisor of it away.
+
+    At 1, an axis that has to be as long as another one is broadcast.
+    """
     steps = [step for step in range(2, size) if size % step == 0]
     sizes = [size + 1, size // 2, size - 1, 2 * size, *(size + step for step in steps)]
-    return [other for other in dict.fromkeys(sizes) if other > 0]
+    return [other for other in dict.fromkeys(sizes) if other > 1]
 
 
 def _with_size(dim: Any, name: str, size: int) -> Any:
