@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from attnport.verbs.audit import AuditReport
     from attnport.verbs.inspect import Inspection
     from attnport.verbs.verify import VerifyResult
-    from attnport_bundle.generating import Prompts
+    from attnport_bundle.decoding.generate import Prompts
 
 T = TypeVar("T")
 Names = str | Sequence[str]

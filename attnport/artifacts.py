@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from attnport.dims import STRICT, Dim, Profile
+from attnport.dims import Dim, Profile
+from attnport.errors import UsageError
 from attnport.latencies import DEVICE_PARTS as DEVICE_PARTS
 from attnport.latencies import Candidate as Candidate
 from attnport.latencies import LatencyReport as LatencyReport
@@ -35,10 +36,11 @@ from attnport.precisions import Island as Island
 from attnport.precisions import PrecisionPlan as PrecisionPlan
 from attnport.precisions import Score as Score
 from attnport.precisions import drop as drop
-from attnport_bundle.contract import IO
-from attnport_bundle.contract import Ran as Ran
-from attnport_bundle.contract import Verdict as Verdict
-from attnport_bundle.prompts import Prompts as Prompts
+from attnport_bundle.format.contract import IO
+from attnport_bundle.format.contract import Ran as Ran
+from attnport_bundle.format.contract import Verdict as Verdict
+from attnport_bundle.format.decoder import Rules
+from attnport_bundle.format.manifest import Prompts as Prompts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,8 +95,6 @@ class Source:
     task: str = ""
     part: str = ""
 
-    __pydantic_config__ = STRICT
-
     @property
     def in_memory(self) -> bool:
         """Whether it was a module in a process's memory, which no SPEC names."""
@@ -102,17 +102,58 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Window:
+    """What the layers of a decoder that have a sliding window keep of the past.
+
+    Attributes:
+        dim: The length of their caches. It may be less than the number of tokens before, by those that came first.
+        places: So many places before a new token may be seen. Where there are more, the caches hold these at least.
+        positions: The input `[batch, seq]` of the new tokens' positions; None where a mask of all tokens counts them.
+
+    Raises:
+        UsageError: the number of places is not 1 or more.
+    """
+
+    dim: str
+    places: int
+    positions: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.places < 1:
+            raise UsageError(f"window of {self.dim!r}: got {self.places} places; expected 1 or more.")
+
+
+@dataclass(frozen=True)
 class IOContract(IO):
     """Inputs and outputs, and whether the module uses positions. All shapes are derived from this declaration.
 
     Attributes:
+        stop: Of a decoder, the token ids behind which a text ends.
+        start: Of a decoder behind an encoder, the token ids that a text begins with.
+        rules: Of a decoder, how its tokens are chosen unless a call says otherwise; None = by the scores alone.
+        window: Of a decoder with caches that need not hold all tokens, what they hold.
         examples: By name, inputs whose values in tests are those of an example (`example_values.packed`).
     """
 
+    stop: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+    rules: Rules | None = None
+    window: Window | None = None
     positions: Literal["absolute", "none"] = "absolute"
     examples: Mapping[str, str] = field(default_factory=dict)
 
-    __pydantic_config__ = STRICT
+    def check(self) -> None:
+        """Raises UsageError if names, dims, masks, dtypes and what is said of a decoder contradict each other."""
+        super().check()
+        if self.window is not None:
+            if self.window.dim not in {dim.name for dim in self.dims}:
+                raise UsageError(f"a window is of {self.window.dim!r}, which is no dim.")
+            spec = next((spec for spec in self.inputs if spec.name == self.window.positions), None)
+            if self.window.positions is not None and (spec is None or spec.high is None):
+                raise UsageError(f"a window has its positions from {self.window.positions!r}, no input with a high.")
+        for what, tokens in (("stop", self.stop), ("start", self.start)):
+            if any(token < 0 for token in tokens):
+                raise UsageError(f"got {what} {list(tokens)}; expected token ids of 0 or more.")
 
     def profile(self) -> Profile:
         """The profile that covers all sizes of the model."""
@@ -176,8 +217,6 @@ class SourceAttention:
     module: str
     call: str
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class Form:
@@ -198,8 +237,6 @@ class Form:
     mask: Mapping[str, str] = field(default_factory=dict)
     precision: PrecisionPlan | None = None
     integers: IntegerPlan | None = None
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
@@ -227,8 +264,6 @@ class EngineRecord:
     scratch_bytes: int | None
     precision: PrecisionPlan | None = None
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class Evidence:
@@ -236,8 +271,6 @@ class Evidence:
 
     kernel: str
     text: str
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
@@ -255,8 +288,6 @@ class FusionItem:
     reason: str
     evidence: str = ""
     cost: str = ""
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
@@ -278,8 +309,6 @@ class FusionTable:
     proved_by: str | None
     padding: Mapping[str, str] = field(default_factory=dict)
 
-    __pydantic_config__ = STRICT
-
     def __str__(self) -> str:
         """`6/6`, or `not proven`."""
         return "not proven" if self.proved_by is None else f"{self.fused}/{self.attentions}"
@@ -292,8 +321,6 @@ class FusionReport:
     schema: Literal["attnport/fusion/1"] = field(default="attnport/fusion/1", kw_only=True)
     targets: Mapping[str, FusionTable]
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class Stage:
@@ -303,8 +330,6 @@ class Stage:
     files: tuple[str, ...]
     made: str
     seconds: float
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
@@ -336,8 +361,6 @@ class Manifest:
     depends: Mapping[str, str] | None = None
     notes: tuple[str, ...] = ()
 
-    __pydantic_config__ = STRICT
-
 
 # --- runtimes -----------------------------------------------------------------------------------------------------
 
@@ -361,8 +384,6 @@ class Capabilities:
     max_opset: int | None = None
     attention_forms: Mapping[str, str] = field(default_factory=dict)
     libraries: Mapping[str, str] = field(default_factory=dict)
-
-    __pydantic_config__ = STRICT
 
 
 class Session(Protocol):

@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from attnport.errors import ProfileError
-from attnport_bundle.contract import STRICT as STRICT
-from attnport_bundle.contract import Dim as Dim
-from attnport_bundle.contract import Profile as Profile
-from attnport_bundle.contract import TensorSpec as TensorSpec
+from attnport_bundle.format.contract import Dim as Dim
+from attnport_bundle.format.contract import Profile as Profile
+from attnport_bundle.format.contract import TensorSpec as TensorSpec
 
 
 def profiles_digest(profiles: Sequence[Profile]) -> str:

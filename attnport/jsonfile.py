@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attnport.errors import ArtifactError, AttnportError
+from attnport_bundle.format.strict_json import decode, parse
 
 MAX_JSON_BYTES = 256 << 20
 
@@ -26,19 +27,14 @@ def from_json(kind: type[T], text: str | bytes, where: str) -> T:
     Raises:
         ArtifactError: the text is not JSON, or not a `kind`; says where and what.
     """
-    import pydantic
-
+    name = kind.__name__
     try:
-        return pydantic.TypeAdapter(kind).validate_json(text)
-    except pydantic.ValidationError as err:
-        first = err.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the top level"
+        return decode(kind, parse(text.encode() if isinstance(text, str) else text, "it"), name, own=True)
+    except AttnportError as err:  # of the text, of a type, or from a value's own check
         raise ArtifactError(
-            f"{where} is not a valid {kind.__name__}: {first['msg']} (at {place}).",
+            f"{where} is not a valid {name}: {str(err).rstrip('.')}.",
             hint="It was cut short, edited, or written by another version; make it again.",
         ) from err
-    except AttnportError as err:  # from a value's own check, which does not know the file
-        raise ArtifactError(f"{where} is not a valid {kind.__name__}: {err}") from err
 
 
 def read(kind: type[T], path: Path) -> T:

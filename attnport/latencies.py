@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from attnport.precisions import Score
-from attnport_bundle.contract import STRICT, Ran
+from attnport_bundle.format.contract import Ran
 
 DEVICE_PARTS = ("host_to_device", "device", "device_to_host")
 """The parts of a call that events on a device's stream time: copying inputs, computing, copying outputs."""
@@ -56,8 +56,6 @@ class LatencyRow:
     cached_first_ns: int | None = None
     starts: tuple[int, ...] = ()
 
-    __pydantic_config__ = STRICT
-
     @property
     def rounds_ns(self) -> list[tuple[int, ...]]:
         """The samples of each round."""
@@ -88,8 +86,6 @@ class LatencyReport:
     absent: tuple[str, ...] = ()
     models: Mapping[str, str] = field(default_factory=dict)
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -115,8 +111,6 @@ class Candidate:
     drop: float | None = None
     ms: Mapping[str, float] = field(default_factory=dict)
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class TuneReport:
@@ -136,8 +130,6 @@ class TuneReport:
     candidates: tuple[Candidate, ...]
     latency: Mapping[int, LatencyReport]
     notes: tuple[str, ...] = ()
-
-    __pydantic_config__ = STRICT
 
     @property
     def chosen(self) -> Candidate | None:

@@ -7,7 +7,6 @@ from typing import Literal
 
 from attnport.latencies import LatencyReport, TuneReport
 from attnport.parities import ParityReport
-from attnport_bundle.contract import STRICT
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,6 @@ class MachineResult:
     error: str
     report: ParityReport | LatencyReport | TuneReport | None
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class MachinesReport:
@@ -48,5 +45,3 @@ class MachinesReport:
     verb: str
     exit_code: int
     results: tuple[MachineResult, ...]
-
-    __pydantic_config__ = STRICT

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from attnport_bundle.contract import STRICT, Ran, Verdict
+from attnport_bundle.format.contract import Ran, Verdict
 
 FILE = "parity.json"
 FACTORS = (2.0, 3.0)
@@ -23,8 +23,6 @@ class NonFinite:
     nan: int = 0
     positive_inf: int = 0
     negative_inf: int = 0
-
-    __pydantic_config__ = STRICT
 
     @property
     def total(self) -> int:
@@ -42,8 +40,6 @@ class Ulps:
     p99: float
     max: float
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class Argmax:
@@ -54,8 +50,6 @@ class Argmax:
 
     rows: int
     agree: int
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
@@ -69,8 +63,6 @@ class PaddedRows:
     rms_error: float | None
     max_error: float | None
     nonfinite: NonFinite
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
@@ -105,8 +97,6 @@ class CaseResult:
     padded: PaddedRows | None = None
     argmax: Argmax | None = None
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class InvarianceResult:
@@ -119,8 +109,6 @@ class InvarianceResult:
     rms_bound: float
     max_difference: float | None
     max_bound: float
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
@@ -142,8 +130,6 @@ class Basis:
     asked: str
     files: bool
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class RuntimeParity:
@@ -162,8 +148,6 @@ class RuntimeParity:
     invariance: tuple[InvarianceResult, ...] = ()
     absent: bool = False
     basis: Basis | None = None
-
-    __pydantic_config__ = STRICT
 
 
 def overall(runtimes: Mapping[str, RuntimeParity], forms: Mapping[str, RuntimeParity]) -> Verdict:
@@ -184,8 +168,6 @@ class ParityReport:
     forms: Mapping[str, RuntimeParity]
     notes: tuple[str, ...] = ()
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -201,8 +183,6 @@ class Layer:
     tensor: str
     reference_rms: float
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class LayerError:
@@ -214,8 +194,6 @@ class LayerError:
     rms_bound: float | None
     max_error: float | None
     max_bound: float | None
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
@@ -231,8 +209,6 @@ class LayerSeries:
     errors: tuple[LayerError, ...] = ()
     changed: bool = False
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class LayerReport:
@@ -241,5 +217,3 @@ class LayerReport:
     case: str
     layers: tuple[Layer, ...]
     runtimes: Mapping[str, LayerSeries]
-
-    __pydantic_config__ = STRICT

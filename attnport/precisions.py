@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from attnport.dims import STRICT
-
 
 @dataclass(frozen=True)
 class Island:
@@ -26,8 +24,6 @@ class Island:
     nodes: tuple[str, ...]
     largest: float
     without: float | None
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,6 @@ class PrecisionPlan:
     held_out: int
     evaluator: str
 
-    __pydantic_config__ = STRICT
-
     def __str__(self) -> str:
         """`fp16, 2 of 26 parts in fp32: layers.0.norm, last`."""
         if not self.islands:
@@ -90,8 +84,6 @@ class Score:
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-
-    __pydantic_config__ = STRICT
 
     @property
     def same(self) -> str:
@@ -134,8 +126,6 @@ class IntegerPlan:
     items: tuple[int, int]
     evaluations: int
     inputs: str
-
-    __pydantic_config__ = STRICT
 
     @property
     def drop(self) -> float:

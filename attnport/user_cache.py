@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from attnport_bundle.cache import Cache, find
+from attnport_bundle.runtimes.kernels import Cache, find
 
 
 def cache() -> Cache | None:

@@ -16,15 +16,15 @@ if sys.version_info < (3, 10):  # noqa: UP036 - a bundle goes where attnport its
 
 if TYPE_CHECKING:
     from .errors import BundleError, BundleWarning, FeedError, IntegrityError, NumbersOff, RuntimeMissing
-    from .manifest import VERSION, Manifest
+    from .format.manifest import VERSION, Manifest
     from .model import Model, load
-    from .text import Tokenizer
+    from .text.tokenizer import Tokenizer
 
 _HOMES = {
     "errors": ("BundleError", "BundleWarning", "FeedError", "IntegrityError", "NumbersOff", "RuntimeMissing"),
-    "manifest": ("VERSION", "Manifest"),
+    "format.manifest": ("VERSION", "Manifest"),
     "model": ("Model", "load"),
-    "text": ("Tokenizer",),
+    "text.tokenizer": ("Tokenizer",),
 }
 """The modules that the names come from. They are imported when asked for: numpy takes longer than the rest."""
 

@@ -16,8 +16,7 @@ from typing import Any
 
 from . import bench as timing
 from . import selftest as checking
-from . import serve_options, serving
-from .errors import BundleError
+from .errors import BundleError, RuntimeMissing
 from .model import HERE, load
 
 Verb = Callable[[argparse.Namespace], int]
@@ -54,17 +53,14 @@ def _verb(verbs: Any, name: str, run: Verb, description: str) -> argparse.Argume
 def _serve_arguments(verbs: Any) -> None:
     about = "answer requests over the open inference protocol"
     parser = verbs.add_parser("serve", help=about, description=f"{about}, until SIGTERM or Ctrl-C")
+    try:
+        from .serve.options import add_arguments
+    except ModuleNotFoundError:  # of a copy in a bundle
+        parser.set_defaults(run=_no_serving)
+        parser.add_argument("rest", nargs="*", help=argparse.SUPPRESS)
+        return
     parser.set_defaults(run=_serve)
-    parser.add_argument("folder", nargs="?", type=Path, help="a bundle (default: this one, if there is no --model)")
-    parser.add_argument("--engine", choices=list(serve_options.ENGINES), default="kserve", help="default: kserve")
-    parser.add_argument("--model", action="append", default=[], metavar="NAME=FOLDER", help="a bundle, by its name")
-    parser.add_argument("--key", type=Path, help="public key (PEM, from outside) that bundles must be signed with")
-    for each in dataclasses.fields(serve_options.Options):
-        kind = type(each.default)
-        parser.add_argument(
-            f"--{each.name.replace('_', '-')}", type=kind, default=each.default,
-            help=f"{each.metadata['help']} (default: %(default)s)" if each.default else each.metadata["help"],
-        )  # fmt: skip
+    add_arguments(parser)
 
 
 def _shape(text: str) -> dict[str, int]:
@@ -85,11 +81,16 @@ def _seconds(text: str) -> float:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    from . import serve
+    from .serve.options import chosen
+
     folder = HERE if options.folder is None and not options.model else options.folder
-    models = serving.named(options.model, folder)
-    chosen = {each.name: getattr(options, each.name) for each in dataclasses.fields(serve_options.Options)}
-    serving.serve(models, options.engine, serve_options.Options(**chosen), options.key, _tell)
+    serve.serve(serve.named(options.model, folder), options.engine, chosen(options), options.key, _tell)
     return 0
+
+
+def _no_serving(options: argparse.Namespace) -> int:
+    raise RuntimeMissing('bundles are served by the installed reader; pip install "attnport-bundle[kserve]".')
 
 
 def _tell(line: str) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import feeds as feeding
 from .arguments import integer, mapping, number
-from .contract import IO, MaskSpec, TensorSpec
 from .errors import FeedError
+from .format.contract import IO, MaskSpec, TensorSpec
 from .model import Model
 
 if TYPE_CHECKING:

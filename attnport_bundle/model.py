@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import arguments, batches, files, trust
+from . import arguments, batches
 from . import feeds as feeding
-from .cache import Cache, entry, find
-from .contract import IO
-from .decoding import steps_of
-from .device_tensors import described
-from .encoder import Encoder
-from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing
-from .generating import Prompts, generate
+from .batches import Learned, Memory, limit_bytes
+from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing, escaped
+from .feeds import described, from_file, to_file
+from .format import files
+from .format.decoder import not_generating
+from .format.manifest import BundleIO, Manifest
 from .goldens import GoldenCases
-from .halves import from_file, to_file
-from .manifest import ENGINES, Manifest
-from .memory import Learned, Memory, limit_bytes
 from .opening import open_session
-from .printable import escaped
-from .session import Session
+from .runtimes import Session
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from .text import Tokenizer
+    from .decoding.generate import Prompts
+    from .text.tokenizer import Tokenizer
 
 HERE = Path(__file__).resolve().parents[2]
 """The bundle that this package was copied into, as `python/attnport_bundle`."""
-_PASS_FORMAT = "attnport-first-open"
 
 
 class Model:
@@ -62,7 +55,7 @@ class Model:
         self._learned = Learned()
 
     @property
-    def io(self) -> IO:
+    def io(self) -> BundleIO:
         """The contract: inputs, outputs, named dims with their ranges, masks."""
         return self.manifest.io
 
@@ -218,11 +211,17 @@ class Model:
             BundleError: as `run`; or texts are given and there is no tokenizer, or not the package `tokenizers`.
         """
         arguments.require(isinstance(encoder, Model | None), "encoder", encoder, "an open model")
+        if self.io.decoder is None:
+            raise not_generating()
+        from .decoding.caches import steps_of
+        from .decoding.generate import Encoder, generate
+
         options["encoder"] = Encoder(encoder.run, encoder.io, encoder._tokenizer_file()) if encoder else None
-        return generate(self.run, self.io, self._tokenizer_file(), prompts, steps=steps_of(self._session), **options)
+        file, steps = self._tokenizer_file(), steps_of(self._session)
+        return generate(self.run, self.io, self.io.decoder, file, prompts, steps=steps, **options)
 
     def _text(self) -> Tokenizer:
-        from .text import Tokenizer
+        from .text.tokenizer import Tokenizer
 
         if self._tokenizer is None:
             file = self._tokenizer_file()
@@ -233,7 +232,7 @@ class Model:
 
     def _tokenizer_file(self) -> Path | None:
         tokenizer = self.manifest.tokenizer
-        return self._folder / tokenizer if self._folder and tokenizer else None
+        return self._folder / tokenizer.file if self._folder and tokenizer else None
 
     def _memory(self, limit: int | str | None) -> Memory:
         return Memory(limit_bytes(limit), self._learned, self._give_back)
@@ -265,9 +264,9 @@ def load(
 ) -> Model:
     """Checks a bundle and opens its model.
 
-    A form that was never run on its device is proved first: it runs the bundle's golden cases, once for each device,
-    driver and release. If a form cannot run here or fails its proof, the next one in the bundle's order is opened, with
-    a BundleWarning and a line in `Model.passed_over`.
+    A form that was never run on its device is proved each time: it runs the bundle's golden cases first. If a form
+    cannot run here or fails its proof, the next one in the bundle's order is opened, with a BundleWarning and a line in
+    `Model.passed_over`.
 
     Args:
         folder: The bundle; None = the one that contains this package.
@@ -277,7 +276,7 @@ def load(
             engine, which is code for a device, is compared all the same.
         require_signature: A public key, as a PEM file from outside the bundle; a bundle that is not signed with it is
             refused. With `check_files=False` this checks the manifest but not the files.
-        cache: The folder for proofs and for what TensorRT-RTX compiles; None = `$ATTNPORT_CACHE`, or the user's own.
+        cache: The folder for what TensorRT-RTX compiles; None = `$ATTNPORT_CACHE`, or the user's own.
 
     Raises:
         BundleError: the folder is no bundle, has an unknown version or no such form; or an argument has no meaning.
@@ -289,16 +288,21 @@ def load(
     path = HERE if folder is None else arguments.path("folder", folder)
     keep = None if cache is None else arguments.path("cache", cache)
     key = None if require_signature is None else arguments.path("require_signature", require_signature)
-    manifest, _ = trust.read(path, key)
+    manifest, _ = files.read_trusted(path, key)
     if arguments.flag("check_files", check_files):
         files.require(path, manifest)
-    store = find(path, keep) if keep or _keeps(manifest, form) else None
+    compiles = any(manifest.forms[name].runtime == "tensorrt_rtx" for name in _candidates(manifest, form))
+    store = None
+    if compiles:
+        from .runtimes.kernels import find
+
+        store = find(path, keep)
 
     def proved(name: str) -> Model:
         model = Model(manifest, name, open_session(path, manifest, name, threads, store))
         model._folder = path
         try:
-            _prove(model, path, store, record=check_files)
+            _prove(model, path)
         except BaseException:
             model.close()
             raise
@@ -336,14 +340,8 @@ def open_form(folder: Path, manifest: Manifest, form: str, threads: int | None =
     return Model(manifest, name, open_session(folder, manifest, name, threads))
 
 
-def _prove(model: Model, folder: Path, cache: Cache | None, *, record: bool) -> None:
-    """Runs the goldens on a form that is `graph-only`, unless they passed here before.
-
-    A pass is kept in the user's cache under the form's entry (see `cache.entry`), so that a changed model, bound,
-    runtime, device or driver needs a new proof.
-
-    Args:
-        record: Whether to keep a pass; only allowed if the files were compared with their digests.
+def _prove(model: Model, folder: Path) -> None:
+    """Runs the goldens on a form that is `graph-only`.
 
     Raises:
         NumbersOff: an output exceeds its bound here.
@@ -351,41 +349,17 @@ def _prove(model: Model, folder: Path, cache: Cache | None, *, record: bool) -> 
     """
     if model.manifest.forms[model.form].proof == "device":
         return
-    name = entry(model.manifest, model.form, model.version, model.machine)
-    if cache is not None and _passed(cache.read(_pass_file(name)), name):
-        return
     results = list(GoldenCases(folder, model.manifest).check(model.form, model.run))
     failed = [result for result in results if not result.passed]
     if failed or not results:
         first = f"{failed[0].case}, {failed[0].output}: {failed[0].reason}" if failed else "there is no golden case"
         raise NumbersOff(f"{model.form} does not pass the goldens on {model.machine.device}: {first}.")
-    if cache is not None and record:
-        proof = {"format": _PASS_FORMAT, "entry": name, "results": [dataclasses.asdict(result) for result in results]}
-        cache.write(_pass_file(name), (json.dumps(proof, indent=1, allow_nan=False) + "\n").encode())
-
-
-def _pass_file(name: str) -> str:
-    return f"{name}.pass.json"
-
-
-def _passed(data: bytes | None, name: str) -> bool:
-    try:
-        value = json.loads(data or b"")
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict) and value.get("format") == _PASS_FORMAT and value.get("entry") == name
 
 
 def _candidates(manifest: Manifest, form: str | None) -> tuple[str, ...]:
     if form is not None and form not in manifest.order:
         raise BundleError(f"form {arguments.shown(form)}: the bundle has {', '.join(manifest.order)}.")
     return manifest.order if form is None else (form,)
-
-
-def _keeps(manifest: Manifest, form: str | None) -> bool:
-    """Whether a form that may be opened uses the cache."""
-    forms = [manifest.forms[name] for name in _candidates(manifest, form)]
-    return any(candidate.proof != "device" or candidate.runtime in ENGINES for candidate in forms)
 
 
 def _may_pass_over(manifest: Manifest, name: str, err: BundleError) -> bool:

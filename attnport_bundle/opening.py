@@ -6,47 +6,24 @@ from the manifest raises IntegrityError, as then nothing in the bundle can be tr
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import cuda, engine_header
-from .cache import Cache, entry
-from .engine_session import EngineSession
 from .errors import IntegrityError, RuntimeMissing
-from .external import opset
-from .fitting import check_ports, check_profiles
-from .manifest import ENGINES, Form, Manifest, Requires, package_of
-from .onnxruntime_session import OnnxRuntimeSession
-from .openvino_session import OpenVinoSession
-from .regular import read_regular
-from .runtime_cache import RuntimeCache
-from .session import Session, gpu
+from .format.manifest import ENGINES, Form, Manifest, Requires, package_of
+from .format.onnx_file import opset
+from .runtimes import Session, check_ports
 
+if TYPE_CHECKING:
+    from .runtimes.kernels import Cache
 
-@dataclass(frozen=True)
-class Opener:
-    """What opens the ONNX files of one runtime.
-
-    Attributes:
-        session: Makes the session; its arguments are the imported module, the path, the form, the number of threads
-            (None = the runtime's own choice), and whether weights files may be mapped.
-        oldest: The oldest release with which forms were tested; None = the writer finds it for each form.
-    """
-
-    session: Callable[[Any, Path, Form, int | None, bool], Session]
-    oldest: str | None = None
-
-
-OPENERS: Mapping[str, Opener] = {
-    "onnxruntime": Opener(OnnxRuntimeSession),
-    "openvino": Opener(OpenVinoSession, oldest="2026.4"),
-}
-"""By runtime. All of `manifest.RUNTIMES` are here except those of `manifest.ENGINES`."""
+OLDEST: Mapping[str, str | None] = {"onnxruntime": None, "openvino": "2026.4"}
+"""By runtime that opens ONNX files, the oldest release with which forms were tested; None = the writer finds it for
+each form. `open_session` of `runtimes/NAME.py` takes the imported module, the path, the form, the number of threads
+(None = the runtime's own choice), and whether weights files may be mapped."""
 
 READ_BYTES = 1 << 28
 """Weights of a form up to this size are read; larger ones may be mapped (FORMAT.md, Changes in place)."""
@@ -73,9 +50,9 @@ def open_session(
     session: Session
     try:
         if form.runtime in ENGINES:
-            session = _engine(module, path, manifest, name, cache)
+            session = _reader("tensorrt").open_engine(module, path, manifest, name, cache)
         else:
-            session = OPENERS[form.runtime].session(module, path, form, threads, mapped)
+            session = _reader(form.runtime).open_session(module, path, form, threads, mapped)
     except UnicodeDecodeError as err:
         raise IntegrityError(f"{path}: the name of an input or output is no UTF-8.") from err
     try:
@@ -86,11 +63,24 @@ def open_session(
     return session
 
 
+def _reader(runtime: str) -> Any:
+    """The part of this reader that is for a runtime. Raises RuntimeMissing where a copy of the reader is without it."""
+    name = f"{__package__}.runtimes.{runtime}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as err:
+        if err.name != name:
+            raise
+        raise RuntimeMissing(
+            f"this copy of the reader opens no form of {runtime}; pip install attnport-bundle."
+        ) from err
+
+
 def _check_file(path: Path, form: Form) -> None:
     """Raises IntegrityError unless the version, targets or opset in the file are the manifest's."""
     try:
         if form.runtime == "tensorrt_rtx":
-            header = engine_header.read_header(path)
+            header = _reader("tensorrt").read_header(path)
             got: object = (header.version, header.sm)
             stated: object = (form.requires.runtime, form.requires.sm)
         elif form.runtime == "tensorrt":
@@ -102,18 +92,6 @@ def _check_file(path: Path, form: Form) -> None:
     if got != stated:
         what = "version and compute capabilities" if form.runtime in ENGINES else "opset"
         raise IntegrityError(f"{path}: got {what} {got}; the manifest says {stated}.")
-
-
-def _bundled(path: Path, manifest: Manifest, form: Form) -> bytes:
-    """The bytes of an engine. Raises IntegrityError unless they are the bundled ones.
-
-    An engine is code for a device, so it is compared even if all files were. TensorRT gets exactly these bytes: the
-    file is not read again.
-    """
-    data = read_regular(path)
-    if hashlib.sha256(data).hexdigest() != manifest.files[form.file].sha256:
-        raise IntegrityError(f"{path}: changed: its SHA-256 is not that of the manifest.")
-    return data
 
 
 def _module(runtime: str, requires: Requires) -> Any:
@@ -137,26 +115,3 @@ def _module(runtime: str, requires: Requires) -> Any:
 def release(version: str) -> tuple[int, ...]:
     """The first three numbers of a version, for comparison; suffixes of a build are left out."""
     return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[+-]", version)[0], re.ASCII)[:3])
-
-
-def _engine(module: Any, path: Path, manifest: Manifest, name: str, cache: Cache | None) -> EngineSession:
-    form = manifest.forms[name]
-    device = cuda.Device()
-    if form.requires.sm and device.sm not in form.requires.sm:
-        targets = ", ".join(map(str, form.requires.sm))
-        raise RuntimeMissing(f"the engine was built for SM {targets}; {device.name} is SM {device.sm}.")
-    runtime_cache = None
-    if cache is not None and form.runtime == "tensorrt_rtx":
-        runtime_cache = RuntimeCache(cache, entry(manifest, name, str(module.__version__), gpu(device)))
-    device.open()
-    try:
-        session = EngineSession(module, device, _bundled(path, manifest, form), str(path), runtime_cache)
-    except BaseException:
-        device.close()
-        raise
-    try:
-        check_profiles(manifest.io, form, session.profiles, str(path))
-    except BaseException:
-        session.close()
-        raise
-    return session

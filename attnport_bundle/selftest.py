@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import arguments, files, trust
-from .contract import Verdict
+from . import arguments
 from .errors import BundleError, IntegrityError, NumbersOff, RuntimeMissing
+from .format import files
+from .format.contract import Verdict
+from .format.manifest import SIGNATURE, Manifest
 from .goldens import GoldenCases, Result
-from .manifest import Manifest
 from .model import Model, load, open_form
-from .signature import SIGNATURE
 
 OK = 0
 
@@ -49,7 +49,7 @@ def selftest(folder: Path, threads: int | None = None, key: Path | None = None) 
         RuntimeMissing: a key is given and the package cryptography is not installed.
     """
     threads = arguments.threads(threads)
-    manifest, fingerprint = trust.read(folder, key)
+    manifest, fingerprint = files.read_trusted(folder, key)
     problems = files.check(folder, manifest)
     if problems:
         rows = tuple(Row(finding.name, "FAIL", finding.problem) for finding in problems)

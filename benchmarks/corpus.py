@@ -30,8 +30,8 @@ import pyarrow.parquet as parquet
 import ray
 
 from attnport.folder.machine import machine
-from attnport_bundle.memory import limit_bytes, used
-from attnport_bundle.ray import Embed
+from attnport_bundle.batches import limit_bytes, used
+from attnport_bundle.corpus import Embed
 
 ROOT = Path(__file__).resolve().parent.parent
 ACTORS, BATCH, FILES = 2, 512, 8

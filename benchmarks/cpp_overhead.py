@@ -28,7 +28,7 @@ import onnx.parser
 import onnxruntime
 
 from attnport.bundling import golden
-from attnport_bundle import manifest as spec
+from attnport_bundle.format import manifest as spec
 
 ROOT = Path(__file__).resolve().parent.parent
 READER = ROOT / "cpp"

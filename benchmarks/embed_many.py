@@ -31,7 +31,7 @@ from beside.sampling import least_cosine
 from beside.side import CACHE, ROOT, Named, Side
 
 from attnport.folder.machine import machine
-from attnport_bundle.memory import limit_bytes
+from attnport_bundle.batches import limit_bytes
 
 LIMIT = "512MB"
 FORMS = ("ort_cpu", "openvino")

@@ -18,7 +18,7 @@ import numpy as np
 from beside.models import MODELS, described
 from beside.schedules import PADDED, calls, feeds_of
 
-from attnport_bundle.onnxruntime_session import CPU, WITHOUT_SKIP_NORMS
+from attnport_bundle.runtimes.onnxruntime import CPU, WITHOUT_SKIP_NORMS
 
 Feeds = list[dict[str, np.ndarray[Any, Any]]]
 WARM, ROUNDS = 3, 8

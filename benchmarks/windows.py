@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from attnport.decoders import roles_in
 from attnport.folder.machine import machine
 from attnport.folder.opened import opened
 from attnport.folder.workspace import open_folder
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
-from attnport_bundle.decoding import Decoding, steps_of
-from attnport_bundle.roles import roles_of
+from attnport_bundle.decoding.caches import Decoding, steps_of
 
 RUNTIMES = ("ort_cpu", "openvino")
 CONTEXTS = (512, 2048, 8192)
@@ -65,7 +65,7 @@ def made(kind: str, folder: Path) -> Path:
 
 def begun(session: Any, io: Any, context: int) -> Decoding:
     """A text of so many random tokens."""
-    decoding = Decoding(lambda **feeds: session.run(feeds), io, roles_of(io), steps_of(session))
+    decoding = Decoding(lambda **feeds: session.run(feeds), io, roles_in(io), steps_of(session))
     ids = np.random.default_rng(0).integers(0, _SHAPE["vocab_size"], (1, context))
     for start in range(0, context, PART):
         part = ids[:, start : start + PART]

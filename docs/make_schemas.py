@@ -6,7 +6,11 @@ python docs/make_schemas.py
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import types
+import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from attnport.verbs.listing import Listing
 from attnport.verbs.ship import ShipResult
 from attnport.verbs.verify import VerifyResult
 
+NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 FOLDER = Path(__file__).resolve().parent / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 PRINTED = (
@@ -60,20 +65,45 @@ def schema(kind: type[Any]) -> dict[str, Any]:
     Keys with a default are not required, as files of earlier versions lack the newer ones. Further keys are allowed,
     though attnport itself refuses them when it reads a file: a later version may add some.
     """
-    import pydantic
-
-    return {"$schema": DIALECT, "$id": name_of(kind), **_plain(pydantic.TypeAdapter(kind).json_schema())}
-
-
-def _plain(node: Any) -> Any:
-    """A schema without `"additionalProperties": false`, and without the titles that pydantic makes of names."""
-    if isinstance(node, dict):
-        return {key: _plain(value) for key, value in node.items() if not _left_out(key, value)}
-    return [_plain(item) for item in node] if isinstance(node, list) else node
+    definitions: dict[str, Any] = {}
+    top = _of_dataclass(kind, definitions)
+    within = {"$defs": dict(sorted(definitions.items()))} if definitions else {}
+    return {"$schema": DIALECT, "$id": name_of(kind), **within, **top}
 
 
-def _left_out(key: str, value: Any) -> bool:
-    return (key == "additionalProperties" and value is False) or (key == "title" and isinstance(value, str))
+def _of_dataclass(kind: type[Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    hints, properties, required = typing.get_type_hints(kind), {}, []
+    for field in sorted(dataclasses.fields(kind), key=lambda field: field.kw_only):
+        properties[field.name] = _of_type(hints[field.name], definitions)
+        if field.default is not dataclasses.MISSING:
+            default = dataclasses.asdict(field.default) if dataclasses.is_dataclass(field.default) else field.default
+            properties[field.name] = dict(sorted({**properties[field.name], "default": default}.items()))
+        elif field.default_factory is dataclasses.MISSING:
+            required.append(field.name)
+    described = {"description": inspect.cleandoc(kind.__doc__ or ""), "properties": properties}
+    return {**described, **({"required": required} if required else {}), "type": "object"}
+
+
+def _of_type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        name: str = kind.__name__
+        if name not in definitions:
+            definitions[name] = {}  # before its own fields, of which one may be of its kind
+            definitions[name] = _of_dataclass(kind, definitions)
+        return {"$ref": f"#/$defs/{name}"}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_of_type(arg, definitions) for arg in args]}
+    if origin is typing.Literal:
+        return {**({"const": args[0]} if len(args) == 1 else {"enum": list(args)}), "type": "string"}
+    if origin is Mapping:
+        return {"additionalProperties": _of_type(args[1], definitions), "type": "object"}
+    if origin is tuple and args[-1] is ...:
+        return {"items": _of_type(args[0], definitions), "type": "array"}
+    if origin is tuple:
+        each = [_of_type(arg, definitions) for arg in args]
+        return {"maxItems": len(args), "minItems": len(args), "prefixItems": each, "type": "array"}
+    return {"type": NAMES[getattr(kind, "__supertype__", kind)]}
 
 
 def text(kind: type[Any]) -> str:

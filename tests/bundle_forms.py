@@ -14,8 +14,8 @@ import numpy as np
 from pretended_gpu import PROFILES, engine_bytes
 
 from attnport.bundling import golden
-from attnport_bundle import manifest as spec
-from attnport_bundle.contract import IO, Dim, Profile, TensorSpec
+from attnport_bundle.format import manifest as spec
+from attnport_bundle.format.contract import Dim, Profile, TensorSpec
 
 UNRUN: dict[str, Any] = {
     "verdict": "PASS",
@@ -100,7 +100,7 @@ def engine_bundle(app: Path) -> Path:
         version=spec.VERSION,
         name="pretended",
         unverified=False,
-        io=IO(
+        io=spec.BundleIO(
             (TensorSpec("x", "float32", ("n", 3), None), TensorSpec("m", "bool", ("n",), None)),
             (TensorSpec("y", "float32", ("n", 3), None),),
             (Dim("n", 1, 4, 64),),
@@ -112,6 +112,8 @@ def engine_bundle(app: Path) -> Path:
         tokenizer=None,
         provenance=spec.Provenance("pretended", (), "0" * 64, "0" * 64, 23, (), {}),
         files=files,
+        prompts=spec.Prompts(),
+        text_limit=None,
     )
     (app / "bundle.json").write_text(json.dumps(dataclasses.asdict(made)))
     return app

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from attnport import artifacts, jsonfile
+from attnport import jsonfile
 from attnport.artifacts import (
     Capabilities,
     EngineRecord,
@@ -58,17 +58,6 @@ def test_what_is_written_reads_back_the_same(value: Any, tmp_path: Path) -> None
     assert read(type(value), path) == value
 
 
-def test_every_value_that_is_read_refuses_unknown_keys() -> None:
-    kinds = [kind for kind in vars(artifacts).values() if dataclasses.is_dataclass(kind)]
-    runs_in_memory = {"ModelSpec"}
-    loose = [
-        kind.__name__  # type: ignore[union-attr]
-        for kind in kinds
-        if getattr(kind, "__pydantic_config__", {}).get("extra") != "forbid"
-    ]
-    assert set(loose) == runs_in_memory
-
-
 def test_a_manifest_from_before_remote_code_could_be_trusted_trusts_none() -> None:
     value = json.loads(to_json(MANIFEST))
     del value["source"]["trust_remote_code"]
@@ -97,11 +86,11 @@ def test_a_manifest_cut_at_any_place_is_refused(length: int) -> None:
         (("opset",), True, "opset"),
         (("name",), None, "name"),
         (("files",), {"model.onnx": 5}, "files.model.onnx"),
-        (("added",), 1, "added"),
-        (("source", "added"), 1, "source.added"),
+        (("added",), 1, "Manifest: unknown key 'added'"),
+        (("source", "added"), 1, "Manifest.source: unknown key 'added'"),
         (("io", "positions"), "relative", "io.positions"),
-        (("stages", "export", "seconds"), math.nan, "stages.export.seconds"),
-        (("stages", "export", "seconds"), math.inf, "stages.export.seconds"),
+        (("stages", "export", "seconds"), math.nan, "NaN is not a number"),
+        (("stages", "export", "seconds"), math.inf, "Infinity is not a number"),
         (("stages", "export", "seconds"), "1", "stages.export.seconds"),
     ],
 )
@@ -113,7 +102,7 @@ def test_an_edited_manifest_is_refused_with_the_place(path: tuple[str, ...], val
     at[path[-1]] = value
     with pytest.raises(ArtifactError) as raised:
         from_json(Manifest, json.dumps(edited), "here.json")
-    assert f"(at {place})" in str(raised.value)
+    assert place in str(raised.value)
     assert raised.value.hint
 
 
@@ -127,7 +116,7 @@ def test_an_edited_manifest_is_refused_with_the_place(path: tuple[str, ...], val
 def test_a_key_that_is_gone_is_named(key: str) -> None:
     edited = json.loads(to_json(MANIFEST))
     del edited[key]
-    with pytest.raises(ArtifactError, match=rf"at {key}\)"):
+    with pytest.raises(ArtifactError, match=rf"key '{key}' is missing"):
         from_json(Manifest, json.dumps(edited), "here.json")
 
 

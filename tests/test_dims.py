@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from attnport.dims import Dim, Profile, TensorSpec, parse_profile, parse_sizes, profiles_digest
 from attnport.errors import FeedError, ProfileError, UsageError
-from attnport_bundle.contract import IO
 from attnport_bundle.feeds import check_feeds
+from attnport_bundle.format.contract import IO
 
 BATCH, SEQ = Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512)
 DIMS = (BATCH, SEQ)

@@ -12,7 +12,7 @@ import pytest
 from refusing import call, contents, refused
 
 from attnport.console.streams import Foreign, no_command_in_json, prepare_streams
-from attnport_bundle.printable import is_printable
+from attnport_bundle.errors import is_printable
 
 ROOT = Path(__file__).parent.parent
 GOOD, BAD, WRONG = ("list", "targets"), ("verify", "/nowhere"), ("vrify", "/nowhere")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import MANIFEST as ARTIFACT
 from attnport.auditing.onnx_file import PLACES, gives_away, messages
 from attnport.auditing.text import Builder
-from attnport_bundle.manifest import MANIFEST as BUNDLE
+from attnport_bundle.format.manifest import MANIFEST as BUNDLE
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message  # type: ignore[import-untyped]  # protobuf ships no types

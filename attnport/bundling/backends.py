@@ -9,7 +9,7 @@ from pathlib import Path
 from attnport.artifacts import EngineRecord, Form, FusionReport, FusionTable, Manifest
 from attnport.bundling.model_file import external_files
 from attnport.errors import ArtifactError, UsageError
-from attnport_bundle.manifest import ENGINES, RUNTIMES, Runtime
+from attnport_bundle.format.manifest import ENGINES, RUNTIMES, Runtime
 
 RUNS: dict[str, tuple[Runtime, str | None]] = {
     **{runtime: (runtime, None) for runtime in RUNTIMES if runtime != "onnxruntime"},

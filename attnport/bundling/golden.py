@@ -12,8 +12,8 @@ import numpy as np
 
 from attnport.artifacts import IOContract
 from attnport.errors import ArtifactError
-from attnport_bundle.manifest import Bound
-from attnport_bundle.safetensors import DTYPES
+from attnport_bundle.format.manifest import Bound
+from attnport_bundle.goldens import DTYPES
 
 Array = np.ndarray[Any, Any]
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnport.artifacts import NO_PROMPTS, Prompts
-from attnport_bundle import batches, manifest
-from attnport_bundle.contract import IO, MaskSpec, TensorSpec
-from attnport_bundle.errors import BundleError, FeedError
-from attnport_bundle.text import reads_text
-from attnport_bundle.wordpiece import WordPiece
+from attnport_bundle import batches
+from attnport_bundle.errors import FeedError
+from attnport_bundle.format import manifest
+from attnport_bundle.format.contract import IO, MaskSpec, TensorSpec
+from attnport_bundle.text.tokenizer import reads_text
 
 
 def package_of(runtime: str, provider: str | None) -> str:
@@ -131,11 +131,7 @@ def _from_text(io: IO, tokenizer: str, folder: Path | None, prompts: Prompts, li
 
 def reads_by_itself(tokenizer: Path) -> bool:
     """Whether the readers read a tokenizer's file without another package."""
-    try:
-        WordPiece(tokenizer)
-    except BundleError:
-        return False
-    return True
+    return tokenizer.with_suffix(".chars").is_file()
 
 
 def is_embedder(io: IO) -> bool:

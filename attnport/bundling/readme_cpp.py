@@ -18,9 +18,9 @@ from attnport.bundling.readme import (
     reads_by_itself,
     usual_shape,
 )
-from attnport_bundle.contract import IO, TensorSpec
-from attnport_bundle.manifest import Form
-from attnport_bundle.text import reads_text
+from attnport_bundle.format.contract import IO, TensorSpec
+from attnport_bundle.format.manifest import Form
+from attnport_bundle.text.tokenizer import reads_text
 
 _TYPES = {
     "float32": "float",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from attnport.errors import UsageError
 from attnport.optional import require
 from attnport_bundle.errors import BundleError
-from attnport_bundle.manifest import MANIFEST
-from attnport_bundle.signature import SIGNATURE, message, read_key, refuse_inside
+from attnport_bundle.format.files import message, read_key, refuse_inside
+from attnport_bundle.format.manifest import MANIFEST, SIGNATURE
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

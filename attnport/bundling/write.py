@@ -14,19 +14,22 @@ import attnport_bundle
 from attnport.artifacts import FusionTable, IOContract, Manifest, RuntimeParity, Verdict
 from attnport.bundling import golden
 from attnport.bundling.backends import Backend
+from attnport.bundling.characters import character_table
 from attnport.bundling.commands import commands, without_folders
 from attnport.bundling.model_file import dtypes, external_files, oldest_onnxruntime
 from attnport.bundling.readme import package_of, readme
 from attnport.bundling.readme_cpp import readme_cpp
+from attnport.decoders import decoder_of, is_declared
 from attnport.errors import ArtifactError, IntegrityError, UsageError
 from attnport.example_values import without_examples
 from attnport.masks.spec import MaskSpec
 from attnport.version import __version__
-from attnport_bundle import engine_header
-from attnport_bundle import manifest as spec
-from attnport_bundle.contract import IO
-from attnport_bundle.decode import MAX_TEXT
-from attnport_bundle.opening import OPENERS
+from attnport_bundle.errors import FeedError
+from attnport_bundle.format import manifest as spec
+from attnport_bundle.format.decoder import Decoder
+from attnport_bundle.format.strict_json import MAX_TEXT
+from attnport_bundle.opening import OLDEST
+from attnport_bundle.runtimes.tensorrt import read_header
 
 PACKAGE = "python/attnport_bundle"
 CPP = ("CMakeLists.txt", "cmake/*", "include/attnport/*.h", "include/attnport/*.hpp", "src/*.[ch]pp", "programs/*.cpp")
@@ -99,8 +102,9 @@ def write(
         _check_profiles(name, form, manifest.io, goldens.arrays)
     for name in sorted({name for backend in backends for name in backend.copied(folder)} | _tokenizer(manifest)):
         _copy(folder / name, target / name, manifest.files.get(name, ""))
+    tokenizer = _tokenizer_files(target, manifest.tokenizer)
     golden.write(target / GOLDENS, goldens.arrays)
-    _copy_reader(target / PACKAGE)
+    _copy_reader(target / PACKAGE, bundled.values(), tokenizer is not None, contract.decoder is not None)
     packages = [package_of(form.runtime, form.provider) for form in bundled.values()]
     prompts, limit = manifest.prompts, manifest.text_limit
     page = readme(manifest.name, contract, manifest.tokenizer, target, packages, cpp, prompts, limit)
@@ -118,7 +122,7 @@ def write(
         order=tuple(bundled),
         forms=bundled,
         goldens=spec.Goldens(GOLDENS, goldens.bounds),
-        tokenizer=manifest.tokenizer,
+        tokenizer=tokenizer,
         provenance=_provenance(manifest, backends),
         files={
             path.relative_to(target).as_posix(): _record(path) for path in sorted(target.rglob("*")) if path.is_file()
@@ -135,6 +139,18 @@ def _tokenizer(manifest: Manifest) -> set[str]:
     return {manifest.tokenizer} if manifest.tokenizer else set()
 
 
+def _tokenizer_files(target: Path, name: str | None) -> spec.TokenizerFiles | None:
+    """The tokenizer's files in the bundle; writes what characters become beside a file of BERT's kind."""
+    if name is None:
+        return None
+    table = character_table(target / name)
+    if table is None:
+        return spec.TokenizerFiles(name, None)
+    path = (target / name).with_suffix(".chars")
+    path.write_text(table, encoding="ascii")
+    return spec.TokenizerFiles(name, path.relative_to(target).as_posix())
+
+
 def _provenance(manifest: Manifest, backends: Sequence[Backend]) -> spec.Provenance:
     return spec.Provenance(
         source=without_folders(manifest.source.text),
@@ -147,12 +163,12 @@ def _provenance(manifest: Manifest, backends: Sequence[Backend]) -> spec.Provena
     )
 
 
-def _contract(manifest: Manifest) -> IO:
+def _contract(manifest: Manifest) -> spec.BundleIO:
     """The contract in the bundle. Raises UsageError if a bundle cannot have it."""
     io = manifest.io
     masks = tuple(dataclasses.replace(mask, keys=_counted(io, mask)) for mask in io.masks)
     outputs = tuple(dataclasses.replace(tensor, high=None) for tensor in io.outputs)
-    contract = IO(io.inputs, outputs, io.dims, masks, io.stop, io.start, io.rules, io.window)
+    contract = spec.BundleIO(io.inputs, outputs, io.dims, masks, _decoder(io))
     for tensor in (*io.inputs, *io.outputs):
         if tensor.dtype not in spec.ARRAYS:
             raise UsageError(
@@ -164,6 +180,16 @@ def _contract(manifest: Manifest) -> IO:
     except UsageError as err:  # the ModelSpec of a factory may contradict itself
         raise UsageError(f"{manifest.name}: {err}", hint="Correct the ModelSpec, and export again.") from err
     return contract
+
+
+def _decoder(io: IOContract) -> Decoder | None:
+    """What the inputs and outputs of a model that generates are for; None for another model."""
+    try:
+        return decoder_of(io)
+    except FeedError as err:
+        if not is_declared(io):
+            return None
+        raise UsageError(str(err), hint="Its contract says how tokens are chosen; export it without that.") from err
 
 
 def _counted(io: IOContract, mask: MaskSpec) -> str | None:
@@ -201,11 +227,11 @@ def _requires(folder: Path, backend: Backend) -> spec.Requires:
     engine = backend.engine
     if engine is None:
         release, opset = oldest_onnxruntime(folder / backend.file)
-        return spec.Requires(OPENERS[backend.runtime].oldest or release, False, opset, ())
+        return spec.Requires(OLDEST[backend.runtime] or release, False, opset, ())
     if engine.target != "tensorrt_rtx":  # the header of these engines is not documented
         return spec.Requires(engine.version, True, None, tuple(sorted(engine.sm)))
     try:
-        header = engine_header.read_header(folder / engine.file)
+        header = read_header(folder / engine.file)
     except (OSError, ValueError) as err:
         raise ArtifactError(str(err), hint="Build it again.") from err
     if header.version != engine.version:
@@ -270,12 +296,24 @@ def _copy(source: Path, target: Path, sha256: str) -> None:
         )
 
 
-def _copy_reader(target: Path) -> None:
-    target.mkdir(parents=True)
-    for source in sorted(Path(attnport_bundle.__file__).parent.glob("*.py")):
-        shutil.copyfile(source, target / source.name)
-    (target / "py.typed").write_text("")
-    (target / "__pycache__").write_text(_NO_BYTECODE)
+def _copy_reader(target: Path, forms: Iterable[spec.Form], tokenizer: bool, decoder: bool) -> None:
+    """Copies the parts of the Python reader that the bundle can use."""
+    patterns = {"*.py", "py.typed", "format/*.py", "runtimes/__init__.py"}
+    for form in forms:
+        if form.runtime in spec.ENGINES:
+            patterns |= {f"runtimes/{name}.py" for name in ("tensorrt", "cuda", "kernels")}
+            continue
+        patterns.add(f"runtimes/{form.runtime}.py")
+        if form.provider == "CUDAExecutionProvider":
+            patterns.add("runtimes/cuda.py")
+    patterns |= {"text/*.py"} if tokenizer or decoder else set()
+    patterns |= {"decoding/*.py"} if decoder else set()
+    reader = Path(attnport_bundle.__file__).parent
+    for source in sorted(path for pattern in patterns for path in reader.glob(pattern)):
+        copy = target / source.relative_to(reader)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
+        (copy.parent / "__pycache__").write_text(_NO_BYTECODE)
 
 
 def _copy_cpp(target: Path) -> None:

@@ -12,11 +12,10 @@ import numpy as np
 from attnport.artifacts import IOContract
 from attnport.cases.inputs import Array, Case, case, random_feeds
 from attnport.cases.sizes import LONGEST, largest
+from attnport.decoders import decoder_roles, roles_in
 from attnport.dims import Dim, TensorSpec
 from attnport.masks.encoding import numpy_dtype
-from attnport_bundle.decoding import positions, stepped, steps_of
-from attnport_bundle.errors import FeedError
-from attnport_bundle.roles import Roles, roles_of
+from attnport_bundle.decoding.caches import Decoding, MakeSteps, Run, kept_axes, positions, steps_of
 
 GROUP = "decode"
 PROMPT = 8
@@ -25,14 +24,6 @@ _CONTEXT = 7
 """The size of what has another length than the tokens, such as what an encoder gave."""
 _LEFT = 5
 """The padding at the left of the second text."""
-
-
-def decoder_roles(io: IOContract) -> Roles | None:
-    """The roles in the contract of a decoder with a cache that `generate` can use; None for any other model."""
-    try:
-        return roles_of(io)
-    except FeedError:
-        return None
 
 
 def of_all_tokens(io: IOContract) -> IOContract:
@@ -46,7 +37,7 @@ def of_all_tokens(io: IOContract) -> IOContract:
     seq = next(name for name in ("seq", "new_tokens", "seq_") if name not in {dim.name for dim in io.dims})
     pasts = [dim for dim in (roles.past, io.window and io.window.dim) if dim]
     lengths: dict[str | int, str] = {sum_: f"{past}+{seq}" for past in pasts for sum_ in (f"{past}+1", f"1+{past}")}
-    by_token = (roles.ids, roles.mask, roles.positions, roles.kept and roles.kept.mask)
+    by_token = (roles.ids, roles.mask, roles.positions, roles.window and roles.window.mask)
     followed = {output for _, output, axis in roles.caches if axis is not None}
 
     def longer(spec: TensorSpec) -> TensorSpec:
@@ -69,6 +60,46 @@ def in_steps(session: Any, io: IOContract, feeds: Mapping[str, Array]) -> dict[s
     if hasattr(session, "in_steps"):
         return dict(session.in_steps(feeds))  # in the process that has the session
     return stepped(lambda **given: session.run(given), io, feeds, PROMPT, steps_of(session))
+
+
+def stepped(
+    run: Run, io: IOContract, feeds: Mapping[str, Array], prompt: int, make_steps: MakeSteps | None = None
+) -> dict[str, Array]:
+    """The outputs of one pass over all tokens, computed by a prompt and then one token at a time.
+
+    Args:
+        prompt: How many of the tokens the prompt has, where the model takes several at a time.
+        feeds: The inputs of a pass with an empty cache.
+        make_steps: As of `Decoding`.
+    """
+    import numpy as np
+
+    roles = roles_in(io)
+    ids_BS = feeds[roles.ids.name]
+    keep_BS = np.ones(ids_BS.shape, dtype=bool)
+    if roles.mask and roles.mask_covers_new:
+        keep_BS = feeds[roles.mask.name][:, roles.start :].astype(bool)
+    context = {spec.name: feeds[spec.name] for spec in roles.context}
+    decoding = Decoding(run, io, roles, make_steps, context)
+    ends = range(min(prompt, roles.longest_seq), ids_BS.shape[1] + 1)
+    logits = []
+    gone: dict[str, list[Array]] = {spec.name: [] for spec, _, _ in roles.caches}
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        if count := decoding.surplus:
+            for spec, length_axis in kept_axes(roles):
+                gone[spec.name].append(decoding.cache(spec.name).take(range(count), length_axis))
+        decoding.push(ids_BS[:, start:end], keep_BS[:, start:end])
+        logits.append(decoding.outputs[roles.logits.name])
+    first = 0 if roles.returns_whole_cache else roles.start
+    whole = {}
+    for spec, output, axis in roles.caches:
+        held = decoding.cache(spec.name)
+        if axis is not None:
+            held = np.concatenate([*gone[spec.name], held], axis).take(range(first, roles.start + ends[-1]), axis)
+        whole[output] = held
+    scores = np.concatenate(logits, axis=1) if roles.scores_every_token else logits[-1]
+    made = {**whole, roles.logits.name: scores}
+    return {spec.name: made[spec.name] for spec in io.outputs}
 
 
 def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
@@ -96,11 +127,11 @@ def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
         if roles.mask:
             mask_BT = np.ones(roles.mask.shape(sizes), roles.mask.dtype)
             mask_BT[:, : roles.start] = 0
-            if roles.whole and not roles.context and len(mask_BT) > 1 and length > PROMPT:
+            if roles.mask_covers_new and not roles.context and len(mask_BT) > 1 and length > PROMPT:
                 mask_BT[1, : roles.start + _LEFT] = 0
             feeds[roles.mask.name] = mask_BT
-        if roles.kept and roles.mask:
-            feeds[roles.kept.mask.name] = feeds[roles.mask.name].astype(roles.kept.mask.dtype)
+        if roles.window and roles.mask:
+            feeds[roles.window.mask.name] = feeds[roles.mask.name].astype(roles.window.mask.dtype)
         if roles.positions and roles.mask:
             feeds[roles.positions.name] = positions(feeds[roles.mask.name]).astype(roles.positions.dtype)
         yield case(io, name, GROUP, {spec.name: feeds[spec.name] for spec in io.inputs})

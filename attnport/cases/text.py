@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from attnport.artifacts import IOContract
-from attnport.cases.decoding import decoder_roles
 from attnport.cases.inputs import Array, Case, case
+from attnport.decoders import decoder_roles
 from attnport.dims import TensorSpec
 from attnport.errors import ArtifactError, UsageError
 from attnport.masks.encoding import encode_mask, numpy_dtype
 from attnport.optional import require
-from attnport_bundle.decoding import positions
+from attnport_bundle.decoding.caches import positions
 from attnport_bundle.errors import BundleError
-from attnport_bundle.package_tokenizer import PackageTokenizer, told
+from attnport_bundle.text.tokenizer import PackageTokenizer, told
 
 SENTENCES = "sentences "
 """How the name of a batch of them begins."""
@@ -36,7 +36,11 @@ def reads_text(io: IOContract) -> bool:
 def _empty_caches(io: IOContract) -> dict[str, TensorSpec]:
     """The caches of a decoder that may be empty, and whose mask is of all tokens."""
     roles = decoder_roles(io)
-    return {spec.name: spec for spec, _, _ in roles.caches} if roles and roles.whole and not roles.start else {}
+    return (
+        {spec.name: spec for spec, _, _ in roles.caches}
+        if roles and roles.mask_covers != "past" and not roles.start
+        else {}
+    )
 
 
 def _positions(io: IOContract) -> str | None:

@@ -9,7 +9,7 @@ from attnport.console.arguments import readable
 from attnport.console.streams import no_command
 from attnport.reporting import document as doc
 from attnport.reporting.facts import times
-from attnport_bundle.printable import escape_all
+from attnport_bundle.errors import escape_all
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,7 +11,7 @@ import click
 
 from attnport.console.arguments import FOLDER
 from attnport.console.run import Reporter, verb
-from attnport_bundle.serve_options import ENGINES, Options
+from attnport_bundle.serve.options import ENGINES, Options
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from attnport_bundle.printable import escape_all, escaped
+from attnport_bundle.errors import escape_all, escaped
 
 LOST = 2
 """The exit code if output could not be written and the verb has no other exit code."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnport.dims import STRICT
 from attnport.errors import ArtifactError
 from attnport.exporter.naming import all_nodes
 from attnport.masks.spec import MaskSpec
@@ -32,8 +31,6 @@ class GraphAttention:
     operator: str
     mask: str
     reason: str
-
-    __pydantic_config__ = STRICT
 
     def __str__(self) -> str:
         return f"{self.node}: {self.operator}, {f'mask {self.mask}' if self.mask else self.reason}"
@@ -63,8 +60,6 @@ class GraphFacts:
     weights_bytes: int
     external: tuple[str, ...]
     metadata: Mapping[str, str]
-
-    __pydantic_config__ = STRICT
 
 
 def graph_facts(path: Path, masks: Collection[MaskSpec] = ()) -> GraphFacts:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import UNKNOWN_SIZE, IOContract
 from attnport.dims import TensorSpec
-from attnport_bundle import expressions
+from attnport_bundle.format import expressions
 
 if TYPE_CHECKING:
     import torch

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from attnport.artifacts import Manifest, Session
+from attnport.decoders import decoder_of
 from attnport.errors import UnavailableError
 from attnport.folder.opened import opened
 from attnport.folder.workspace import open_folder
-from attnport_bundle.decoding import Run, steps_of
-from attnport_bundle.encoder import Encoder
-from attnport_bundle.generating import generate
+from attnport_bundle.decoding.caches import Run, steps_of
+from attnport_bundle.decoding.generate import Encoder, generate
 
 
 @contextlib.contextmanager
@@ -39,8 +39,11 @@ def generating(
             session = stack.enter_context(contextlib.closing(_encoder(encoder, reads, runtime, threads)))
             reader = Encoder(_run(session), reads.io, _tokenizer(encoder, reads))
         session = stack.enter_context(contextlib.closing(opened(folder, manifest, runtime, threads)))
-        file = _tokenizer(folder, manifest)
-        yield partial(generate, _run(session), manifest.io, file, steps=steps_of(session), encoder=reader), session
+        io, file = manifest.io, _tokenizer(folder, manifest)
+        yield (
+            partial(generate, _run(session), io, decoder_of(io), file, steps=steps_of(session), encoder=reader),
+            session,
+        )
 
 
 def _encoder(folder: Path, manifest: Manifest, runtime: str, threads: int | None) -> Session:

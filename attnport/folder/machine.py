@@ -15,10 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnport.dims import STRICT
 from attnport.errors import UnavailableError
 from attnport.runtimes.base import physical_cores
-from attnport_bundle.cuda import load_driver
+from attnport_bundle.runtimes.cuda import load_driver
 
 # What decides which kernels a runtime picks; the rest of a processor's flags says nothing here.
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
@@ -32,8 +31,6 @@ class Gpu:
     name: str
     sm: int
     memory_bytes: int
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,6 @@ class Machine:
     gpus: tuple[Gpu, ...]
     gpu_note: str
     cuda: str
-
-    __pydantic_config__ = STRICT
 
 
 def machine(folder: Path | None = None) -> Machine:

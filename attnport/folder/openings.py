@@ -11,7 +11,7 @@ from attnport.artifacts import INTEGERS, PLANS, Capabilities, Manifest
 from attnport.errors import UsageError
 from attnport.jsonfile import digest_file
 from attnport.runtimes.base import Opening, Runtime
-from attnport_bundle.names import MANIFEST
+from attnport_bundle.format.manifest import MANIFEST
 
 MODEL = "model.onnx"
 MODEL_SUFFIXES = (".onnx", ".bin", ".engine")
@@ -123,7 +123,7 @@ def of_runtime(name: str, runtime: str) -> bool:
 
 
 def _bundle_openings(runtime: Runtime, bundle: Path, manifest: Manifest, threads: int | None) -> dict[str, Opening]:
-    from attnport_bundle.manifest import read
+    from attnport_bundle.format.manifest import read
 
     packed = read(bundle)
     return {

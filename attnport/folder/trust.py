@@ -24,8 +24,8 @@ from attnport.folder.loading import load
 from attnport.jsonfile import digest_text
 from attnport.sources import memory
 from attnport.sources.code import Code, code_of, runs_code
-from attnport_bundle.cache import Cache, find
-from attnport_bundle.printable import escaped
+from attnport_bundle.errors import escaped
+from attnport_bundle.runtimes.kernels import Cache, find
 
 VARIABLE = "ATTNPORT_TRUSTED"
 """Names of the records that could not be written: this process and those that it starts know them by this."""

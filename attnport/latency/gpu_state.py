@@ -8,7 +8,7 @@ from typing import Any
 
 from attnport.errors import MissingDependency
 from attnport.optional import require
-from attnport_bundle.cuda import Device
+from attnport_bundle.runtimes.cuda import Device
 
 _SLOWED = {
     0x002: "clocks set by an application",

@@ -14,7 +14,6 @@ from statistics import median
 from typing import Literal
 
 from attnport.artifacts import LatencyReport, LatencyRow
-from attnport.dims import STRICT
 from attnport.errors import UsageError
 from attnport.latency.statistics import Interval, Run, change_interval, family_confidence, half_width, mean_change
 
@@ -46,8 +45,6 @@ class ChangeRow:
     after_ns: float | None = None
     change: Interval | None = None
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class RegressionReport:
@@ -68,8 +65,6 @@ class RegressionReport:
     rows: tuple[ChangeRow, ...]
     notes: tuple[str, ...] = ()
     pairs: int = 1
-
-    __pydantic_config__ = STRICT
 
 
 def regression(

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from attnport.artifacts import IOContract, Manifest
-from attnport.cases.decoding import decoder_roles
 from attnport.cases.inputs import Array, Case, batch_dim, full_case, real_tokens
 from attnport.cases.text import reads_text, text_cases
+from attnport.decoders import decoder_roles
 from attnport.errors import UsageError
 from attnport.latency.grid import MOST, parse_grid
 from attnport.latency.lengths import Histogram, batch_limit, ragged_case, spread

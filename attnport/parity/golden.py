@@ -20,7 +20,7 @@ from attnport.parity.bound import FACTORS_OF_ONE_RUN, ByCase, Errors, Yardstick,
 from attnport.parity.evaluate import as_compared
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
-from attnport_bundle.manifest import Bound
+from attnport_bundle.format.manifest import Bound
 
 FILE = "golden.npz"
 

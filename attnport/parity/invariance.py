@@ -14,8 +14,8 @@ from attnport.cases.mask_cases import keys_dim
 from attnport.dims import TensorSpec
 from attnport.masks.encoding import encode_mask, numpy_dtype
 from attnport.masks.spec import MaskSpec
-from attnport_bundle import expressions
 from attnport_bundle.feeds import check_feeds
+from attnport_bundle.format import expressions
 
 MORE = 17
 """Padding added beside a sequence; a prime, so that no tile size divides it."""

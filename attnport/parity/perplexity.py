@@ -8,9 +8,9 @@ import numpy as np
 
 from attnport.artifacts import IOContract, Score, Session
 from attnport.cases.inputs import Array, Case
+from attnport.decoders import roles_in
 from attnport.errors import UsageError
-from attnport_bundle.decoding import Decoding, steps_of
-from attnport_bundle.roles import roles_of
+from attnport_bundle.decoding.caches import Decoding, steps_of
 
 TEXTS, TOKENS = 64, 256
 """The most texts that are scored, and the most tokens of each."""
@@ -36,7 +36,7 @@ class Perplexity:
         Raises:
             UsageError: they have too few tokens.
         """
-        roles = roles_of(io)
+        roles = roles_in(io)
         most = min(TOKENS, roles.longest_past - roles.start + 1)
         self._io, self._roles = io, roles
         self._texts = sorted((self._real(item)[:most] for item in items[:TEXTS]), key=len)
@@ -57,7 +57,7 @@ class Perplexity:
         """The ids of a text without its padding."""
         ids_T: Array = item.feeds[self._roles.ids.name][0]
         mask = self._roles.mask
-        return ids_T[item.feeds[mask.name][0].astype(bool)] if mask and self._roles.whole else ids_T
+        return ids_T[item.feeds[mask.name][0].astype(bool)] if mask and self._roles.mask_covers_new else ids_T
 
     def _batches(self) -> Iterator[list[Array]]:
         """Texts of like lengths, in batches that the model takes."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from attnport.errors import UnavailableError
-from attnport_bundle import cuda
+from attnport_bundle.runtimes import cuda
 
 _NO_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: allocations, and calls of other threads, do not end the capture

@@ -12,8 +12,8 @@ from attnport.runtimes import _cuda
 from attnport.runtimes._device_timing import DeviceTimed
 from attnport.runtimes._engine_timing import TimedSession
 from attnport.runtimes._session import Array, check_names, refused
-from attnport_bundle.halves import BFLOAT16, storage
-from attnport_bundle.runtime_cache import RuntimeCache
+from attnport_bundle.feeds import BFLOAT16, storage
+from attnport_bundle.runtimes.kernels import RuntimeCache
 
 
 class EngineSession(DeviceTimed):

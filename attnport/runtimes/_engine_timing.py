@@ -14,10 +14,10 @@ from attnport.artifacts import DEVICE_PARTS
 from attnport.runtimes._cuda import Device
 from attnport.runtimes._device_timing import GRAPH
 from attnport.runtimes._session import Array
-from attnport_bundle.engine_session import EngineSession as ReaderSession
-from attnport_bundle.engine_session import choose_profile
 from attnport_bundle.errors import BundleError, RuntimeMissing
-from attnport_bundle.halves import storage
+from attnport_bundle.feeds import storage
+from attnport_bundle.runtimes.tensorrt import EngineSession as ReaderSession
+from attnport_bundle.runtimes.tensorrt import choose_profile
 
 
 class TimedSession(ReaderSession):

@@ -8,7 +8,7 @@ import importlib.util
 import io
 from pathlib import Path
 
-from attnport_bundle.cuda_libraries import load_for_onnxruntime, needed
+from attnport_bundle.runtimes.cuda import load_for_onnxruntime, needed
 
 __all__ = ["beside", "found", "load_bundled_cuda", "load_cuda", "needed"]
 

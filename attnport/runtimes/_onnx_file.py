@@ -11,7 +11,7 @@ from attnport.errors import ArtifactError, IntegrityError, UsageError, whole_cau
 from attnport.example_values import continued
 from attnport.runtimes._session import check_names
 from attnport.runtimes.base import Opening
-from attnport_bundle import expressions
+from attnport_bundle.format import expressions
 
 if TYPE_CHECKING:
     import onnx

@@ -17,13 +17,13 @@ from attnport.runtimes._onnx_file import read_graph, small_feeds
 from attnport.runtimes._ort_faults import unavailable, unopened
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes.base import physical_cores
-from attnport_bundle.decoding import Buffers
-from attnport_bundle.onnxruntime_session import CPU, WITHOUT_SKIP_NORMS, InPlace
+from attnport_bundle.decoding.caches import Buffers
+from attnport_bundle.runtimes.onnxruntime import CPU, WITHOUT_SKIP_NORMS, InPlace
 
 if TYPE_CHECKING:
     import onnx
 
-    from attnport_bundle.roles import Roles
+    from attnport_bundle.format.decoder import Roles
 
 ONNX_RUNTIMES = (
     *("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml", "onnxruntime-rocm"),

@@ -20,7 +20,7 @@ from attnport.runtimes._cuda import Device
 from attnport.runtimes._device_timing import GRAPH, STREAM, DeviceTimed
 from attnport.runtimes._ort import OrtSession
 from attnport.runtimes._session import Array
-from attnport_bundle.halves import BFLOAT16
+from attnport_bundle.feeds import BFLOAT16
 
 _NAMES = {"float": "float32", "double": "float64"}
 """NumPy's names of ONNX Runtime's types, where they differ."""

@@ -12,7 +12,7 @@ from attnport.errors import UnavailableError
 from attnport.runtimes import _ort
 from attnport.runtimes._onnx_file import read_graph, small_feeds
 from attnport.runtimes._ort_kernels import UNFUSED, Kernels, aligned_sizes, printed_kernels
-from attnport_bundle.decoding import IN_PLACE
+from attnport_bundle.format.decoder import IN_PLACE
 
 if TYPE_CHECKING:
     import onnx

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attnport.errors import UnavailableError, whole_cause
 from attnport.runtimes._onnx_file import broken
-from attnport_bundle.onnxruntime_session import CPU
+from attnport_bundle.runtimes.onnxruntime import CPU
 
 _FAULT = re.compile(r"\b(cuda|cudnn(_fe)?|cublas(lt)?) (failure|error)\b|failed to load (shared )?library", re.I)
 """A fault that a library of NVIDIA reports, a provider's library that does not load."""

@@ -13,7 +13,7 @@ from attnport.artifacts import Capabilities
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes._torch_cast import cast
-from attnport_bundle.cuda import load_driver
+from attnport_bundle.runtimes.cuda import load_driver
 
 if TYPE_CHECKING:
     import torch

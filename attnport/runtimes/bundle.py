@@ -16,9 +16,9 @@ from attnport.runtimes._session import Array, CheckedSession, check_names, refus
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
 from attnport.runtimes.tensorrt import TensorRT
 from attnport.runtimes.tensorrt_rtx import TensorRTRTX
-from attnport_bundle.contract import IO
-from attnport_bundle.manifest import VERSION
-from attnport_bundle.session import Machine
+from attnport_bundle.format.contract import IO
+from attnport_bundle.format.manifest import VERSION
+from attnport_bundle.runtimes import Machine
 
 
 class Bundle(Runtime):

@@ -13,7 +13,7 @@ from attnport.optional import require
 from attnport.runtimes._onnx_file import broken, checked_model, read_graph
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
-from attnport_bundle.openvino_session import PRECISIONS, Stepping, compiled, infer
+from attnport_bundle.runtimes.openvino import PRECISIONS, Stepping, compiled, infer
 
 
 class OpenVino(Runtime):

@@ -13,7 +13,7 @@ from attnport.runtimes import _cuda, _libraries, _ort, _ort_evidence
 from attnport.runtimes._onnx_file import checked_model
 from attnport.runtimes._ort_device import OrtDeviceSession
 from attnport.runtimes.base import Kind, Opening, Runtime, available
-from attnport_bundle.cuda import load_driver
+from attnport_bundle.runtimes.cuda import load_driver
 
 PROVIDER = "CUDAExecutionProvider"
 # TF32 keeps 10 of float32's 23 bits of mantissa: it is a precision of its own, not fp32.

@@ -16,7 +16,7 @@ from attnport.runtimes._onnx_file import checked_model
 from attnport.runtimes._session import usual_feeds
 from attnport.runtimes.base import Kind, Opening, Runtime, available
 from attnport.runtimes.tensorrt import TensorRT
-from attnport_bundle.cuda import load_driver
+from attnport_bundle.runtimes.cuda import load_driver
 
 PROVIDER = "TensorrtExecutionProvider"
 # fp32 is missing: TensorRT may compute it in TF32, and this provider has no option to forbid that.

@@ -21,8 +21,7 @@ from attnport.runtimes._session import usual_feeds
 from attnport.runtimes.base import Kind, Opening, Runtime, available
 from attnport.runtimes.ort_tensorrt import PLANS, profile_options, refuse_plan
 from attnport.runtimes.tensorrt_rtx import TensorRTRTX
-from attnport_bundle.cache import find
-from attnport_bundle.runtime_cache import RuntimeCache
+from attnport_bundle.runtimes.kernels import RuntimeCache, find
 
 PROVIDER = "NvTensorRTRTXExecutionProvider"
 PACKAGE = "onnxruntime_ep_nv_tensorrt_rtx"

@@ -16,9 +16,8 @@ from attnport.optional import require
 from attnport.runtimes import _cuda, _libraries
 from attnport.runtimes._engine_session import EngineSession
 from attnport.runtimes.base import Kind, Opening, Runtime
-from attnport_bundle.cache import Cache
-from attnport_bundle.cuda import driver_release
-from attnport_bundle.runtime_cache import RuntimeCache
+from attnport_bundle.runtimes.cuda import driver_release
+from attnport_bundle.runtimes.kernels import Cache, RuntimeCache
 
 
 class TensorRT(Runtime):

@@ -14,9 +14,8 @@ from attnport.runtimes import _cuda
 from attnport.runtimes.base import PROBE_FAILED, Opening
 from attnport.runtimes.tensorrt import TensorRT
 from attnport.user_cache import cache
-from attnport_bundle.cuda import driver_release
-from attnport_bundle.engine_header import read_header
-from attnport_bundle.engine_session import logger
+from attnport_bundle.runtimes.cuda import driver_release
+from attnport_bundle.runtimes.tensorrt import logger, read_header
 
 _SUPPORTED, _UNSUPPORTED = b"supported\n", b"not supported\n"
 _OTHERS = "Use ort_cuda or tensorrt on this GPU. Engines for other GPUs can be built here."

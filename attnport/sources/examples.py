@@ -13,7 +13,7 @@ from attnport.sources.marks import marks_by_name
 from attnport.sources.parsing import PATH, path_of
 from attnport.sources.ranges import usual_range
 from attnport.sources.structure import Arguments, Branch, Constant, Leaf, Node, Path, flat_name
-from attnport_bundle import expressions
+from attnport_bundle.format import expressions
 
 if TYPE_CHECKING:
     import torch

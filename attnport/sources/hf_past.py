@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from attnport.artifacts import IOContract
+from attnport.artifacts import IOContract, Window
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
 from attnport.masks.spec import MaskSpec
@@ -23,7 +23,6 @@ from attnport.sources.hf_text import text_contract
 from attnport.sources.hf_tokenizer import TokenizerOf
 from attnport.sources.hf_windows import DIM as WINDOW
 from attnport.sources.hf_windows import MASK, Windows, two_masks, windows_of
-from attnport_bundle.contract import Window
 
 if TYPE_CHECKING:
     import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnport_bundle.rules import Rules
+from attnport_bundle.format.decoder import Rules
 
 
 def rules_of(model: Any, vocab: int) -> Rules:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.dims import TensorSpec
 from attnport.errors import SpecError, first_line
 from attnport.sources.examples import SYMBOL, Range, mask_marks
-from attnport_bundle import expressions
+from attnport_bundle.format import expressions
 
 if TYPE_CHECKING:
     import torch

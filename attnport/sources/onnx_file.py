@@ -14,7 +14,7 @@ from attnport.patches import Patch, patched
 from attnport.sources.hf_files import is_blob
 from attnport.sources.onnx_decoder import Decoder, settle_decoder
 from attnport.sources.structure import flat_name
-from attnport_bundle.external import references
+from attnport_bundle.format.onnx_file import references
 
 if TYPE_CHECKING:
     import onnx_ir as ir

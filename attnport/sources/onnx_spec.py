@@ -17,7 +17,7 @@ from attnport.sources.onnx_file import beside, graph_of, input_names, output_nam
 from attnport.sources.parsing import parse_input
 from attnport.sources.plain import precision_notes
 from attnport.sources.structure import flat_name
-from attnport_bundle.contract import DTYPES
+from attnport_bundle.format.contract import DTYPES
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -13,8 +13,8 @@ from attnport.errors import UsageError
 from attnport.masks.spec import MaskSpec
 from attnport.sources.marks import mask_of
 from attnport.sources.structure import NARROW, Path, flat_name
-from attnport_bundle import expressions
-from attnport_bundle.contract import DTYPES
+from attnport_bundle.format import expressions
+from attnport_bundle.format.contract import DTYPES
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 """Where a declaration belongs in the arguments of the forward, see `path_of`."""

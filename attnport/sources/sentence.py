@@ -14,7 +14,7 @@ from attnport.artifacts import Prompts
 from attnport.errors import IntegrityError, SpecError, first_line
 from attnport.sources.hf_files import WEIGHTS, check_link, find
 from attnport.sources.pooling import MODES, LayerNorm, Normalise, Pooling, Projection, Scores
-from attnport_bundle.decode import decode
+from attnport_bundle.format.strict_json import decode
 
 TOKENS, SENTENCE, SCORES = "token_embeddings", "sentence_embedding", "scores"
 _ALONE = "Export the transformer alone: hf: with a copy of the folder without modules.json."

@@ -11,12 +11,11 @@ from pathlib import Path
 from attnport.artifacts import LatencyReport, Manifest
 from attnport.bundling.backends import choose
 from attnport.bundling.judging import judge
-from attnport.dims import STRICT
 from attnport.errors import AttnportError
 from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import read_report
 from attnport.verbs._advice import advise
-from attnport_bundle.manifest import Manifest as BundleManifest
+from attnport_bundle.format.manifest import Manifest as BundleManifest
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,6 @@ class Deployable:
     files: Mapping[str, int]
     parity: str
     fused: str
-
-    __pydantic_config__ = STRICT
 
 
 def of_folder(folder: Path, manifest: Manifest) -> tuple[Deployable, ...]:

@@ -23,8 +23,8 @@ from attnport.artifacts import (
     TuneReport,
     drop,
 )
-from attnport.cases.decoding import decoder_roles
 from attnport.cases.inputs import Case
+from attnport.decoders import decoder_roles
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.openings import name_of
 from attnport.folder.workspace import change, check_files, open_folder

@@ -27,7 +27,7 @@ from attnport.verbs._confined import Told, carry_out, confined
 from attnport.verbs.inspect import ENGINE_SUFFIXES
 from attnport.verbs.report import FILE as PAGE
 from attnport.verbs.report import RANDOM, SENTENCE
-from attnport_bundle.manifest import MANIFEST as BUNDLE
+from attnport_bundle.format.manifest import MANIFEST as BUNDLE
 
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto

@@ -15,7 +15,7 @@ from attnport.bundling import place, signing
 from attnport.bundling.backends import Backend, choose
 from attnport.bundling.judging import FUSION, PARITY, gate, judge
 from attnport.bundling.layouts import base as layouts
-from attnport.bundling.readme import package_of, reads_by_itself
+from attnport.bundling.readme import package_of
 from attnport.bundling.write import needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
 from attnport.folder.verdicts import read_parity
@@ -23,9 +23,8 @@ from attnport.folder.workspace import check_files, load_spec, open_folder
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import read_goldens
 from attnport.reporting.measures import megabytes
-from attnport_bundle.manifest import Manifest as BundleManifest
-from attnport_bundle.names import MANIFEST
-from attnport_bundle.signature import SIGNATURE
+from attnport_bundle.format.manifest import MANIFEST, SIGNATURE
+from attnport_bundle.format.manifest import Manifest as BundleManifest
 
 LANGUAGES = ("python", "cpp")
 FORMS = ("ort_cpu",)
@@ -107,17 +106,17 @@ def bundle(
             laid_out.write(layouts.Packed(packed, written, lambda: _described(manifest), tell), staged)
             shutil.rmtree(packed)
     if laid_out is None:
-        tell(_contents(out, written))
+        tell(_contents(written))
     return out
 
 
-def _contents(out: Path, manifest: BundleManifest) -> str:
+def _contents(manifest: BundleManifest) -> str:
     """The forms of a bundle, its size, and the packages that an application installs for the preferred form."""
     forms = ", ".join(f"{name} ({form.plan})" for name, form in manifest.forms.items())
     size = megabytes(sum(file.bytes for file in manifest.files.values()))
     first = manifest.forms[manifest.order[0]]
     packages = ["numpy", package_of(first.runtime, first.provider)]
-    if manifest.tokenizer and not reads_by_itself(out / manifest.tokenizer):
+    if manifest.tokenizer and manifest.tokenizer.chars is None:
         packages.append("tokenizers")
     return f"{forms}, {size} MB in {len(manifest.files)} files; an application needs: pip install {' '.join(packages)}"
 
@@ -185,8 +184,8 @@ def _wanted(folder: Path, manifest: Manifest, backends: Sequence[Backend]) -> li
 
 def _refuse_stranger(out: Path, force: bool) -> None:
     """Raises UsageError unless `out` does not exist, is empty, or is an unchanged bundle."""
-    from attnport_bundle import files, manifest
     from attnport_bundle.errors import BundleError
+    from attnport_bundle.format import files, manifest
 
     if not os.path.lexists(out):
         return

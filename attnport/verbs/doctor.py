@@ -12,7 +12,6 @@ from typing import Literal
 
 from attnport import registry
 from attnport.artifacts import Capabilities
-from attnport.dims import STRICT
 from attnport.folder.machine import Machine, machine, normal, version, versions
 from attnport.processes import isolated
 from attnport.runtimes._ort import ONNX_RUNTIMES
@@ -27,8 +26,6 @@ class Problem:
 
     what: str
     mend: tuple[str, ...]
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,6 @@ class DoctorReport:
     runtimes: tuple[Capabilities, ...]
     targets: tuple[str, ...]
     problems: tuple[Problem, ...]
-
-    __pydantic_config__ = STRICT
 
 
 def doctor(folder: Path | None = None, *, refresh: bool = False) -> DoctorReport:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnport.cases.choosing import read_feeds
-from attnport.dims import STRICT
 from attnport.errors import UsageError
 from attnport.folder.generating import generating
 from attnport.folder.workspace import open_folder
@@ -42,8 +41,6 @@ class Generated:
     seconds: float
     first_s: float
     answers: bool = False
-
-    __pydantic_config__ = STRICT
 
 
 def generate(

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Literal
 
 from attnport.artifacts import MANIFEST, EngineRecord, FusionReport, IOContract, Manifest
-from attnport.dims import STRICT
 from attnport.errors import ArtifactError, IntegrityError
 from attnport.exporter.inspect_graph import GraphFacts, graph_facts
 from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import check_files, open_folder
 from attnport.jsonfile import digest_file, read
 from attnport.verbs._deployables import Deployable, next_commands, of_bundle, of_folder
-from attnport_bundle import files as bundle_files
-from attnport_bundle import manifest as bundle_manifest
-from attnport_bundle.manifest import MANIFEST as BUNDLE
+from attnport_bundle.format import files as bundle_files
+from attnport_bundle.format import manifest as bundle_manifest
+from attnport_bundle.format.manifest import MANIFEST as BUNDLE
 
 ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
 
@@ -30,8 +29,6 @@ class EngineFacts:
     version: str
     sm: tuple[int, ...]
     record: EngineRecord | None
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,6 @@ class Inspection:
     precision: Mapping[str, str] = field(default_factory=dict)
     deploy: tuple[Deployable, ...] = ()
     next: tuple[str, ...] = ()
-
-    __pydantic_config__ = STRICT
 
 
 def inspect(path: Path) -> Inspection:

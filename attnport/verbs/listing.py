@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from attnport import registry
-from attnport.dims import STRICT
 from attnport.errors import UsageError
 
 PACKAGES = {
@@ -27,8 +26,6 @@ class Listing:
     schema: Literal["attnport/list/1"] = field(default="attnport/list/1", kw_only=True)
     what: str
     items: Mapping[str, str]
-
-    __pydantic_config__ = STRICT
 
 
 def listing(what: str) -> Listing:

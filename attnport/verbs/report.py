@@ -149,8 +149,8 @@ def _sentence(
     spec: ModelSpec, tokenizer_file: Path, sentences: Sequence[str]
 ) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     """The first sentence of moderate length (or the one nearest to it), its feeds and its tokens."""
-    from attnport.cases.decoding import decoder_roles
     from attnport.cases.text import text_cases, tokenizers_errors
+    from attnport.decoders import decoder_roles
 
     tokenizers = require("tokenizers")
     with tokenizers_errors(tokenizer_file, "is no tokenizer"):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnport_bundle import serving
-from attnport_bundle.serve_options import Options
+from attnport_bundle import serve as serving
+from attnport_bundle.serve.options import Options
 
 
 def serve(
@@ -27,7 +27,7 @@ def serve(
         models: Further bundles, `NAME=FOLDER` each.
         key: The public key (PEM) that every bundle must be signed with.
         tell: Called with lines about where requests are answered, before the first is.
-        options: As of `attnport_bundle.serve_options.Options`.
+        options: As of `attnport_bundle.serve.options.Options`.
 
     Raises:
         UnavailableError: the engine's package is not installed.

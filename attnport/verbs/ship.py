@@ -11,7 +11,6 @@ from typing import Literal, TypeVar
 
 from attnport import optional
 from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityReport, Stage
-from attnport.dims import STRICT
 from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed
 from attnport.folder.refusals import as_usage_error
 from attnport.folder.verdicts import read_parity
@@ -46,8 +45,6 @@ class StageResult:
     detail: str
     exit_code: int = 0
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class ShipResult:
@@ -61,8 +58,6 @@ class ShipResult:
     parity: ParityReport | None
     latency: LatencyReport | None
     recommendation: Recommendation | None = None
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass

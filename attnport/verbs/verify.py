@@ -14,8 +14,8 @@ from attnport.folder.workspace import check_files, open_folder
 from attnport.processes.child import Died
 from attnport.processes.isolated import TIMEOUT_S, Limits
 from attnport.transaction import OWN
-from attnport_bundle.manifest import MANIFEST as BUNDLE
-from attnport_bundle.names import shown
+from attnport_bundle.format.manifest import MANIFEST as BUNDLE
+from attnport_bundle.format.manifest import shown_name
 
 _KINDS: dict[int, type[AttnportError]] = {
     kind.exit_code: kind for kind in (ArtifactError, UnavailableError, ParityFailed, IntegrityError)
@@ -149,7 +149,7 @@ def _artifact(path: Path) -> VerifyResult:
 
 def _row(name: str, verdict: Verdict, detail: str) -> VerifyRow:
     """A row about a file; its name is escaped for the terminal."""
-    return VerifyRow(shown(name), verdict, detail)
+    return VerifyRow(shown_name(name), verdict, detail)
 
 
 def _on_disk(path: Path) -> list[str]:
@@ -179,4 +179,6 @@ def _external(path: Path, manifest: Manifest, form: str) -> VerifyRow | None:
         strange = [name for name in external_files(path, file) if name not in manifest.files]
     except (ArtifactError, IntegrityError, OSError) as err:
         return _row(file, "FAIL", str(err))
-    return _row(file, "FAIL", f"takes weights from {shown(strange[0])}, which the manifest lacks") if strange else None
+    if not strange:
+        return None
+    return _row(file, "FAIL", f"takes weights from {shown_name(strange[0])}, which the manifest lacks")

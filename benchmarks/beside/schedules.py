@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attnport_bundle import batches
-from attnport_bundle.contract import Dim
+from attnport_bundle.format.contract import Dim
 
 Array = np.ndarray[Any, Any]
 PADDED, ALONE = "padded", "one at a time"

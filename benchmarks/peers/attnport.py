@@ -49,13 +49,13 @@ def decoder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) 
     """Begins texts of a form of `--with-past`, as `generate` does."""
     import numpy as np
 
+    from attnport.decoders import roles_in
     from attnport.folder.opened import opened as form
     from attnport.folder.workspace import open_folder
-    from attnport_bundle.decoding import Decoding, steps_of
-    from attnport_bundle.roles import roles_of
+    from attnport_bundle.decoding.caches import Decoding, steps_of
 
     manifest = open_folder(Path(model["ours"]))
-    session, roles = form(Path(model["ours"]), manifest, variant, threads), roles_of(manifest.io)
+    session, roles = form(Path(model["ours"]), manifest, variant, threads), roles_in(manifest.io)
 
     def begin(batch: int) -> Callable[[Any], Any]:
         decoding = Decoding(lambda **feeds: session.run(feeds), manifest.io, roles, steps_of(session))

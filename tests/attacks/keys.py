@@ -31,13 +31,11 @@ def public(seed: bytes) -> bytes:
 
 
 def place(key: str, app: Path) -> Path:
-    """Writes the public key that a bundle is checked with: `right`, `other`, `small_order`, `inside` or `linked`."""
+    """Writes the public key that a bundle is checked with: `right`, `other`, `small_order` or `inside`."""
     folder = app if key == "inside" else app.parent
     path = folder / "public.pem"
     raw = {"other": public(OTHER_SEED), "small_order": _SMALL_ORDER}.get(key) or public(SEED)
     path.write_text(public_pem(raw))
-    if key == "linked":
-        (app / "public.pem").hardlink_to(path)
     return path
 
 

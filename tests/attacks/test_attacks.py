@@ -23,7 +23,7 @@ from attnport.verbs.bundle import bundle
 from attnport.verbs.export import export
 from attnport.verbs.verify import raise_for, verify
 from attnport_bundle import BundleError, load
-from attnport_bundle.printable import is_printable
+from attnport_bundle.errors import is_printable
 from attnport_bundle.selftest import selftest
 
 HERE = Path(__file__).parent

@@ -23,7 +23,7 @@ from representatives import representatives
 from attnport.errors import UsageError
 from attnport.verbs.audit import audit
 from attnport.verbs.export import export
-from attnport_bundle.printable import is_printable
+from attnport_bundle.errors import is_printable
 
 ROOT = Path(__file__).parent.parent.parent
 HUGE = 2**40

@@ -11,7 +11,7 @@ import onnx
 import onnx.parser
 import onnxruntime
 
-from attnport_bundle.onnxruntime_session import OnnxRuntimeSession
+from attnport_bundle.runtimes.onnxruntime import OnnxRuntimeSession
 
 
 def tree(folder: Path) -> dict[str, bytes]:

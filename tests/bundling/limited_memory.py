@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnport_bundle import batches, memory
-from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle import batches
+from attnport_bundle import batches as memory
 from attnport_bundle.errors import FeedError
+from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
 
 MB = 1_000_000
 IO_OF_ROWS = IO(

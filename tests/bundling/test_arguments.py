@@ -10,13 +10,13 @@ import pytest
 
 from attnport_bundle import load
 from attnport_bundle.arguments import LARGEST, flag, integer, mapping, number, path, several
+from attnport_bundle.batches import limit_bytes
 from attnport_bundle.bench import bench
+from attnport_bundle.corpus import Run
+from attnport_bundle.decoding.choosing import Options
 from attnport_bundle.errors import BundleError, FeedError
-from attnport_bundle.generation import Options
-from attnport_bundle.memory import limit_bytes
-from attnport_bundle.prompts import Prompts
-from attnport_bundle.ray import Run
-from attnport_bundle.rules import Rules
+from attnport_bundle.format.decoder import Rules
+from attnport_bundle.format.manifest import Prompts
 from attnport_bundle.selftest import selftest
 
 NOT_NUMBERS: list[Any] = [None, "5", b"5", True, np.bool_(True), [5], float("nan"), np.float32("nan"), 1j, object()]

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from attnport_bundle import batches
-from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.batches import Learned
 from attnport_bundle.errors import BundleError, FeedError
-from attnport_bundle.memory import Learned
+from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.format.manifest import Prompts, TokenizerFiles
 from attnport_bundle.model import Model
-from attnport_bundle.prompts import Prompts
 
 IDS, MASK = TensorSpec("ids", "int64", ("batch", "seq")), TensorSpec("mask", "int64", ("batch", "seq"))
 ROWS, VECTORS = TensorSpec("rows", "float32", ("batch", "seq", 2)), TensorSpec("vector", "float32", ("batch", 3))
@@ -190,7 +190,8 @@ class Embedder(Model):
     def __init__(self, folder: Path, tokenizer: str | None) -> None:
         inputs = tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in ("input_ids", "attention_mask"))
         io = IO(inputs, (ROWS, VECTORS), DIMS, (MaskSpec(("padding",), "attention_mask"),))
-        self.manifest: Any = SimpleNamespace(io=io, tokenizer=tokenizer, prompts=Prompts(), text_limit=None)
+        files = tokenizer and TokenizerFiles(tokenizer, None)
+        self.manifest: Any = SimpleNamespace(io=io, tokenizer=files, prompts=Prompts(), text_limit=None)
         self._folder, self._tokenizer, self._learned = folder, None, Learned()
 
     def run(self, **feeds: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:

@@ -27,7 +27,8 @@ from attnport.folder.workspace import change
 from attnport.jsonfile import to_json
 from attnport.verbs.bundle import bundle
 from attnport.verbs.inspect import inspect
-from attnport_bundle import load, manifest
+from attnport_bundle import load
+from attnport_bundle.format import manifest
 
 VERSION, SM_86 = "1.0.0.9", 1 << 2
 ENGINE = engine_bytes(VERSION, SM_86)

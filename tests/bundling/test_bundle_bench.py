@@ -18,8 +18,8 @@ from attnport.latency import statistics
 from attnport_bundle import FeedError, Model, load
 from attnport_bundle import __main__ as command
 from attnport_bundle.bench import P90_SAMPLES, WINDOW, Report, bench, sample_feeds
-from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.feeds import check_feeds
+from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
 
 DIMS = (Dim("batch", 1, 2, 8), Dim("seq", 1, 5, 16))
 

@@ -12,9 +12,9 @@ from bundle_folders import tree
 from attnport.bundling.readme_cpp import program_cpp, readme_cpp
 from attnport.bundling.write import CPP
 from attnport.verbs.bundle import bundle
-from attnport_bundle import files
-from attnport_bundle.contract import IO, Dim, MaskSpec, Profile, TensorSpec
-from attnport_bundle.manifest import Form, Parity, Requires, read
+from attnport_bundle.format import files
+from attnport_bundle.format.contract import IO, Dim, MaskSpec, Profile, TensorSpec
+from attnport_bundle.format.manifest import Form, Parity, Requires, read
 
 ROOT = Path(__file__).resolve().parents[2]
 READER = ROOT / "attnport" / "bundling" / "cpp"

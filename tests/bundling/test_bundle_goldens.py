@@ -19,12 +19,12 @@ from safetensors.numpy import load_file, save_file
 
 from attnport.parity.golden import bounds as golden_bounds
 from attnport_bundle import BundleError, IntegrityError, goldens, load
-from attnport_bundle.contract import Dim, Profile
-from attnport_bundle.decode import MAX_DEPTH, decode, parse
-from attnport_bundle.external import Reference, references
+from attnport_bundle.format.contract import Dim, Profile
+from attnport_bundle.format.manifest import Bound, Manifest, Requires, read
+from attnport_bundle.format.manifest import Goldens as GoldenRecord
+from attnport_bundle.format.onnx_file import Reference, references
+from attnport_bundle.format.strict_json import MAX_DEPTH, decode, parse
 from attnport_bundle.goldens import GoldenCases, compare
-from attnport_bundle.manifest import Bound, Manifest, Requires, read
-from attnport_bundle.manifest import Goldens as GoldenRecord
 from attnport_bundle.selftest import selftest
 
 BOUND = Bound("case", "y", "fp32", 1e-6, 2e-6)

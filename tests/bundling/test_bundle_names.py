@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnport_bundle.names import check_names
+from attnport_bundle.format.manifest import check_names
 
 
 @pytest.mark.parametrize("name", ["CON", "nul.txt", "a/Aux", "com1.bin", "LPT9", "CONIN$", "nul .txt"])

@@ -17,9 +17,9 @@ from bundle_folders import program, python, tree
 from attnport.bundling.readme import readme
 from attnport_bundle import BundleError, IntegrityError, Model, RuntimeMissing, load
 from attnport_bundle import __main__ as command
-from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.format.manifest import read
 from attnport_bundle.goldens import GoldenCases
-from attnport_bundle.manifest import read
 
 
 def test_it_runs_and_agrees_with_the_module(model: Model) -> None:
@@ -185,7 +185,7 @@ def test_the_readme_program_for_text_runs_as_it_stands(tmp_path: Path) -> None:
     contract = IO(inputs, (TensorSpec("y", "float32", ("b",), None),), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 3)), masks)
     text = readme("m", contract, "tokenizer.json")
     stand_in = (
-        "import attnport_bundle\nfrom attnport_bundle.contract import *\n"
+        "import attnport_bundle\nfrom attnport_bundle.format.contract import *\n"
         f"class load:\n    io = {contract!r}\n    def __init__(self, folder): pass\n"
         "    def __enter__(self): return self\n    def __exit__(self, *args): pass\n"
         "    def run(self, **feeds): return feeds\nattnport_bundle.load = load\n"

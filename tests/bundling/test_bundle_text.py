@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from tokenizer_files import KINDS, ODD, SENTENCES, save
 
-from attnport_bundle import package_tokenizer
-from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport.bundling.characters import character_table
 from attnport_bundle.errors import BundleError, FeedError
-from attnport_bundle.text import Tokenizer
+from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.text import tokenizer as package_tokenizer
+from attnport_bundle.text.tokenizer import Tokenizer
 
 TEXTS = [*ODD, *SENTENCES[:40]]
 LONGEST = 24
@@ -81,6 +82,7 @@ def test_another_side_or_limit_would_be_caught(tmp_path: Path) -> None:
 
 def test_word_pieces_are_the_same_with_the_package_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path, "word_pieces")
+    (tmp_path / "tokenizer.chars").write_text(character_table(path) or "")
     inputs = contract("input_ids", "attention_mask", "token_type_ids", "pooled_mask")
     for limit in (None, 3, 10):
         for prompt in ("", "query: ", "[SEP]", "word " * 40):

@@ -25,7 +25,7 @@ from attnport.jsonfile import to_json
 from attnport.masks.spec import MaskSpec
 from attnport.parity.golden import bounds
 from attnport.verbs.bundle import bundle
-from attnport_bundle import files, manifest
+from attnport_bundle.format import files, manifest
 
 
 def hidden(folder: Path) -> list[Path]:

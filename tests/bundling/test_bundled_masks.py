@@ -12,8 +12,8 @@ from attnport.verbs.bundle import bundle
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 from attnport_bundle import load
-from attnport_bundle.contract import MaskSpec
-from attnport_bundle.manifest import read
+from attnport_bundle.format.contract import MaskSpec
+from attnport_bundle.format.manifest import read
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "masked_attention.py"
 X = "x=float32[batch,seq,64]"

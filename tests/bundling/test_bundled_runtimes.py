@@ -16,14 +16,14 @@ from attnport.bundling import backends, readme_cpp
 from attnport.errors import UsageError
 from attnport.exporter.lowering import base as lowerings
 from attnport.verbs.bundle import bundle
-from attnport_bundle.manifest import ENGINES, RUNTIMES
-from attnport_bundle.opening import OPENERS
+from attnport_bundle.format.manifest import ENGINES, RUNTIMES
+from attnport_bundle.opening import OLDEST
 
 BUNDLING = Path(attnport.bundling.__file__).parent
 
 
 def test_every_runtime_of_the_format_is_opened_and_comes_from_a_target() -> None:
-    assert set(RUNTIMES) == {*OPENERS, *ENGINES}
+    assert set(RUNTIMES) == {*OLDEST, *ENGINES}
     assert set(RUNTIMES) == {runtime for runtime, _ in backends.RUNS.values()}
     assert set(backends.RUNS) <= {*lowerings.names()}
 

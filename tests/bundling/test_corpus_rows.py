@@ -13,9 +13,9 @@ import pytest
 import tiny_attention as tiny
 
 from attnport_bundle import Model, load
-from attnport_bundle import ray as corpus
+from attnport_bundle.corpus import Embed, Run
+from attnport_bundle.corpus import jobs as corpus
 from attnport_bundle.errors import BundleError, FeedError
-from attnport_bundle.ray import Embed, Run
 
 LENGTHS = (5, 1, 9, 3, 9, 2)
 

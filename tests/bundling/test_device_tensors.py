@@ -15,8 +15,8 @@ from bundle_folders import session
 from torch.utils.dlpack import from_dlpack
 
 from attnport_bundle import FeedError, RuntimeMissing
-from attnport_bundle import device_tensors as device
-from attnport_bundle.halves import from_file, to_file
+from attnport_bundle import feeds as device
+from attnport_bundle.feeds import from_file, to_file
 from attnport_bundle.model import Model
 
 ort = pytest.importorskip("onnxruntime")

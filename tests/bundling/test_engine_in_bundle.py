@@ -17,8 +17,8 @@ from bundle_forms import ENGINE_VERSION, engine_bundle, manifest, reform, seal
 from pretended_gpu import Context, Engine, HostDevice, engine_bytes, trt
 
 from attnport_bundle import FeedError, IntegrityError, NumbersOff, RuntimeMissing, load
-from attnport_bundle import cuda as reader_cuda
 from attnport_bundle.errors import BundleWarning
+from attnport_bundle.runtimes import cuda as reader_cuda
 from attnport_bundle.selftest import selftest
 
 
@@ -53,7 +53,7 @@ def test_an_engine_runs_in_the_contracts_dtypes(bundle: Path, cache: Path, devic
     assert device.closed == 1
 
 
-def test_it_is_proved_at_its_first_open_and_again_with_another_driver(
+def test_it_is_proved_at_each_open(
     bundle: Path, cache: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = []
@@ -62,8 +62,7 @@ def test_it_is_proved_at_its_first_open_and_again_with_another_driver(
         before = device.waits
         load(bundle, cache=cache).close()
         waits.append(device.waits - before)
-    assert waits[0] == waits[2] > waits[1]
-    assert len(list(cache.glob("*.pass.json"))) == 2
+    assert waits[0] == waits[1] == waits[2] > 0
 
 
 def test_one_that_computes_something_else_here_is_refused(bundle: Path, cache: Path, device: HostDevice) -> None:
@@ -72,7 +71,6 @@ def test_one_that_computes_something_else_here_is_refused(bundle: Path, cache: P
     with pytest.raises(NumbersOff, match=r"engine does not pass the goldens on Pretended GPU: golden-0, y: "):
         load(bundle, cache=cache)
     assert device.closed == 1
-    assert list(cache.glob("*.pass.json")) == []
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attnport_bundle.contract import IO, Dim, TensorSpec
 from attnport_bundle.errors import BundleError, FeedError, UsageError
-from attnport_bundle.expressions import LARGEST, MAX_DEPTH, MAX_LETTERS, evaluate, names
 from attnport_bundle.feeds import check_feeds, check_outputs
+from attnport_bundle.format.contract import IO, Dim, TensorSpec
+from attnport_bundle.format.expressions import LARGEST, MAX_DEPTH, MAX_LETTERS, evaluate, names
 
 SIZES = {"past": 3, "seq": 4, "height": 33, "width": 17, "empty": 0, "max": 9, "huge": LARGEST}
 VALUES = {

@@ -14,10 +14,9 @@ from giving_on import NAME, give_on, turn
 from torch.utils.dlpack import from_dlpack
 
 from attnport_bundle import BundleError, load
-from attnport_bundle.contract import IO, Dim, TensorSpec
-from attnport_bundle.feeds import check_outputs
-from attnport_bundle.halves import to_file
-from attnport_bundle.onnxruntime_session import OnnxRuntimeSession
+from attnport_bundle.feeds import check_outputs, to_file
+from attnport_bundle.format.contract import IO, Dim, TensorSpec
+from attnport_bundle.runtimes.onnxruntime import OnnxRuntimeSession
 from attnport_bundle.selftest import selftest
 
 ort = pytest.importorskip("onnxruntime")

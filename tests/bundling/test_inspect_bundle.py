@@ -10,7 +10,7 @@ from attnport.console import cells
 from attnport.console.inspect_tables import show_inspection
 from attnport.errors import BundleError, IntegrityError
 from attnport.verbs.inspect import inspect
-from attnport_bundle.manifest import VERSION, read
+from attnport_bundle.format.manifest import VERSION, read
 
 
 def test_a_bundle_is_described_with_its_preferred_model(app: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.errors import FeedError
-from attnport_bundle.joining import Joining
+from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.serve.joining import Joining
 
 BATCH, SEQ, SIZE = Dim("batch", 1, 2, 4), Dim("seq", 1, 4, 16), Dim("size", 1, 4, 16)
 Arrays = dict[str, np.ndarray[Any, Any]]

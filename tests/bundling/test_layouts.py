@@ -23,7 +23,8 @@ from attnport.bundling.layouts._pbtxt import Constant, pbtxt
 from attnport.dims import Dim
 from attnport.errors import ParityFailed, UsageError
 from attnport.verbs.bundle import bundle
-from attnport_bundle import load, manifest
+from attnport_bundle import load
+from attnport_bundle.format import manifest
 
 CONFIG = """\
 # tiny.py:module, form ort_cpu: onnxruntime 1.28 or later

@@ -17,17 +17,21 @@ from typing import Any
 import pytest
 from bundle_folders import python
 from bundle_forms import UNRUN
-from manifest_windows import FINE_WINDOWS, WRONG_WINDOWS
+from manifest_decoders import FINE_DECODERS, WRONG_DECODERS, decoder, rules
 
 from attnport.bundling import write as writing
 from attnport_bundle import BundleError, IntegrityError
-from attnport_bundle.contract import CARRIES, IO, RANKS, Dim, MaskSpec, TensorSpec
-from attnport_bundle.manifest import Bound, Goldens, Manifest, from_bytes
-from attnport_bundle.rules import Rules
+from attnport_bundle.format.contract import CARRIES, IO, RANKS, Dim, MaskSpec, TensorSpec
+from attnport_bundle.format.manifest import Bound, BundleIO, Goldens, Manifest, from_bytes
 
 Edit = Callable[[dict[str, Any]], Any]
 MEASURED = {"case": "c", "output": "hidden", "rms_error": 1.0, "rms_bound": 2.0, "max_error": 1.0, "max_bound": 2.0}
-PROFILE = {"dims": [{"name": "batch", "min": 1, "opt": 2, "max": 8}, {"name": "seq", "min": 1, "opt": 5, "max": 16}]}
+PROFILE = {
+    "dims": [
+        {"name": "batch", "min": 1, "opt": 2, "max": 8, "step": 1},
+        {"name": "seq", "min": 1, "opt": 5, "max": 16, "step": 1},
+    ]
+}
 
 
 def form(found: dict[str, Any]) -> dict[str, Any]:
@@ -70,6 +74,14 @@ def listed(found: dict[str, Any], name: str) -> None:
     found["files"][name] = found["files"]["weights.bin"]
 
 
+def tokenizer(found: dict[str, Any], chars: str | None) -> str:
+    """A tokenizer of these files."""
+    found["tokenizer"] = {"file": "tokenizer.json", "chars": chars}
+    for name in ("tokenizer.json", *([chars] if chars else [])):
+        listed(found, name)
+    return "tokenizer.chars"
+
+
 def unverified(found: dict[str, Any], **changes: Any) -> dict[str, Any]:
     found["unverified"] = True
     form(found)["proof"] = "graph-only"
@@ -85,17 +97,11 @@ def stepped(found: dict[str, Any], step: int) -> None:
     found["io"]["dims"][1].update(SECONDS | {"step": step})
 
 
-def rules(**changed: object) -> dict[str, Any]:
-    """How tokens are chosen, as a manifest has it."""
-    return dataclasses.asdict(Rules()) | changed
-
-
 def prompts(default: str = "query", **named: object) -> dict[str, Any]:
     """What a manifest says of prompts."""
     return {"named": named, "default": default}
 
 
-LATER = ("stop", "start", "rules", "window")
 FINE: dict[str, Edit] = {
     "as it was made": lambda m: None,
     "an engine": lambda m: engine(m),
@@ -114,16 +120,11 @@ FINE: dict[str, Edit] = {
     "without a reader for Python": lambda m: m.update(files={n: f for n, f in m["files"].items() if "python" not in n}),
     "a step": lambda m: stepped(m, 2),
     "a step of an engine": lambda m: (engine(m), stepped(m, 2), form(m)["profiles"][0]["dims"][1].update(SECONDS)),
-    "a decoder's ends": lambda m: m["io"].update(stop=[2, 0]),
-    "how a decoder begins": lambda m: m["io"].update(start=[0]),
-    "how its tokens are chosen": lambda m: m["io"].update(rules=rules(bad_words=[[3], [4, 5]], length_penalty=2)),
-    "chosen by the scores alone": lambda m: m["io"].update(rules=None),
+    **FINE_DECODERS,
     "prompts": lambda m: m.update(prompts=prompts(query="Find\nan answer:\t\u3000", document="")),
-    "no prompts and no limit, as in earlier bundles": lambda m: (m.pop("prompts"), m.pop("text_limit")),
     "a limit of texts": lambda m: m.update(text_limit=256),
-    **{f"no {key}, as in earlier bundles": lambda m, key=key: m["io"].pop(key) for key in LATER},
-    **FINE_WINDOWS,
-    "no step, as in version 3": lambda m: [dim.pop("step") for dim in m["io"]["dims"]],
+    "a tokenizer without characters": lambda m: tokenizer(m, None),
+    "a tokenizer with its characters": lambda m: tokenizer(m, "tokenizer.chars"),
     "the largest integer": lambda m: m["io"]["inputs"][0].update(high=2**53 - 1),
 }
 WRONG: dict[str, tuple[Edit, str]] = {
@@ -148,24 +149,11 @@ WRONG: dict[str, tuple[Edit, str]] = {
         lambda m: (engine(m), form(m)["profiles"][0]["dims"][1].update(max=17)),
         "seq from 1 to 17; the model takes 1 to 16",
     ),
-    "end below 0": (lambda m: m["io"].update(stop=[2, -1]), "stop"),
-    "end that is no integer": (lambda m: m["io"].update(stop=[2.5]), "stop"),
-    "beginning below 0": (lambda m: m["io"].update(start=[-1]), "start"),
-    "rules with one missing": (lambda m: m["io"].update(rules={"beams": 2}), "is missing"),
-    "rules with one more": (lambda m: m["io"].update(rules=rules(more=2)), "unknown key"),
-    "no beam": (lambda m: m["io"].update(rules=rules(beams=0)), "beams: got 0"),
-    "beams without end": (lambda m: m["io"].update(rules=rules(beams=10**9)), "beams: got 1000000000"),
-    "a penalty of 0": (lambda m: m["io"].update(rules=rules(repetition_penalty=0)), "repetition_penalty: got 0"),
-    "rows below 0": (lambda m: m["io"].update(rules=rules(no_repeat_ngram=-1)), "no_repeat_ngram: got -1"),
-    "length below 0": (lambda m: m["io"].update(rules=rules(min_length=-1)), "min_length: got -1"),
-    "tokens below 0": (lambda m: m["io"].update(rules=rules(min_tokens=-1)), "min_tokens: got -1"),
-    **WRONG_WINDOWS,
-    "a word of nothing": (lambda m: m["io"].update(rules=rules(bad_words=[[]])), "bad_words: expected"),
-    "a word below 0": (lambda m: m["io"].update(rules=rules(bad_words=[[-1]])), "bad_words: expected"),
-    **{
-        f"{name} of no token": (lambda m, name=name: m["io"].update(rules=rules(**{name: [-1]})), f"{name}: got [-1]")
-        for name in ("suppress", "suppress_first", "forced_first", "forced_last")
-    },
+    **WRONG_DECODERS,
+    "a tokenizer by its name": (lambda m: (listed(m, "a.json"), m.update(tokenizer="a.json")), "got 'a.json'"),
+    "a tokenizer without its characters' name": (lambda m: m.update(tokenizer={"file": "a.json"}), "is missing"),
+    "characters of another file": (lambda m: tokenizer(m, "model.chars"), "expected 'tokenizer.chars'"),
+    "characters that are no file": (lambda m: m["files"].pop(tokenizer(m, "tokenizer.chars")), "not among the files"),
     "a prompt that is a number": (lambda m: m.update(prompts=prompts(query=1)), "named.query: got 1; expected str"),
     "a prompt that is too long": (lambda m: m.update(prompts=prompts(query="x" * 1001)), "text of at most 1000"),
     "a prompt of half a pair": (lambda m: m.update(prompts=prompts(query="\ud800")), "half of a surrogate pair"),
@@ -242,7 +230,7 @@ WRONG: dict[str, tuple[Edit, str]] = {
         lambda m: m["files"].pop("python/attnport_bundle/__pycache__"),
         "is not among the files of the reader",
     ),
-    "version that is long": (lambda m: m.update(version="9" * 10**5), "this reader knows versions 3 to 4"),
+    "version that is long": (lambda m: m.update(version="9" * 10**5), "this reader knows version 1"),
     "name with escapes": (lambda m: m.update(name="a\x1b[2J"), "expected printable text"),
     "key with escapes": (lambda m: m["provenance"]["versions"].update({"a\x1b": "1"}), "expected printable text"),
     "reason too long": (lambda m: form(m)["parity"].update(reason="x" * 1001), "at most 1000 characters"),
@@ -347,17 +335,15 @@ def test_the_copied_reader_says_what_is_expected_in_the_same_words(app: Path, ke
         from_bytes(json.dumps(found).encode(), "bundle.json")
 
 
-def test_the_format_names_every_key_and_those_that_may_be_missing() -> None:
+def test_the_format_names_every_key() -> None:
     text = (Path(writing.__file__).parent / "FORMAT.md").read_text()
     keys: set[str] = set()
-    optional: set[str] = set()
 
     def walk(kind: Any) -> None:
         if dataclasses.is_dataclass(kind):
             hints = typing.get_type_hints(kind)
             for field in dataclasses.fields(kind):
                 keys.add(field.name)
-                optional.update({field.name} if field.metadata.get("optional") else ())
                 walk(hints[field.name])
         for argument in typing.get_args(kind):
             walk(argument)
@@ -367,24 +353,21 @@ def test_the_format_names_every_key_and_those_that_may_be_missing() -> None:
     named = set(re.findall(r"`([^`]+)`", text))
     words = {part for name in named for part in re.split(r"[^A-Za-z0-9_]+", name)}
     assert sorted(keys - words) == []
-    assert sorted({f"io.{field.name}" for field in dataclasses.fields(IO)} - named) == []
-    (said,) = re.findall(r"only ((?:`\w+`(?:, | and )?)+) MAY be missing", text)
-    assert set(re.findall(r"\w+", said)) - {"and"} == optional
+    assert sorted({f"io.{field.name}" for field in dataclasses.fields(BundleIO)} - named) == []
 
 
 def test_every_key_of_the_manifest_must_be_there(made_bundle: Path) -> None:
     whole = json.loads((made_bundle / "bundle.json").read_text())
+    decoder(whole, rules=rules())
+    tokenizer(whole, "tokenizer.chars")
+    from_bytes(json.dumps(whole).encode(), "here")
     tried = 0
 
     def without(value: Any) -> None:
         nonlocal tried
         for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
             inner = value[key]
-            may_miss = (
-                value is whole["files"]
-                or value is whole["provenance"]["versions"]
-                or key in ("step", "prompts", "text_limit", *LATER)
-            )
+            may_miss = value is whole["files"] or value is whole["provenance"]["versions"]
             if isinstance(value, dict) and not may_miss:
                 del value[key]
                 with pytest.raises(BundleError):
@@ -394,4 +377,4 @@ def test_every_key_of_the_manifest_must_be_there(made_bundle: Path) -> None:
                 without(inner)
 
     without(whole)
-    assert tried > 80
+    assert tried > 110

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from limited_memory import CASES, IO_OF_ROWS, MB, Case, Process, feeds_of, shapes_and_outputs
 
-from attnport_bundle import batches, memory
+from attnport_bundle import batches
+from attnport_bundle import batches as memory
+from attnport_bundle.batches import Learned, Memory
 from attnport_bundle.errors import FeedError
-from attnport_bundle.memory import Learned, Memory
 
 WORDS = {
     "tokens_below_one": "tokens: got 0; expected 1 or more.",
@@ -131,7 +132,7 @@ REAL = """
 import json, sys
 import numpy as np
 from limited_memory import IO_OF_ROWS
-from attnport_bundle import batches, memory
+from attnport_bundle import batches
 
 kept = []
 def run(ids, mask):
@@ -141,8 +142,8 @@ def run(ids, mask):
     return {"rows": np.zeros((*ids.shape, 2), np.float32), "vector": ids[:, :1].astype(np.float32).repeat(3, 1)}
 
 ids = np.arange(1, 300 * 16 + 1).reshape(300, 16)
-limit = memory.used().now + 40_000_000
-out = batches.mapped(run, IO_OF_ROWS, {"ids": ids, "mask": np.ones_like(ids)}, memory=memory.Memory(limit))
+limit = batches.used().now + 40_000_000
+out = batches.mapped(run, IO_OF_ROWS, {"ids": ids, "mask": np.ones_like(ids)}, memory=batches.Memory(limit))
 peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps([peak <= limit, out["vector"][:, 0].tolist() == ids[:, 0].tolist(), sum(map(len, kept))]))
 """

@@ -14,7 +14,7 @@ import pytest
 import tiny_attention as tiny
 
 from attnport.verbs.bundle import bundle
-from attnport_bundle.manifest import read
+from attnport_bundle.format.manifest import read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -17,11 +17,11 @@ import pytest
 from bundle_forms import manifest, seal
 
 from attnport_bundle import BundleError, IntegrityError, RuntimeMissing, load
-from attnport_bundle.external import opset
-from attnport_bundle.halves import from_file, to_file
-from attnport_bundle.onnxruntime_session import OnnxRuntimeSession
+from attnport_bundle.errors import is_printable
+from attnport_bundle.feeds import from_file, to_file
+from attnport_bundle.format.onnx_file import opset
 from attnport_bundle.opening import release
-from attnport_bundle.printable import is_printable
+from attnport_bundle.runtimes.onnxruntime import OnnxRuntimeSession
 
 
 def renamed_output(found: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ def other_size(found: dict[str, Any]) -> None:
 
 
 def ranged_size(found: dict[str, Any]) -> None:
-    found["io"]["dims"].append({"name": "wide", "min": 1, "opt": 8, "max": 8})
+    found["io"]["dims"].append({"name": "wide", "min": 1, "opt": 8, "max": 8, "step": 1})
     found["io"]["outputs"][1]["dims"][1] = "wide"
 
 

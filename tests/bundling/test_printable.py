@@ -8,7 +8,7 @@ import unicodedata
 from pathlib import Path
 
 import attnport.bundling
-from attnport_bundle.printable import _HIDDEN, escaped, is_printable
+from attnport_bundle.errors import _HIDDEN, escaped, is_printable
 
 FORMAT = Path(attnport.bundling.__file__).with_name("FORMAT.md")
 HIDDEN = {"Cc", "Cf", "Zs", "Zl", "Zp", "Co", "Cs"}

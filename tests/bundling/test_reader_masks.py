@@ -13,10 +13,10 @@ import pytest
 
 from attnport.bundling.readme import readme
 from attnport_bundle import FeedError, IntegrityError, Model
-from attnport_bundle.contract import CARRIES, IO, RANKS, Dim, MaskSpec, TensorSpec
 from attnport_bundle.errors import UsageError
 from attnport_bundle.feeds import check_feeds, padding_masks
-from attnport_bundle.manifest import check_contract, read
+from attnport_bundle.format.contract import CARRIES, IO, RANKS, Dim, MaskSpec, TensorSpec
+from attnport_bundle.format.manifest import check_contract, read
 
 
 def test_padding_masks_from_lengths(model: Model) -> None:

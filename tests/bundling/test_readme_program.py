@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 from bundle_folders import program
 
 from attnport.artifacts import Prompts
+from attnport.bundling.characters import character_table
 from attnport.bundling.readme import readme
-from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
 
 IDS = "input_ids"
 INPUTS = tuple(TensorSpec(name, "int64", ("b", "t"), None) for name in (IDS, "attention_mask", "token_type_ids"))
@@ -59,14 +61,14 @@ def app(tmp_path: Path) -> Path:
     reader = Path(__file__).parents[2] / "attnport_bundle"
     package = tmp_path / "installed" / "attnport_bundle"
     (tmp_path / "app" / "python").mkdir(parents=True)
-    package.mkdir(parents=True)
-    for source in reader.glob("*.py"):
-        (package / source.name).write_text(source.read_text("utf-8"), "utf-8")
+    for folder in ("", "format", "text", "runtimes"):
+        shutil.copytree(reader / folder, package / folder, ignore=lambda at, _: {
+            path.name for path in Path(at).iterdir() if path.suffix != ".py"}, dirs_exist_ok=True)  # fmt: skip
     echo = (
         "class load:\n    def __init__(self, folder): self.io = io\n    def __enter__(self): return self\n"
         "    def __exit__(self, *args): pass\n    def run(self, **feeds): return feeds\n"
     )
-    contract = f"from .contract import IO, Dim, MaskSpec, TensorSpec\nio = {CONTRACT!r}\n"
+    contract = f"from .format.contract import IO, Dim, MaskSpec, TensorSpec\nio = {CONTRACT!r}\n"
     (package / "model.py").write_text(f"{contract}\n{echo}\nclass Model: pass\n")
     return tmp_path / "app"
 
@@ -80,6 +82,7 @@ def run(code: str, app: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_readers_own_tokenizer_is_shown_and_runs_as_it_stands(app: Path) -> None:
     (app / "tokenizer.json").write_text(json.dumps(bert()))
+    (app / "tokenizer.chars").write_text(character_table(app / "tokenizer.json") or "")
     page = readme("m", CONTRACT, "tokenizer.json", app)
     assert "pip install tokenizers" not in page
     code = program(page, "From text")

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from attnport_bundle import BundleError, load
-from attnport_bundle.cache import Cache, default_folder, find
 from attnport_bundle.errors import BundleWarning
-from attnport_bundle.runtime_cache import MAGIC, RuntimeCache
+from attnport_bundle.runtimes.kernels import MAGIC, Cache, RuntimeCache, default_folder, find
 
 ENTRY, OTHER = "a" * 64, "b" * 64
 
@@ -105,7 +104,7 @@ def test_a_cache_inside_the_bundle_is_refused(app: Path, tmp_path: Path) -> None
     (tmp_path / "link").symlink_to(app)
     for folder in (app, app / "cache", tmp_path / "link" / "cache", app / "python" / ".." / "cache"):
         with pytest.raises(BundleError, match="inside the bundle") as caught:
-            load(app, cache=folder)
+            find(app, folder)
         assert caught.value.exit_code == 2
     assert not (app / "cache").exists()
 

@@ -13,7 +13,7 @@ from damaged_safetensors import BAD, DATA, ENTRY, GOOD, SECOND, file
 
 from attnport.bundling import golden
 from attnport_bundle import IntegrityError
-from attnport_bundle.safetensors import read_safetensors
+from attnport_bundle.goldens import read_safetensors
 
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "case/in/ids": np.arange(6, dtype=np.int64).reshape(2, 3),

@@ -15,7 +15,7 @@ import hostile_models as pieces  # noqa: E402 - see above
 
 from attnport.bundling.model_file import external_files  # noqa: E402 - behind those
 from attnport.errors import ArtifactError  # noqa: E402 - behind those
-from attnport_bundle.external import references  # noqa: E402 - behind those
+from attnport_bundle.format.onnx_file import references  # noqa: E402 - behind those
 
 AT_A_LIMIT = {
     "nested graphs": (pieces.nested_ifs, 32),

@@ -156,6 +156,7 @@ def test_a_text_model_comes_with_its_tokenizer_and_an_ensemble(repository: Path)
         "tiny_tokenizer/1/bundle.json",
         "tiny_tokenizer/1/model.py",
         "tiny_tokenizer/1/tokenizer.json",
+        "tiny_tokenizer/1/tokenizer.chars",
         "tiny_text/config.pbtxt",
         "tiny_text/1/.keep",
     }

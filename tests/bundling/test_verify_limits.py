@@ -20,7 +20,7 @@ from attnport.processes import isolated, worker
 from attnport.processes.child import Child, Died
 from attnport.verbs import verify as verifying
 from attnport.verbs.verify import raise_for, verify
-from attnport_bundle.manifest import MANIFEST
+from attnport_bundle.format.manifest import MANIFEST
 
 FILE = "model.ort_cpu.onnx"
 

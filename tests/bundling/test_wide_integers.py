@@ -9,7 +9,7 @@ import pytest
 import wide_integers
 
 from attnport_bundle import FeedError, load
-from attnport_bundle.openvino_session import _reason
+from attnport_bundle.runtimes.openvino import _reason
 
 pytest.importorskip("openvino")
 

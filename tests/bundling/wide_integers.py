@@ -36,8 +36,9 @@ def make(app: Path) -> Path:
     found["io"] = {
         "inputs": [{"name": "x", "dtype": "int64", "dims": ["batch", "seq"], "high": None}],
         "outputs": [{"name": "y", "dtype": "float32", "dims": ["batch", "seq"], "high": None}],
-        "dims": [{"name": name, "min": 1, "opt": 2, "max": 8} for name in ("batch", "seq")],
+        "dims": [{"name": name, "min": 1, "opt": 2, "max": 8, "step": 1} for name in ("batch", "seq")],
         "masks": [],
+        "decoder": None,
     }
     given = np.array([[0, LEAST, MOST]], dtype=np.int64)
     arrays = {"golden-0/in/x": given, "golden-0/out/y": given.astype(np.float32).astype(np.float64)}

@@ -22,7 +22,7 @@ import attack as attacks  # noqa: E402 - see above
 import keys  # noqa: E402 - behind those
 
 from attnport_bundle import BundleError  # noqa: E402 - behind those
-from attnport_bundle.printable import is_printable  # noqa: E402 - behind those
+from attnport_bundle.errors import is_printable  # noqa: E402 - behind those
 from attnport_bundle.selftest import selftest  # noqa: E402 - behind those
 
 ALL = [attacks.read(path) for path in sorted(ATTACKS.glob("*.json"))]

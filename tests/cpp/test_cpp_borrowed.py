@@ -34,7 +34,7 @@ def rows_app(app: Path, request: pytest.FixtureRequest) -> Path:
     found["io"] = {
         "inputs": [{"name": "x", "dtype": "float32", "dims": ["batch", "seq"], "high": None}],
         "outputs": [{"name": "greatest", "dtype": "float32", "dims": ["batch"], "high": None}],
-        "dims": [{"name": name, "min": 1, "opt": 2, "max": LARGE_BYTES} for name in ("batch", "seq")],
+        "dims": [{"name": name, "min": 1, "opt": 2, "max": LARGE_BYTES, "step": 1} for name in ("batch", "seq")],
         "masks": [],
     }
     given = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -11,8 +11,9 @@ from cpp_builds import Build
 from cpp_engines import pretended
 from pretended_gpu import engine_bytes
 
-from attnport_bundle import engine_header, engine_session
 from attnport_bundle.errors import FeedError
+from attnport_bundle.runtimes import tensorrt as engine_header
+from attnport_bundle.runtimes import tensorrt as engine_session
 
 WHOLE = engine_bytes(ENGINE_VERSION, SM_86_AND_89)
 HEADERS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from cpp_builds import Build
 from test_cpp_manifest import answers, in_cpp
 
-from attnport_bundle.expressions import LARGEST, evaluate, names
+from attnport_bundle.format.expressions import LARGEST, evaluate, names
 
 BUNDLING = Path(__file__).resolve().parents[1] / "bundling"
 if str(BUNDLING) not in sys.path:

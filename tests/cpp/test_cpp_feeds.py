@@ -13,9 +13,9 @@ import pytest
 from cpp_builds import Build
 
 from attnport_bundle import feeds as python
-from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.errors import BundleError
-from attnport_bundle.halves import from_file, to_file
+from attnport_bundle.feeds import from_file, to_file
+from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.opening import release
 
 Say = Callable[[Sequence[str]], list[str]]

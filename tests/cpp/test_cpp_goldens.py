@@ -16,9 +16,8 @@ from damaged_safetensors import BAD, GOOD
 
 from attnport.bundling import golden
 from attnport_bundle import IntegrityError
-from attnport_bundle.goldens import compare
-from attnport_bundle.manifest import Bound
-from attnport_bundle.safetensors import read_safetensors
+from attnport_bundle.format.manifest import Bound
+from attnport_bundle.goldens import compare, read_safetensors
 
 Array = np.ndarray[Any, Any]
 Dump = Callable[[bytes], tuple[int, str]]

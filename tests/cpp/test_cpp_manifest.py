@@ -13,12 +13,11 @@ import made_up
 import pytest
 from cpp_builds import Build
 
-from attnport_bundle.contract import Dim, TensorSpec
-from attnport_bundle.errors import BundleError
-from attnport_bundle.external import opset, references
-from attnport_bundle.manifest import ENGINES, Form, Manifest, from_bytes
-from attnport_bundle.printable import is_printable
-from attnport_bundle.rules import Rules
+from attnport_bundle.errors import BundleError, is_printable
+from attnport_bundle.format.contract import Dim, TensorSpec
+from attnport_bundle.format.decoder import Rules
+from attnport_bundle.format.manifest import ENGINES, Form, Manifest, from_bytes
+from attnport_bundle.format.onnx_file import opset, references
 
 BUNDLING = Path(__file__).resolve().parents[1] / "bundling"
 if str(BUNDLING) not in sys.path:

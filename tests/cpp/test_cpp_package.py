@@ -12,7 +12,7 @@ from cpp_builds import NEW, Build, cmake, environment
 from cpp_consumers import PROJECT, built, consumer
 
 from attnport.verbs.bundle import bundle
-from attnport_bundle import files, manifest
+from attnport_bundle.format import files, manifest
 
 LOOSE = ("-DCMAKE_CXX_FLAGS=-O0", "-DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON")
 """Compiles fast."""

@@ -16,11 +16,11 @@ import pytest
 from cpp_builds import Build
 from cpp_texts import TEXT, changed, run
 
-from attnport_bundle import wordpiece
-from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.errors import BundleError, FeedError
-from attnport_bundle.text import Tokenizer
-from attnport_bundle.wordpiece import WordPiece
+from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.text import wordpiece
+from attnport_bundle.text.tokenizer import Tokenizer
+from attnport_bundle.text.wordpiece import WordPiece
 
 ROOT = Path(__file__).parents[2]
 SENTENCES = (ROOT / "examples" / "sentences.txt").read_text("utf-8").splitlines()

@@ -12,9 +12,8 @@ import pytest
 from cpp_builds import Build
 from cpp_texts import TEXT, changed, run
 
-from attnport_bundle.errors import BundleError
-from attnport_bundle.printable import is_printable
-from attnport_bundle.wordpiece import WordPiece
+from attnport_bundle.errors import BundleError, is_printable
+from attnport_bundle.text.wordpiece import WordPiece
 
 
 def nested(value: Any, *keys: str | int) -> Any:

@@ -27,7 +27,7 @@ from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 from attnport.verbs.generate import generate
-from attnport_bundle.decoding import IN_PLACE
+from attnport_bundle.format.decoder import IN_PLACE
 
 PROMPTS = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
 QUICK = ("t5",)
@@ -105,7 +105,8 @@ def test_a_bundle_of_each_part_answers_too(artifacts: Once, tmp_path: Path) -> N
         apps.append(bundle(folder, tmp_path / folder.name, forms=("ort_cpu",)))
     decoder, encoder = map(attnport.open, artifacts("t5"))
     with attnport_bundle.load(apps[0]) as model, attnport_bundle.load(apps[1]) as reads:
-        assert model.io.start == (0,)
+        assert model.io.decoder
+        assert model.io.decoder.start == (0,)
         found = model.generate(PROMPTS, encoder=reads, max_tokens=8)
     assert found == decoder.generate(PROMPTS, encoder=encoder, max_tokens=8)
 

@@ -9,10 +9,10 @@ import pytest
 from decoders import exported
 from representatives import representatives
 
+from attnport.decoders import roles_in
 from attnport.folder.workspace import open_folder
 from attnport.verbs.fuse import fuse
-from attnport_bundle.openvino_states import with_states
-from attnport_bundle.roles import roles_of
+from attnport_bundle.runtimes.openvino import with_states
 
 openvino = pytest.importorskip("openvino")
 
@@ -22,7 +22,7 @@ def test_attention_and_cache_are_one_kernel(name: str, tmp_path: Path) -> None:
     folder = exported(name, tmp_path)
     fuse(folder, targets=["openvino"])
     manifest, core = open_folder(folder), openvino.Core()
-    graph = with_states(core.read_model(folder / manifest.forms["openvino"].file), roles_of(manifest.io))
+    graph = with_states(core.read_model(folder / manifest.forms["openvino"].file), roles_in(manifest.io))
     made = core.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     kinds = Counter(str(node.get_rt_info()["layerType"].astype(str)) for node in made.get_runtime_model().get_ops())
     assert kinds["ScaledDotProductAttention"] == 2

@@ -15,9 +15,9 @@ from representatives import representatives
 import attnport
 from attnport.errors import FeedError
 from attnport.sources.hf_rules import rules_of
+from attnport_bundle.decoding.choosing import NO_TOKEN, Options, _Beams
 from attnport_bundle.errors import UsageError
-from attnport_bundle.generation import NO_TOKEN, Options, _Beams
-from attnport_bundle.rules import Rules
+from attnport_bundle.format.decoder import Rules
 
 PROMPTS = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
 NEW = 16

@@ -12,9 +12,10 @@ from decoders import END, STATES, VOCABULARY, Once, continued
 from representatives import representatives
 
 import attnport
-from attnport.artifacts import IOContract
+from attnport.artifacts import IOContract, Window
 from attnport.cases.choosing import cases_of, few_batches
 from attnport.cases.decoding import GROUP, decoding_cases, in_steps
+from attnport.decoders import roles_in
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import FeedError, SpecError
 from attnport.folder.opened import opened
@@ -23,9 +24,7 @@ from attnport.masks.spec import MaskSpec
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
-from attnport_bundle.contract import Window
-from attnport_bundle.decoding import Buffers, Decoding
-from attnport_bundle.roles import roles_of
+from attnport_bundle.decoding.caches import Buffers, Decoding
 
 PROMPTS = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
 QUICK = ("lfm2",)
@@ -70,7 +69,7 @@ def test_inputs_and_outputs_of_one_token_at_a_time(artifacts: Once) -> None:
         "present_key_0=float32[batch,2,past+1,8]", "present_value_0=float32[batch,2,past+1,8]",
     ]  # fmt: skip
     assert {dim.name: (dim.min, dim.max) for dim in io.dims if dim.name != "batch"} == {"past": (0, 319)}
-    assert [spec.name for spec, _, axis in roles_of(io).caches if axis is None] == ["past_conv_0"]
+    assert [spec.name for spec, _, axis in roles_in(io).caches if axis is None] == ["past_conv_0"]
 
 
 def test_padding_in_a_state_and_a_state_that_is_lost_are_found(artifacts: Once) -> None:
@@ -199,9 +198,9 @@ def test_a_step_is_one_token_and_no_prompt_is_passed_at_once(artifacts: Once) ->
         calls.append(feeds["input_ids"].shape)
         return dict(session.run(feeds))
 
-    from attnport_bundle.generation import Options, generated
+    from attnport_bundle.decoding.choosing import Options, generated
 
-    assert len(list(generated(Decoding(run, io, roles_of(io)), [[5, 17, 60]], Options(max_tokens=2)))) == 2
+    assert len(list(generated(Decoding(run, io, roles_in(io)), [[5, 17, 60]], Options(max_tokens=2)))) == 2
     assert calls == [(1, 1)] * 4
 
 
@@ -240,7 +239,7 @@ def test_a_state_a_window_and_a_cache_of_all_tokens_go_together() -> None:
             buffer[:, : lengths[name]] = made.pop(output)
         return made
 
-    roles, rng = roles_of(io), np.random.default_rng(0)
+    roles, rng = roles_in(io), np.random.default_rng(0)
     assert [axis for _, _, axis in roles.caches] == [1, 1, None]
     ids, keep = rng.integers(1, VOCABULARY, (2, 200)), np.ones((2, 200), bool)
     keep[1, :4] = False

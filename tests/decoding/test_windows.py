@@ -12,7 +12,9 @@ from decoders import Once, continued, exported, saved
 from representatives import representatives
 
 import attnport
-from attnport.cases.decoding import PROMPT, decoding_cases, in_steps
+from attnport.artifacts import Window
+from attnport.cases.decoding import PROMPT, decoding_cases, in_steps, stepped
+from attnport.decoders import roles_in
 from attnport.errors import AttnportError
 from attnport.folder.opened import opened
 from attnport.folder.workspace import open_folder
@@ -21,9 +23,7 @@ from attnport.sources.load import load
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.fuse import fuse
-from attnport_bundle.contract import Window
-from attnport_bundle.decoding import Decoding, stepped, steps_of
-from attnport_bundle.roles import roles_of
+from attnport_bundle.decoding.caches import Decoding, steps_of
 
 KINDS = {
     "mistral": Window("past", 5, "position_ids"),
@@ -91,7 +91,7 @@ def test_caches_hold_what_can_be_seen_and_no_more(artifacts: Once, kind: str, ru
     folder = artifacts(kind)
     manifest = open_folder(folder)
     session: Any = opened(folder, manifest, runtime or "ort_cpu")
-    roles = roles_of(manifest.io)
+    roles = roles_in(manifest.io)
     decoding = Decoding(lambda **feeds: session.run(feeds), manifest.io, roles, steps_of(session) if runtime else None)
     keep = np.ones((2, 50), dtype=bool)
     keep[1, :45] = False

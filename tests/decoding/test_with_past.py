@@ -15,7 +15,7 @@ from decoders import KINDS, QUICK, continued, exported
 from representatives import representatives
 
 from attnport.artifacts import ParityReport
-from attnport.cases.decoding import PROMPT, STEPS, decoding_cases, in_steps
+from attnport.cases.decoding import PROMPT, STEPS, decoding_cases, in_steps, stepped
 from attnport.errors import SpecError, UsageError
 from attnport.folder.machine import machine
 from attnport.folder.workspace import open_folder
@@ -23,7 +23,6 @@ from attnport.jsonfile import read
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
-from attnport_bundle.decoding import stepped
 
 FUSED = {"gpt2": 2, "llama": 2, "mistral": 2, "gemma3": 2, "gemma2": 2, "qwen2": 2, "phi3": 2, "bloom": 2, "opt": 2}
 

@@ -87,7 +87,7 @@ def on_openvino(model: ir.Model) -> Run:
     """A compiled model of OpenVINO CPU, held to float32."""
     import openvino
 
-    from attnport_bundle.signal_stack import signal_stack_kept
+    from attnport_bundle.runtimes.openvino import signal_stack_kept
 
     graph = openvino.Core().read_model(io.BytesIO(ir.to_proto(model).SerializeToString()))
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}

@@ -13,6 +13,7 @@ from decoders import KINDS, QUICK, VOCABULARY, Once
 from representatives import representatives
 
 from attnport.artifacts import Session
+from attnport.decoders import roles_in
 from attnport.exporter import storage
 from attnport.exporter.forms.in_place import update_in_place
 from attnport.exporter.lowering import base as lowerings
@@ -20,9 +21,9 @@ from attnport.exporter.lowering.base import Lowering
 from attnport.folder.opened import opened
 from attnport.folder.workspace import open_folder
 from attnport.verbs.fuse import fuse
-from attnport_bundle.decoding import IN_PLACE, Buffers, Decoding, steps_of
+from attnport_bundle.decoding.caches import Buffers, Decoding, steps_of
 from attnport_bundle.errors import FeedError
-from attnport_bundle.roles import roles_of
+from attnport_bundle.format.decoder import IN_PLACE
 
 pytest.importorskip("onnxruntime")
 Array = np.ndarray[Any, Any]
@@ -40,8 +41,8 @@ def session_of(folder: Path) -> Session:
 def begun(folder: Path, *, in_place: bool) -> Decoding:
     session, io = session_of(folder), open_folder(folder).io
     make_steps = steps_of(session)
-    assert make_steps(roles_of(io)) is not None
-    return Decoding(lambda **feeds: session.run(feeds), io, roles_of(io), make_steps if in_place else None)
+    assert make_steps(roles_in(io)) is not None
+    return Decoding(lambda **feeds: session.run(feeds), io, roles_in(io), make_steps if in_place else None)
 
 
 def tokens(batch: int, count: int) -> Array:
@@ -78,7 +79,7 @@ def test_steps_are_those_of_a_copied_cache(artifacts: Once, kind: str, batch: in
         found, wanted = one.push(new, real), other.push(new, real)
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
     io = open_folder(folder).io
-    for spec, _, _ in roles_of(io).caches:
+    for spec, _, _ in roles_in(io).caches:
         real = np.concatenate([keep, np.ones((batch, 43), dtype=bool)], axis=1)
         caches = [decoding.cache(spec.name).swapaxes(1, 2) for decoding in (one, other)]
         last = min(cache.shape[1] for cache in caches)  # what no token sees is let go at different times
@@ -90,7 +91,7 @@ def test_the_buffer_itself_is_written_to(artifacts: Once) -> None:
     """Its address stays, and all but the new place too."""
     folder = artifacts("gpt2")
     session, io = session_of(folder), open_folder(folder).io
-    roles = roles_of(io)
+    roles = roles_in(io)
     steps = steps_of(session)(roles)
     assert isinstance(steps, Buffers)
     random = np.random.default_rng(0)
@@ -118,7 +119,7 @@ def test_a_prompt_of_one_token(artifacts: Once) -> None:
     manifest = open_folder(folder)
     feeds: dict[str, Array] = {"input_ids": tokens(2, 1), "attention_mask": np.ones((2, 1), np.int64)}
     feeds["position_ids"] = np.zeros((2, 1), np.int64)
-    for spec, _, _ in roles_of(manifest.io).caches:
+    for spec, _, _ in roles_in(manifest.io).caches:
         feeds[spec.name] = np.zeros(spec.shape({"batch": 2, "past": 0}), np.float32)
     found = session.run(feeds)
     reference = opened(folder, manifest, "torch_eager", 1).run(feeds)
@@ -181,7 +182,7 @@ def test_what_is_no_number_is_not_hidden(artifacts: Once) -> None:
     one, other = (begun(artifacts("gpt2"), in_place=which) for which in (True, False))
     for decoding in (one, other):
         decoding.push(tokens(2, 3), np.ones((2, 3), dtype=bool))
-        name = roles_of(open_folder(artifacts("gpt2")).io).caches[1][0].name
+        name = roles_in(open_folder(artifacts("gpt2")).io).caches[1][0].name
         decoding.cache(name)[0, 0, 1] = np.nan
     found, wanted = (decoding.push(tokens(2, 1), np.ones((2, 1), dtype=bool)) for decoding in (one, other))
     assert np.isnan(wanted[0]).all()

@@ -22,7 +22,7 @@ from attnport.folder.workspace import change, load_spec, open_folder
 from attnport.parity.bisect_ground import Ground
 from attnport.processes.worker import Worker
 from attnport.verbs.fuse import fuse
-from attnport_bundle.cache import Cache
+from attnport_bundle.runtimes.kernels import Cache
 
 TESTS = Path(__file__).parent.parent
 MARKING = """

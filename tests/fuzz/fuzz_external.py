@@ -10,7 +10,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from scratch import scratch
 
-from attnport_bundle.external import opset, references
+from attnport_bundle.format.onnx_file import opset, references
 
 _FILE = scratch() / "model.onnx"
 

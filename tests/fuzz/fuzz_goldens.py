@@ -13,8 +13,8 @@ from scratch import scratch
 
 from attnport_bundle import feeds
 from attnport_bundle.errors import BundleError
+from attnport_bundle.format.manifest import from_bytes
 from attnport_bundle.goldens import GoldenCases
-from attnport_bundle.manifest import from_bytes
 
 mutate = mutations.safetensors_file
 MANIFEST = from_bytes((Path(__file__).parent / "corpus" / "manifest" / "valid").read_bytes(), "bundle.json")

@@ -8,7 +8,7 @@ import json
 import mutate as mutations
 
 from attnport_bundle.errors import BundleError
-from attnport_bundle.manifest import from_bytes
+from attnport_bundle.format.manifest import from_bytes
 
 mutate = mutations.json_value
 

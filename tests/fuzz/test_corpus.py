@@ -11,7 +11,7 @@ from typing import Any
 import mutate
 import pytest
 
-from attnport_bundle import manifest
+from attnport_bundle.format import manifest
 
 CORPUS = Path(__file__).parent / "corpus"
 TARGETS = ("manifest", "external", "goldens")

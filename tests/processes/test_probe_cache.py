@@ -15,7 +15,7 @@ from attnport.console.runtime_tables import able, show_attention_forms, show_lib
 from attnport.processes import isolated, probe_cache
 from attnport.processes.probe_cache import keep_probe, kept_probe
 from attnport.runtimes import base
-from attnport_bundle.cache import VARIABLE
+from attnport_bundle.runtimes.kernels import VARIABLE
 
 FOUND = Capabilities("ort_cpu", True, version="1.31.1", devices=("CPU",), plans=("fp32",), max_opset=26)
 FORMS = {"Attention": "fused", "Attention, bool mask [B,1,1,T]": "refused: inconsistent"}

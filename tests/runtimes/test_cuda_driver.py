@@ -9,7 +9,7 @@ import pytest
 
 from attnport.errors import UnavailableError
 from attnport.runtimes import _cuda
-from attnport_bundle import cuda
+from attnport_bundle.runtimes import cuda
 
 
 class Driver:

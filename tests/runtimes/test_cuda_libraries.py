@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from attnport.runtimes._libraries import found
-from attnport_bundle.cuda_libraries import needed
+from attnport_bundle.runtimes.cuda import needed
 
 ROOT = Path(__file__).parents[2]
 # Of versions that there are not, so that the machine's own are never taken.
@@ -44,7 +44,7 @@ def loaded(tmp_path: Path, *entries: str, opener: str = "reader") -> dict[str, s
     package = tmp_path / "packages" / "onnxruntime"
     (package / "__init__.py").write_text("")
     call = {
-        "reader": "from attnport_bundle.cuda_libraries import load_for_onnxruntime as f; f(onnxruntime)",
+        "reader": "from attnport_bundle.runtimes.cuda import load_for_onnxruntime as f; f(onnxruntime)",
         "attnport": "from attnport.runtimes._libraries import load_cuda as f; f()",
     }[opener]
     code = f"""import sys

@@ -17,7 +17,7 @@ from attnport.errors import ArtifactError, IntegrityError, UnavailableError, Usa
 from attnport.runtimes import _ort
 from attnport.runtimes.base import Opening
 from attnport.runtimes.ort_cpu import PROVIDER, RUNTIME
-from attnport_bundle.onnxruntime_session import OnnxRuntimeSession
+from attnport_bundle.runtimes.onnxruntime import OnnxRuntimeSession
 
 onnxruntime = pytest.importorskip("onnxruntime")
 

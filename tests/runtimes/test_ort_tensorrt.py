@@ -19,7 +19,7 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, UnavailableError
 from attnport.runtimes import _libraries, _ort, ort_tensorrt, ort_tensorrt_rtx
 from attnport.runtimes.base import Opening
-from attnport_bundle.cache import VARIABLE
+from attnport_bundle.runtimes.kernels import VARIABLE
 
 ort = pytest.importorskip("onnxruntime")
 CPU = "CPUExecutionProvider"

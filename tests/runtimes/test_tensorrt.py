@@ -29,9 +29,9 @@ from attnport.errors import (
 from attnport.runtimes import base
 from attnport.runtimes import tensorrt as tensorrt_runtime
 from attnport.runtimes.base import Opening
-from attnport_bundle.engine_session import EngineSession as ReaderSession
-from attnport_bundle.engine_session import choose_profile, logger
 from attnport_bundle.errors import RuntimeMissing
+from attnport_bundle.runtimes.tensorrt import EngineSession as ReaderSession
+from attnport_bundle.runtimes.tensorrt import choose_profile, logger
 
 RUNTIME = base.get("tensorrt_rtx")
 IO = IOContract(

@@ -14,7 +14,7 @@ from attnport.artifacts import Capabilities
 from attnport.errors import UnavailableError
 from attnport.runtimes import _cuda, base, tensorrt_rtx
 from attnport.runtimes.base import PROBE_FAILED
-from attnport_bundle import cuda
+from attnport_bundle.runtimes import cuda
 
 
 def test_without_a_driver_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from mortal import Mortal, MortalFiles
 
-from attnport_bundle.ray import Embed
+from attnport_bundle.corpus import Embed
 
 
 def main() -> None:

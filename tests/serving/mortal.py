@@ -12,7 +12,7 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from attnport_bundle.ray import Embed
+from attnport_bundle.corpus import Embed
 
 BATCHES = 3
 """An actor dies in so many-th batch."""

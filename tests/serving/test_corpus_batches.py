@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from small_embedder import bundle_of
 
-from attnport_bundle.ray import Embed, Run
+from attnport_bundle.corpus import Embed, Run
 
 TEXTS = ["the ferry leaves", None, "with letters and bread", "at dawn"]
 WIDTH = 64

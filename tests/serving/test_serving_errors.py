@@ -14,9 +14,9 @@ from kserve.errors import InvalidInput, ModelNotFound
 from starlette.exceptions import HTTPException
 
 from attnport_bundle.errors import BundleError
-from attnport_bundle.serve_options import Options
-from attnport_bundle.served import Busy, Failed, Served, TooLarge, answer_errors
-from attnport_bundle.served_protocol import Asked
+from attnport_bundle.serve.bundles import Busy, Failed, Served, TooLarge, answer_errors
+from attnport_bundle.serve.options import Options
+from attnport_bundle.serve.protocol import Asked
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from typing import Any
 
 from attnport import optional
 from attnport.errors import RuntimeMissing, UsageError
-from attnport_bundle.manifest import Manifest
+from attnport_bundle.format.manifest import Manifest
 from attnport_bundle.model import Model
-from attnport_bundle.openvino_session import PRECISIONS, infer
-from attnport_bundle.session import Port, cpu
+from attnport_bundle.runtimes import Port, cpu
+from attnport_bundle.runtimes.openvino import PRECISIONS, infer
 
 Run = Callable[..., Mapping[str, Any]]
 

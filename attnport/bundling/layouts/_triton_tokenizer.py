@@ -12,9 +12,9 @@ import triton_python_backend_utils as triton  # type: ignore[import-not-found]  
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE))  # the reader stands beside this file, and is imported from there
 
-from attnport_bundle import manifest  # noqa: E402 - found by the line above
 from attnport_bundle.errors import BundleError  # noqa: E402 - found by the line above
-from attnport_bundle.text import Tokenizer  # noqa: E402 - found by the line above
+from attnport_bundle.format import manifest  # noqa: E402 - found by the line above
+from attnport_bundle.text.tokenizer import Tokenizer  # noqa: E402 - found by the line above
 
 
 class TritonPythonModel:

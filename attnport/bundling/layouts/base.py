@@ -11,9 +11,9 @@ from typing import Any
 
 from attnport import registry
 from attnport.errors import ParityFailed, UnavailableError, UsageError
-from attnport_bundle.contract import IO, Dim
+from attnport_bundle.format.contract import IO, Dim
+from attnport_bundle.format.manifest import Manifest, package_of
 from attnport_bundle.goldens import GoldenCases
-from attnport_bundle.manifest import Manifest, package_of
 
 PACKAGE = "attnport.bundling.layouts"
 Run = Callable[..., Mapping[str, Any]]

@@ -16,7 +16,7 @@ from attnport import optional
 from attnport.bundling.layouts._opened import in_onnxruntime, in_openvino
 from attnport.bundling.layouts.base import Layout, Packed
 from attnport.errors import UsageError
-from attnport_bundle.openvino_session import PRECISIONS
+from attnport_bundle.runtimes.openvino import PRECISIONS
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 ONNX, OPENVINO = "onnx/model.onnx", "openvino/openvino_model.xml"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attnport.bundling.layouts._opened import in_openvino
 from attnport.bundling.layouts.base import Layout, Packed
-from attnport_bundle.openvino_session import PRECISIONS
+from attnport_bundle.runtimes.openvino import PRECISIONS
 
 
 class ModelServer(Layout):

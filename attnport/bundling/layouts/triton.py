@@ -14,13 +14,12 @@ from pathlib import Path
 from attnport.bundling.layouts._opened import in_onnxruntime, in_openvino
 from attnport.bundling.layouts._pbtxt import Constant, Value, pbtxt
 from attnport.bundling.layouts.base import Layout, Packed, Run
-from attnport_bundle.contract import Dim, TensorSpec
 from attnport_bundle.errors import BundleError
-from attnport_bundle.manifest import Form
+from attnport_bundle.format.contract import Dim, TensorSpec
+from attnport_bundle.format.manifest import MANIFEST, Form, TokenizerFiles
 from attnport_bundle.model import open_form
-from attnport_bundle.names import MANIFEST
-from attnport_bundle.openvino_session import PRECISIONS
-from attnport_bundle.text import Tokenizer
+from attnport_bundle.runtimes.openvino import PRECISIONS
+from attnport_bundle.text.tokenizer import Tokenizer
 
 TEXT = "TEXT"
 FILES = {"onnxruntime": "model.onnx", "openvino": "model.onnx", "tensorrt": "model.plan"}
@@ -82,18 +81,20 @@ class _Repository:
             fields["parameters"] = {"key": "HINT_BF16", "value": {"string_value": "YES"}}
         self._write(self.packed.name, fields, joins=True)
 
-    def text(self, tokenizer: str) -> None:
+    def text(self, tokenizer: TokenizerFiles) -> None:
         """The tokenizer and the ensemble, if the reader knows this tokenizer; else why not is told."""
         io, name = self.packed.io, f"{self.packed.name}_tokenizer"
         try:
-            Tokenizer(self.packed.folder / tokenizer, io)
+            Tokenizer(self.packed.folder / tokenizer.file, io)
             if other := [spec for spec in io.inputs if self.form.dtypes[spec.name] != spec.dtype]:
                 raise BundleError(f"{other[0].name} is {self.form.dtypes[other[0].name]} in {self.form.file}.")
         except BundleError as err:
             self.packed.tell(f"without a tokenizer, clients send token ids: {err}")
             return
         code = self.target / name / "1"
-        self.packed.move(tokenizer, code / "tokenizer.json")
+        self.packed.move(tokenizer.file, code / "tokenizer.json")
+        if tokenizer.chars is not None:
+            self.packed.move(tokenizer.chars, code / "tokenizer.chars")
         self.packed.move(_READER, code / "attnport_bundle")
         shutil.copyfile(_TOKENIZER, code / "model.py")
         self.packed.move(MANIFEST, code / MANIFEST)

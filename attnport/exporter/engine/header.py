@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from attnport.errors import ArtifactError, IntegrityError
-from attnport_bundle import engine_header
-from attnport_bundle.engine_header import EngineHeader
+from attnport_bundle.runtimes import tensorrt
+from attnport_bundle.runtimes.tensorrt import EngineHeader
 
 __all__ = ["EngineHeader", "read_header"]
 
@@ -19,10 +19,10 @@ def read_header(path: Path) -> EngineHeader:
         IntegrityError: it is cut short or has bytes after its end.
     """
     try:
-        return engine_header.read_header(path)
+        return tensorrt.read_header(path)
     except OSError as err:
         raise ArtifactError(f"{path} cannot be read: {err.strerror}.") from err
-    except engine_header.NoEngine as err:
+    except tensorrt.NoEngine as err:
         raise ArtifactError(str(err), hint="Build one with: attnport build FOLDER --target tensorrt_rtx") from err
-    except engine_header.OtherSize as err:
+    except tensorrt.OtherSize as err:
         raise IntegrityError(str(err), hint="Build it again.") from err

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attnport.dims import STRICT
-
 
 @dataclass(frozen=True)
 class BuildRequest:
@@ -32,8 +30,6 @@ class BuildRequest:
     sm: tuple[int, ...]
     layers: str = ""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class BuildResult:
@@ -48,5 +44,3 @@ class BuildResult:
     hint: str = ""
     version: str = ""
     scratch_bytes: int | None = None
-
-    __pydantic_config__ = STRICT

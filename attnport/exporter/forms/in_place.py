@@ -21,7 +21,7 @@ from attnport.artifacts import MANY
 from attnport.exporter.builder import Builder
 from attnport.exporter.fusion.moves import dims_of
 from attnport.exporter.passes.contrib import DOMAIN
-from attnport_bundle.decoding import IN_PLACE
+from attnport_bundle.format.decoder import IN_PLACE
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attnport.dims import STRICT
-
 INT64_BYTES = 8
 
 
@@ -27,8 +25,6 @@ class Work:
 
     flops: int
     moved_bytes: int
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)

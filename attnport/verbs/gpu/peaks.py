@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol
 
-from attnport.dims import STRICT
 from attnport.latency.gpu_state import gpu_state
 
 SIZES = (2048, 4096, 8192)
@@ -60,8 +59,6 @@ class Peak:
     what: str
     samples_ns: tuple[int, ...]
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class Peaks:
@@ -79,8 +76,6 @@ class Peaks:
     gpu_before: str = ""
     gpu_after: str = ""
     note: str = ""
-
-    __pydantic_config__ = STRICT
 
 
 def measure(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from attnport.artifacts import Capabilities, LatencyReport, LatencyRow, ParityReport
-from attnport.dims import STRICT
 from attnport.errors import AttnportError, IntegrityError, ParityFailed, UnavailableError
 from attnport.folder.machine import Machine
 from attnport.folder.openings import of_runtime
@@ -45,8 +44,6 @@ class Achieved:
     bytes_share: float | None
     notes: tuple[str, ...] = ()
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -73,8 +70,6 @@ class Piece:
     work: Mapping[str, Work] = field(default_factory=dict)
     achieved: Mapping[str, Mapping[str, Achieved]] = field(default_factory=dict)
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True)
 class GpuReport:
@@ -99,8 +94,6 @@ class GpuReport:
     peaks: Peaks | None = None
     pieces: Mapping[str, Piece] = field(default_factory=dict)
     left: tuple[str, ...] = ()
-
-    __pydantic_config__ = STRICT
 
 
 def file_name(device: str) -> str:

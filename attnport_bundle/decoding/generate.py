@@ -1,0 +1,293 @@
+"""`generate` of an open model: prompts as ids or texts, new tokens as the prompts were; the encoder in front of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..arguments import flag, integer, mapping, require, several
+from ..errors import BundleError, FeedError, UsageError
+from ..feeds import not_an_array, padding_masks
+from ..format.contract import IO, Dim, TensorSpec
+from ..format.decoder import NAMES, Decoder, Roles, Rules, roles_of
+from ..text.tokenizer import IDS, TYPES, open_file
+from .caches import Decoding, MakeSteps, Run
+from .choosing import Options, generated, searched
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+Prompts = str | Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any]
+OnToken = Callable[[int, Any], None]
+_OPTIONS = frozenset(field.name for field in dataclasses.fields(Options)) - {"stop", "rules"}
+"""What a call may say besides the arguments of `generate` and the rules."""
+
+
+def generate(
+    run: Run,
+    io: IO,
+    decoder: Decoder,
+    tokenizer: Path | None,
+    prompts: Prompts,
+    *,
+    steps: MakeSteps | None = None,
+    encoder: Encoder | None = None,
+    context: Mapping[str, Array] | None = None,
+    start: Sequence[int | str] | None = None,
+    stop: Sequence[int | str] | None = None,
+    as_text: bool | None = None,
+    on_token: OnToken | None = None,
+    **options: Any,
+) -> Any:
+    """Continues prompts, or answers those of an encoder; see `Model.generate`.
+
+    Args:
+        tokenizer: The model's `tokenizer.json`, which texts need.
+        steps: Makes what keeps the caches, where the runtime can.
+        start, stop: None = the model's own.
+        options: Those of `generation.Options` and of `rules.Rules`; None = the model's own.
+    """
+    single = isinstance(prompts, str)
+    given: Any = prompts
+    if not isinstance(prompts, Mapping):
+        given = [prompts] if single else list(several("prompts", prompts, "texts, or lists of token ids"))
+    texts = not isinstance(given, Mapping) and any(isinstance(prompt, str) for prompt in given)
+    if texts and not all(isinstance(prompt, str) for prompt in given):
+        raise FeedError("prompts: got texts and token ids; expected one kind.")
+    start, stop = _named(start, "start"), _named(stop, "stop")
+    stops = decoder.stop if stop is None else stop
+    as_text = texts if as_text is None else flag("as_text", as_text)
+    roles = roles_of(io, decoder)
+    context, on_token = _arrays(io, context), _function("on_token", on_token)
+    named = any(isinstance(each, str) for each in (*(start or ()), *stops))
+    words = _Words(tokenizer) if as_text or named or (texts and encoder is None) else None
+    if encoder is not None:
+        context = _context(roles, encoder, _read(given, _Words(encoder.tokenizer) if texts else None), context)
+        ids = [_begin(decoder, start, words)] * _texts_in(roles, context)
+    else:
+        ids = _alone(given, words, start)
+    ends = _tokens(stops, words, "stop")
+    chosen = _options(decoder, ends, options)
+    decoding = Decoding(run, io, roles, steps, context)
+    found: list[list[int]] = [[] for _ in ids]
+    streams = [_Stream(words, ends) for _ in ids] if words and as_text else None
+
+    def tell(row: int, token: int) -> None:
+        found[row].append(token)
+        if on_token:
+            whole = token in ends or len(found[row]) == chosen.max_tokens
+            on_token(row, streams[row].more(token, whole=whole) if streams else token)
+
+    if chosen.rules.beams > 1:
+        for row, tokens in enumerate(searched(decoding, ids, chosen)):
+            for token in tokens:
+                tell(row, token)
+    else:
+        for tokens_of_all in generated(decoding, ids, chosen):
+            for row, new in enumerate(tokens_of_all):
+                if new is not None:
+                    tell(row, new)
+    result = [words.text(tokens, ends) for tokens in found] if words and as_text else found
+    return result[0] if single else result
+
+
+def _options(decoder: Decoder, ends: Sequence[int], options: Mapping[str, Any]) -> Options:
+    """What a call says, and for the rest what the model says. Raises FeedError for what has no meaning."""
+    given = {name: value for name, value in options.items() if value is not None}
+    ruled = {name: given.pop(name) for name in NAMES & given.keys()}
+    if given.get("temperature"):
+        ruled = {"beams": 1, **ruled}  # who draws asks for no search
+    try:
+        rules = (decoder.rules or Rules()).changed(**ruled)
+    except UsageError as err:
+        raise FeedError(str(err)) from err
+    if unknown := given.keys() - _OPTIONS:
+        known = ", ".join(sorted(_OPTIONS | NAMES))
+        raise FeedError(f"{min(unknown)}: generate has no such option; it has {known}.")
+    chosen = Options(stop=tuple(ends), rules=rules, **given)
+    chosen.check()
+    return chosen
+
+
+def _read(prompts: Any, words: _Words | None) -> Any:
+    """Token ids of prompts; arrays by name as they are."""
+    if isinstance(prompts, Mapping):
+        return prompts
+    return [words.ids(prompt) if words and isinstance(prompt, str) else _ids(prompt) for prompt in prompts]
+
+
+def _begin(decoder: Decoder, start: Sequence[int | str] | None, words: _Words | None) -> list[int]:
+    """The tokens that a text behind an encoder begins with."""
+    found = _tokens(decoder.start if start is None else start, words, "start")
+    if not found:
+        raise FeedError("start: got no token, and the model names none; give those that a text begins with.")
+    return found
+
+
+def _alone(prompts: Any, words: _Words | None, start: Sequence[int | str] | None) -> Any:
+    """The ids of prompts that no encoder reads."""
+    if isinstance(prompts, Mapping):
+        raise FeedError("prompts: got arrays by name, which an encoder takes; give the encoder, or token ids.")
+    if start is not None:
+        raise FeedError("start: texts begin with their prompts; it is for texts behind an encoder.")
+    return _read(prompts, words)
+
+
+def _context(roles: Roles, encoder: Encoder, prompts: Any, further: Mapping[str, Array]) -> dict[str, Array]:
+    """What the decoder takes at every step: what is given further, and the rest from the encoder."""
+    wanted = roles.context
+    if not wanted:
+        raise FeedError("encoder: the model takes nothing of one; it continues the prompts themselves.")
+    return {**encoder.context(prompts, [spec for spec in wanted if spec.name not in further]), **further}
+
+
+def _texts_in(roles: Roles, context: Mapping[str, Array]) -> int:
+    """How many texts a context is for."""
+    batch = roles.ids.dims[0]
+    counts = [context[spec.name].shape[spec.dims.index(batch)] for spec in roles.context if batch in spec.dims]
+    return counts[0] if counts else 1
+
+
+def _named(tokens: Any, option: str) -> Any:
+    """Tokens and ids as a list, of which one text is one token; None as it is."""
+    if tokens is None or isinstance(tokens, str):
+        return tokens if tokens is None else [tokens]
+    return list(several(option, tokens, "a list of tokens or ids"))
+
+
+def _tokens(tokens: Sequence[int | str], words: _Words | None, option: str) -> list[int]:
+    return [
+        words.id(each, option)
+        if words and isinstance(each, str)
+        else integer(option, each, 0, what="tokens, or ids of")
+        for each in tokens
+    ]
+
+
+def _ids(prompt: Any) -> list[int]:
+    of = "texts alone, or lists of token ids"
+    return [integer("prompts", token, 0, what=f"{of} of") for token in several("prompts", prompt, of)]
+
+
+def _arrays(io: IO, context: Any) -> dict[str, Array]:
+    """The arrays of a context; none for None. Raises FeedError if something else is given."""
+    dtypes = {spec.name: spec.dtype for spec in io.inputs}
+    found = mapping("context", {} if context is None else context, "an array for each input")
+    for name, value in found.items():
+        if name in dtypes and (problem := not_an_array(value, dtypes[name])):
+            raise FeedError(f"context: {name!r}: {problem}.")
+    return dict(found)
+
+
+def _function(name: str, value: Any) -> Any:
+    """A function, or None. Raises FeedError for anything else."""
+    require(value is None or callable(value), name, value, "a function")
+    return value
+
+
+class _Words:
+    """A model's tokenizer, by the package `tokenizers`."""
+
+    def __init__(self, file: Path | None) -> None:
+        if file is None:
+            raise BundleError("the model has no tokenizer; give prompts and stop as token ids.")
+        self._made = open_file(file)
+        self._made.no_padding()
+        self._made.no_truncation()
+
+    def ids(self, text: str) -> list[int]:
+        """The tokens of a prompt."""
+        return list(self._made.encode(text).ids)
+
+    def id(self, token: str, option: str) -> int:
+        """The id of one token that an option names."""
+        found = self._made.token_to_id(token)
+        if found is None:
+            raise FeedError(f"{option}: got {token!r}, which is no token of the model's tokenizer.")
+        return int(found)
+
+    def text(self, tokens: Sequence[int], ends: Sequence[int]) -> str:
+        """The text of new tokens, without the one that ended it."""
+        kept = tokens[:-1] if tokens and tokens[-1] in ends else tokens
+        return str(self._made.decode(list(kept)))
+
+
+class _Stream:
+    """A text that grows: what of it is new, and whole, with each token."""
+
+    def __init__(self, words: _Words, ends: Sequence[int]) -> None:
+        self._words, self._ends, self._told = words, ends, ""
+        self._tokens: list[int] = []
+
+    def more(self, token: int, *, whole: bool) -> str:
+        """What a token adds; "" while a letter of several tokens is not `whole`."""
+        self._tokens.append(token)
+        text = self._words.text(self._tokens, self._ends)
+        if text.endswith("\ufffd") and not whole:
+            return ""
+        new, self._told = text[len(self._told) :], text
+        return new
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """An open encoder.
+
+    Attributes:
+        run: Runs it.
+        tokenizer: Its `tokenizer.json`, which texts need.
+    """
+
+    run: Run
+    io: IO
+    tokenizer: Path | None
+
+    def context(
+        self, prompts: Sequence[Sequence[int]] | Mapping[str, Array], wanted: Sequence[TensorSpec]
+    ) -> dict[str, Array]:
+        """Runs the encoder on prompts; gives the inputs that a decoder takes from it.
+
+        Each is the encoder's output or input of the same name.
+
+        Args:
+            prompts: Token ids, or an array for each input of the encoder.
+
+        Raises:
+            FeedError: the encoder does not take these prompts, or does not give what is wanted.
+        """
+        feeds = dict(prompts) if isinstance(prompts, Mapping) else self._padded(prompts)
+        given = {**feeds, **self.run(**feeds)}
+        if missing := [spec.name for spec in wanted if spec.name not in given]:
+            raise FeedError(
+                f"encoder: it does not give {', '.join(missing)}. Of hf:, export it with --part encoder-with-past."
+            )
+        return {spec.name: given[spec.name] for spec in wanted}
+
+    def _padded(self, prompts: Sequence[Sequence[int]]) -> dict[str, Array]:
+        """Token ids as the encoder takes them: a row for each prompt, padded on the right."""
+        import numpy as np
+
+        found = {spec.name: spec for spec in self.io.inputs if spec.name in (IDS, TYPES) and len(spec.dims) == 2}
+        if IDS not in found:
+            taken = ", ".join(map(str, self.io.inputs))
+            raise FeedError(f"prompts: the encoder takes {taken}; give an array for each by its name.")
+        lengths = [len(prompt) for prompt in prompts]
+        if not lengths or min(lengths) < 1:
+            raise FeedError("prompts: got none, or one without a token; expected one or more tokens each.")
+        length, longest = found[IDS].dims[1], max(lengths)
+        fixed = length if isinstance(length, int) else 0
+        dim = next((dim for dim in self.io.dims if dim.name == length), Dim("seq", fixed, fixed, fixed))
+        if longest > dim.max:
+            raise FeedError(f"prompts: got one of {longest} tokens; the encoder reads at most {dim.max}.")
+        size = dim.at_least(longest)
+        feeds = {name: np.zeros((len(prompts), size), spec.dtype) for name, spec in found.items()}
+        for row, prompt in enumerate(prompts):
+            feeds[IDS][row, : len(prompt)] = prompt
+        if self.io.padding_masks() or min(lengths) < size:
+            feeds |= padding_masks(self.io, lengths, size)
+        return feeds

@@ -1,0 +1,180 @@
+"""Keeps the kernels that TensorRT-RTX compiled for a device in the user's cache folder.
+
+Everything in it can be made again. The folder must lie outside the bundle: a file that came with a bundle must not
+decide what runs on this machine.
+
+A file is a magic number, the SHA-256 of the rest, the entry's name and the blob. The digest only finds damage; the
+content is trusted because only this user can write to the folder. TensorRT-RTX itself refuses a blob of another release
+or GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import stat
+import sys
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import BundleError, BundleWarning
+from ..format.manifest import Manifest
+from ..format.onnx_file import open_regular
+from . import Machine
+
+VARIABLE = "ATTNPORT_CACHE"
+MAX_BYTES = 1 << 30
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Cache:
+    """Files by name, in a folder that only this user can write to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a file; None if it does not exist, cannot be read or is larger than `MAX_BYTES`."""
+        try:
+            with open_regular(self.folder / name) as file:
+                data: bytes = file.read(MAX_BYTES + 1)
+        except (OSError, ValueError):
+            return None
+        return data if len(data) <= MAX_BYTES else None
+
+    def write(self, name: str, data: bytes) -> bool:
+        """Writes a file, whole or not at all. Returns whether it could: without it, work is only done again."""
+        temporary = None
+        try:
+            handle, temporary = tempfile.mkstemp(prefix=".", dir=self.folder)
+            with open(handle, "wb") as file:  # noqa: PTH123 - the descriptor of a file that only this call knows
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(self.folder / name)
+        except OSError:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    Path(temporary).unlink(missing_ok=True)
+            return False
+        return True
+
+
+def find(bundle: Path, asked: Path | None = None) -> Cache | None:
+    """The cache of this user; its folder is created if necessary.
+
+    Args:
+        bundle: The bundle that is being opened.
+        asked: The folder; None = `$ATTNPORT_CACHE`, else `attnport` in the user's folder for caches.
+
+    Returns:
+        The cache, or None with a warning if the folder cannot be created or other users may write to it.
+
+    Raises:
+        BundleError: the folder is inside the bundle.
+    """
+    folder = default_folder() if asked is None else asked
+    if folder is None:
+        return None
+    if folder.resolve().is_relative_to(bundle.resolve()):
+        raise BundleError(f"{folder}: the cache may not be inside the bundle {bundle}; choose a folder outside it.")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = _problem(folder.stat())
+    except OSError as err:
+        problem = str(err.strerror)
+    if problem:
+        warnings.warn(f"{folder}: no cache is kept there: {problem}.", BundleWarning, stacklevel=3)
+        return None
+    return Cache(folder)
+
+
+def default_folder() -> Path | None:
+    """The folder of the cache unless another one is given; None on a system without a home folder."""
+    if named := os.environ.get(VARIABLE):
+        return Path(named)
+    base = os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else os.environ.get("XDG_CACHE_HOME")
+    # The XDG specification says to ignore a path that is not absolute.
+    if base and Path(base).is_absolute():
+        return Path(base) / "attnport"
+    try:
+        return Path.home() / ".cache" / "attnport"
+    except RuntimeError:
+        return None
+
+
+def _problem(status: os.stat_result) -> str:
+    if not stat.S_ISDIR(status.st_mode):
+        return "not a folder"
+    if not hasattr(os, "getuid"):
+        return ""
+    if status.st_uid != os.getuid():
+        return f"it belongs to user {status.st_uid}"
+    return "others may write to it" if status.st_mode & _OTHERS_WRITE else ""
+
+
+def entry(manifest: Manifest, form: str, version: str, machine: Machine) -> str:
+    """The name of the entry for one form, on one release of its runtime and one device with one driver.
+
+    The name depends on the whole manifest, which holds the digest of every file. A changed model, golden or bound
+    therefore has another entry.
+    """
+    identity = {
+        "manifest": hashlib.sha256(_canonical(dataclasses.asdict(manifest))).hexdigest(),
+        "form": form,
+        "runtime": manifest.forms[form].runtime,
+        "version": version,
+        **dataclasses.asdict(machine),
+    }
+    return hashlib.sha256(_canonical(identity)).hexdigest()
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+MAGIC = b"attnport-rtx-1\0\0"
+_DIGEST_BYTES, _ENTRY_BYTES = 32, 64
+
+
+@dataclass
+class RuntimeCache:
+    """The kept blob of one entry.
+
+    Attributes:
+        entry: The name from `cache.entry`.
+        last: The blob in the file, if known; an equal blob is not written again.
+    """
+
+    cache: Cache
+    entry: str
+    last: bytes | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return f"{self.entry}.rtxcache"
+
+    def read(self) -> bytes | None:
+        """The blob; None if the file does not exist, is damaged or belongs to another entry."""
+        data = self.cache.read(self.name) or b""
+        head, rest = data[: len(MAGIC)], data[len(MAGIC) + _DIGEST_BYTES :]
+        if head != MAGIC or hashlib.sha256(rest).digest() != data[len(MAGIC) : len(MAGIC) + _DIGEST_BYTES]:
+            return None
+        if rest[:_ENTRY_BYTES] != self.entry.encode():
+            return None
+        self.last = rest[_ENTRY_BYTES:]
+        return self.last
+
+    def write(self, blob: bytes) -> None:
+        """Keeps a blob. If that fails, TensorRT-RTX compiles again next time."""
+        if blob == self.last:
+            return
+        rest = self.entry.encode() + blob
+        if self.cache.write(self.name, MAGIC + hashlib.sha256(rest).digest() + rest):
+            self.last = blob

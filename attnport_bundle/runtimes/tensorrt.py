@@ -1,0 +1,349 @@
+"""A TensorRT engine on a device: header, profiles, device memory, an execution context for each profile.
+
+It works with TensorRT and TensorRT-RTX, which share one API. Arrays go in and come out in the engine's own dtypes,
+bfloat16 as uint16. Digest, version, header and device are compared before an engine is given to the runtime.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BundleError, FeedError, IntegrityError, RuntimeMissing, escaped
+from ..feeds import BFLOAT16, storage, through_numpy
+from ..format.manifest import Form, Manifest, shown_name
+from ..format.onnx_file import read_regular
+from . import Port, check_profiles, cuda
+from .kernels import Cache, RuntimeCache, entry
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Range = tuple[tuple[int, ...], tuple[int, ...]]
+_DTYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": BFLOAT16,
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+}
+
+
+class EngineSession:
+    """A deserialised engine; the attributes are `session.Session`'s. Calls from several threads take turns.
+
+    Attributes:
+        profiles: For each optimization profile, the smallest and largest shape of each input by name.
+    """
+
+    def __init__(
+        self, module: Any, device: cuda.Device, data: bytes, where: str, cache: RuntimeCache | None = None
+    ) -> None:
+        """Deserialises an engine; `device` is open, and is closed with the session.
+
+        Args:
+            where: The name of the engine in messages.
+            cache: Keeps what TensorRT-RTX compiles on the device; None = it is not kept.
+
+        Raises:
+            BundleError: TensorRT refuses the engine.
+        """
+        self._module, self._device, self._cache = module, device, cache
+        self._complaints: list[str] = []
+        self._lock = threading.Lock()
+        self._logger = logger(module, self._complaints)
+        self._runtime = module.Runtime(self._logger)
+        self._engine = self._runtime.deserialize_cuda_engine(data)
+        name = str(module.__name__)
+        if self._engine is None:
+            raise BundleError(f"{where}: {name} cannot deserialise it on {device.name}: {self._complaint()}")
+        self.provider, self.version = f"{name} {module.__version__}", str(module.__version__)
+        self.machine = cuda.gpu(device)
+        ports = [self._port(self._engine.get_tensor_name(index)) for index in range(self._engine.num_io_tensors)]
+        is_inputs = [self._engine.get_tensor_mode(port.name) == module.TensorIOMode.INPUT for port in ports]
+        self.inputs = tuple(port for port, is_input in zip(ports, is_inputs, strict=True) if is_input)
+        self.outputs = tuple(port for port, is_input in zip(ports, is_inputs, strict=True) if not is_input)
+        self.profiles: list[dict[str, Range]] = []
+        for index in range(self._engine.num_optimization_profiles):
+            shapes = {port.name: self._engine.get_tensor_profile_shape(port.name, index) for port in self.inputs}
+            self.profiles.append({name: (tuple(low), tuple(high)) for name, (low, _, high) in shapes.items()})
+        self._contexts: dict[int, Any] = {}
+        self._buffers: dict[str, tuple[int, int]] = {}
+        self._config, self._compiled = self._configured()
+
+    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        """Every output by name.
+
+        Raises:
+            FeedError: no profile admits the shapes.
+            BundleError: TensorRT refuses shapes that a profile admits, or cannot execute the engine.
+            RuntimeMissing: device memory or an execution context cannot be allocated.
+        """
+        with self._lock:
+            return self._run(feeds)
+
+    def _run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        import numpy as np
+
+        profile = choose_profile(self.profiles, {port.name: feeds[port.name].shape for port in self.inputs})
+        self._device.bind()
+        context, fresh = self._context(profile)
+        # The driver reads these asynchronously, so they are kept until the stream is synchronized.
+        uploads = {
+            port.name: np.ascontiguousarray(feeds[port.name], storage(port.dtype)).reshape(feeds[port.name].shape)
+            for port in self.inputs
+        }
+        for name, array in uploads.items():
+            if not context.set_input_shape(name, array.shape):
+                raise BundleError(f"input {name!r}: TensorRT refuses shape {list(array.shape)}: {self._complaint()}")
+            address = self._buffer(name, array.nbytes)
+            self._device.upload(address, array)
+            context.set_tensor_address(name, address)
+        if missing := context.infer_shapes():
+            raise BundleError(f"the engine does not determine the shape of {', '.join(map(shown_name, missing))}.")
+        outputs = {}
+        for port in self.outputs:
+            outputs[port.name] = np.empty(tuple(context.get_tensor_shape(port.name)), storage(port.dtype))
+            context.set_tensor_address(port.name, self._buffer(port.name, outputs[port.name].nbytes))
+        if not context.execute_async_v3(self._device.stream):
+            raise BundleError(f"{self.provider} did not run: {self._complaint()}")
+        for name, array in outputs.items():
+            self._device.download(array, self._buffers[name][0])
+        self._device.synchronize()
+        if fresh:
+            self._keep()
+        return outputs
+
+    def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """As `run`; inputs come from the CPU and outputs are copied there."""
+        return dict(self.run(through_numpy(feeds)))
+
+    def give_back(self) -> bool:
+        """What an engine keeps is memory of the GPU."""
+        return False
+
+    def close(self) -> None:
+        """Frees memory, contexts and engine, and closes the device; closing twice is fine."""
+        with self._lock:
+            if self._runtime is None:
+                return
+            self._device.bind()
+            self._device.synchronize()
+            self._keep()
+            for address, _ in self._buffers.values():
+                self._device.free(address)
+            self._buffers.clear()
+            # Contexts before their engine, the engine before its runtime: TensorRT's order of destruction.
+            self._contexts.clear()
+            self._compiled = self._config = None
+            self._engine = None
+            self._runtime = None
+            self._device.close()
+
+    def _configured(self) -> tuple[Any, Any]:
+        """The configuration of contexts and its cache of compiled kernels; None and None without a cache."""
+        if self._cache is None:
+            return None, None
+        config = self._engine.create_runtime_config()
+        compiled = config.create_runtime_cache()
+        blob = self._cache.read()
+        # TensorRT-RTX refuses a blob of another device or version, and then compiles as without one.
+        if blob is not None:
+            compiled.deserialize(blob)
+        config.set_runtime_cache(compiled)
+        return config, compiled
+
+    def _keep(self) -> None:
+        if self._cache is not None and self._compiled is not None:
+            self._cache.write(bytes(memoryview(self._compiled.serialize())))
+
+    def _context(self, profile: int) -> tuple[Any, bool]:
+        """The context of a profile, and whether this call created it."""
+        if profile in self._contexts:
+            return self._contexts[profile], False
+        make: Callable[..., Any] = self._engine.create_execution_context
+        context = make() if self._config is None else make(self._config)
+        if context is None or not context.set_optimization_profile_async(profile, self._device.stream):
+            raise RuntimeMissing(f"TensorRT makes no context for profile {profile}: {self._complaint()}")
+        self._device.synchronize()
+        self._contexts[profile] = context
+        return context, True
+
+    def _buffer(self, name: str, size_bytes: int) -> int:
+        """The address of device memory for a tensor; kept between calls, and replaced when it has to grow."""
+        address, held_bytes = self._buffers.get(name, (0, -1))
+        if held_bytes < size_bytes:
+            if held_bytes >= 0:
+                self._device.free(self._buffers.pop(name)[0])
+            address = self._device.allocate(size_bytes)
+            self._buffers[name] = (address, size_bytes)
+        return address
+
+    def _port(self, name: str) -> Port:
+        kind = str(self._engine.get_tensor_dtype(name).name)
+        shape = tuple(int(size) if size >= 0 else None for size in self._engine.get_tensor_shape(name))
+        return Port(name, _DTYPES.get(kind, kind), shape)
+
+    def _complaint(self) -> str:
+        return escaped(self._complaints[-1]) if self._complaints else "it gives no reason."
+
+
+def open_engine(module: Any, path: Path, manifest: Manifest, name: str, cache: Cache | None) -> EngineSession:
+    """Opens the engine of the form `name`.
+
+    Args:
+        module: TensorRT or TensorRT-RTX, imported.
+        cache: Keeps what TensorRT-RTX compiles; None = it is not kept.
+
+    Raises:
+        RuntimeMissing: there is no GPU, or not one that the engine was built for.
+        IntegrityError: the file is not the bundled one, or its profiles are not the manifest's.
+        BundleError: the runtime refuses the engine.
+    """
+    form = manifest.forms[name]
+    device = cuda.Device()
+    if form.requires.sm and device.sm not in form.requires.sm:
+        targets = ", ".join(map(str, form.requires.sm))
+        raise RuntimeMissing(f"the engine was built for SM {targets}; {device.name} is SM {device.sm}.")
+    runtime_cache = None
+    if cache is not None and form.runtime == "tensorrt_rtx":
+        runtime_cache = RuntimeCache(cache, entry(manifest, name, str(module.__version__), cuda.gpu(device)))
+    device.open()
+    try:
+        session = EngineSession(module, device, _bundled(path, manifest, form), str(path), runtime_cache)
+    except BaseException:
+        device.close()
+        raise
+    try:
+        check_profiles(manifest.io, form, session.profiles, str(path))
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _bundled(path: Path, manifest: Manifest, form: Form) -> bytes:
+    """The bytes of an engine. Raises IntegrityError unless they are the bundled ones.
+
+    An engine is code for a device, so it is compared even if all files were. TensorRT gets exactly these bytes: the
+    file is not read again.
+    """
+    data = read_regular(path)
+    if hashlib.sha256(data).hexdigest() != manifest.files[form.file].sha256:
+        raise IntegrityError(f"{path}: changed: its SHA-256 is not that of the manifest.")
+    return data
+
+
+def choose_profile(profiles: Sequence[Mapping[str, Range]], shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """The profile that admits every shape; of several the one with the smallest upper ends, as it was tuned closest.
+
+    Raises:
+        FeedError: no profile admits them; names a tensor, its shape and the ranges.
+    """
+
+    def admits(ranges: Range, shape: tuple[int, ...]) -> bool:
+        low, high = ranges
+        return len(shape) == len(low) and all(a <= size <= b for a, size, b in zip(low, shape, high, strict=True))
+
+    fitting = [
+        (sum(sum(ranges[name][1]) for name in shapes), index)
+        for index, ranges in enumerate(profiles)
+        if all(admits(ranges[name], shape) for name, shape in shapes.items())
+    ]
+    if fitting:
+        return min(fitting)[1]
+
+    def missed(name: str) -> int:
+        return sum(not admits(ranges[name], shapes[name]) for ranges in profiles)
+
+    worst = max(shapes, key=missed)
+    spans = "; ".join(f"{list(ranges[worst][0])} to {list(ranges[worst][1])}" for ranges in profiles)
+    raise FeedError(
+        f"input {worst!r}: got shape {list(shapes[worst])}; the engine's profiles take {spans or 'nothing'}. "
+        "Build an engine with a profile that covers it."
+    )
+
+
+def logger(module: Any, complaints: list[str]) -> Any:
+    """A TensorRT logger that appends errors to `complaints` and prints nothing."""
+
+    class Log(module.ILogger):  # type: ignore[misc]  # the base is only known once TensorRT is imported
+        def __init__(self) -> None:
+            module.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (module.ILogger.INTERNAL_ERROR, module.ILogger.ERROR):
+                complaints.append(message)
+
+    return Log()
+
+
+MAGIC = b"vtrt"
+HEADER_BYTES = 36
+TARGET_BITS = {1 << 0: 75, 1 << 1: 80, 1 << 2: 86, 1 << 3: 89, 1 << 4: 120, 1 << 5: 121}
+"""Compute capability by bit. An engine for the builder's default list also sets bit 6, for future devices."""
+
+
+class NoEngine(ValueError):
+    """The file does not begin as an engine does."""
+
+
+class OtherSize(ValueError):
+    """The file is cut short, or has extra bytes at its end."""
+
+
+@dataclass(frozen=True)
+class EngineHeader:
+    """What the header says.
+
+    Attributes:
+        version: The TensorRT-RTX version that built it, such as `1.7.1.116`.
+        size_bytes: The size of the whole file; `read_header` refuses a file of another size.
+        sm: The compute capabilities it runs on (`86` is 8.6).
+    """
+
+    version: str
+    size_bytes: int
+    sm: tuple[int, ...]
+
+
+def read_header(path: Path) -> EngineHeader:
+    """Reads and checks the header of a TensorRT-RTX engine.
+
+    NVIDIA does not document it. The layout was taken from engines of TensorRT-RTX 1.7.1, all little-endian: bytes 0-3
+    are `vtrt`, the u64 at 16 is the size of the file, bytes 24-27 are the version, the u32 at 32 is the bit mask of
+    targets. This finds files that are not engines and files that were cut short. It does not find a changed byte behind
+    the header: compare the digest for that.
+
+    Raises:
+        OSError: the file cannot be read.
+        NoEngine: the file has other magic.
+        OtherSize: the file is cut short or has extra bytes at its end.
+    """
+    with path.open("rb") as file:
+        head = file.read(HEADER_BYTES)
+    size = path.stat().st_size
+    if not head.startswith(MAGIC):
+        raise NoEngine(
+            f"{path} is no TensorRT-RTX engine by its header: got first bytes {head[:4].hex() or 'none'}; "
+            f"expected {MAGIC.hex()}."
+        )
+    if len(head) < HEADER_BYTES:
+        raise OtherSize(f"{path} is cut short: got {len(head)} bytes, less than a header.")
+    (declared,) = struct.unpack_from("<Q", head, 16)
+    if declared != size:
+        raise OtherSize(
+            f"{path} is cut short or has bytes behind its end: got {size} bytes; its header says {declared}."
+        )
+    (mask,) = struct.unpack_from("<I", head, 32)
+    return EngineHeader(
+        version=".".join(str(part) for part in head[24:28]),
+        size_bytes=declared,
+        sm=tuple(sm for bit, sm in TARGET_BITS.items() if mask & bit),
+    )

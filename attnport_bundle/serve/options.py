@@ -1,0 +1,132 @@
+"""How bundles are served: the engines, and the options of both command lines."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import ipaddress
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..arguments import shown
+from ..errors import BundleError, FeedError
+
+ENGINES = {"kserve": "kserve", "ray": "ray-serve"}
+"""The engines, each with the extra of attnport-bundle that installs it."""
+MOST_NAMES = 1024
+"""The most inputs of a request, and the most outputs that it names."""
+MOST_DIMS = 32
+"""The most dims of a tensor."""
+MOST_PARTS = 1 << 18
+"""The most `[`, `{` and `:` in the JSON of a request, and parts of a message of gRPC. Each takes a hundred bytes."""
+LETTERS = 16
+"""The letters of a request's texts, for each token that it may have. More would be read to be cut off."""
+PLACES = 16
+"""The places of a request's texts, each padded to the longest, for each token that it may have."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How bundles are served. Each attribute is an option of the command line, with its help in the metadata."""
+
+    host: str = field(
+        default="127.0.0.1", metadata={"help": "Where to listen; 0.0.0.0 = on every address of the machine."}
+    )
+    port: int = field(default=8080, metadata={"help": "HTTP port."})
+    grpc_port: int = field(default=8081, metadata={"help": "gRPC port; 0 = no gRPC."})
+    threads: int = field(
+        default=0, metadata={"help": "Compute threads; 0 = the runtime's choice, and 1 a replica on Ray."}
+    )
+    max_batch_tokens: int = field(
+        default=1024, metadata={"help": "Requests are joined up to so many tokens; 0 = one at a time."}
+    )
+    wait_ms: int = field(default=2, metadata={"help": "How long a request waits for others to join it."})
+    max_waiting: int = field(default=256, metadata={"help": "Requests at a time; further ones are answered with 503."})
+    max_request_tokens: int = field(
+        default=65536, metadata={"help": "The most tokens of a request; items, for a model without."}
+    )
+    max_request_bytes: int = field(default=8 << 20, metadata={"help": "The most bytes of a request; 413 beyond."})
+    max_response_bytes: int = field(
+        default=64 << 20, metadata={"help": "The most bytes of an answer; 413 to what asks for more."}
+    )
+    client_s: int = field(
+        default=60, metadata={"help": "Seconds in which a client has to send a request, and to take its answer."}
+    )
+    grace_s: int = field(
+        default=30, metadata={"help": "Seconds for the requests that were accepted, once the server is told to stop."}
+    )
+    replicas: int = field(default=1, metadata={"help": "Ray: processes; each has every model."})
+    address: str = field(
+        default="", metadata={"help": "Ray: a cluster's address; default: RAY_ADDRESS, or a new cluster here."}
+    )
+    metrics_port: int = field(default=0, metadata={"help": "Ray: port of a new cluster's metrics; 0 = any."})
+
+    def __post_init__(self) -> None:
+        """Raises BundleError for a number that is too small, or for a port too large."""
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            least = 0 if each.name in _MAY_BE_ZERO else 1
+            port = each.name.endswith("port")
+            if isinstance(value, int) and (value < least or (port and value > _LAST_PORT)):
+                expected = f"{least} to {_LAST_PORT}" if port else f"{least} or more"
+                raise BundleError(f"{each.name}: got {value}; expected {expected}.")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what is served, and every option with its help, to the command line."""
+    parser.add_argument("folder", nargs="?", type=Path, help="a bundle (default: this one, if there is no --model)")
+    parser.add_argument("--engine", choices=list(ENGINES), default="kserve", help="default: kserve")
+    parser.add_argument("--model", action="append", default=[], metavar="NAME=FOLDER", help="a bundle, by its name")
+    parser.add_argument("--key", type=Path, help="public key (PEM, from outside) that bundles must be signed with")
+    for each in dataclasses.fields(Options):
+        kind = type(each.default)
+        parser.add_argument(
+            f"--{each.name.replace('_', '-')}", type=kind, default=each.default,
+            help=f"{each.metadata['help']} (default: %(default)s)" if each.default else each.metadata["help"],
+        )  # fmt: skip
+
+
+def chosen(arguments: argparse.Namespace) -> Options:
+    """The options that a command line gives."""
+    return Options(**{each.name: getattr(arguments, each.name) for each in dataclasses.fields(Options)})
+
+
+_MAY_BE_ZERO = ("grpc_port", "threads", "max_batch_tokens", "wait_ms", "metrics_port")
+_LAST_PORT = 65535
+
+
+def within(got: int, most: int, what: str, advice: str) -> None:
+    """Raises FeedError, with the advice, for a request that has more than the most of something."""
+    if got > most:
+        raise FeedError(f"got {got} {what}; expected at most {most}. {advice}")
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches the host.
+
+    Raises:
+        BundleError: there is no such host.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as err:
+        raise BundleError(f"host: got {shown(host)}, which is no address of this machine: {err}.") from err
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
+
+
+def tell_open(host: str, tell: Callable[[str], None]) -> None:
+    """Warns where others than this machine reach the host."""
+    if not is_local(host):
+        tell(f"warning: whoever reaches this machine at {host} is answered, without a password; see docs/serve.md")
+
+
+def address(host: str, port: int) -> str:
+    """`host:port`, with the brackets that an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def url(options: Options) -> str:
+    """Where HTTP is."""
+    return f"http://{address(options.host, options.port)}/v2"
