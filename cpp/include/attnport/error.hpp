@@ -13,7 +13,7 @@ public:
     using std::runtime_error::runtime_error;
 
     /// The exit code that a program ends with: that of each class below; 2 here, also where there is too little memory.
-    /// Each class has its own out of line, so that it has one type_info and can be caught across a library's border.
+    /// Defined in error.cpp, so that a catch in another library works.
     [[nodiscard]] virtual int exit_code() const noexcept;
 };
 

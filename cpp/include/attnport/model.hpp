@@ -33,13 +33,8 @@ struct Options {
     /// A public key, a PEM file from outside the bundle: open only what is signed with it; none = not checked. A path
     /// that is empty names no key, and is refused.
     std::optional<std::filesystem::path> require_signature = {};
-    /// The folder for proofs and for what TensorRT-RTX compiles; empty = $ATTNPORT_CACHE, else the user's own.
+    /// The folder for what TensorRT-RTX compiles; empty = $ATTNPORT_CACHE, else the user's own.
     std::filesystem::path cache = {};
-    /// ONNX Runtime's execution providers to try, in this order, for every form that it opens; empty = the provider
-    /// that the form was judged on. On another one a form has to pass the golden cases here first.
-    std::vector<std::string> providers = {};
-    /// Plug-in providers of ONNX Runtime: the name to register a library under, and the library.
-    std::vector<std::pair<std::string, std::filesystem::path>> plugins = {};
     /// ONNX Runtime's library; empty = $ATTNPORT_ONNXRUNTIME, else what the loader finds as libonnxruntime.so.1.
     std::filesystem::path onnxruntime = {};
     /// Takes what one should know and is no error, such as a form that was passed over; empty = to stderr.
@@ -51,11 +46,8 @@ struct Options {
 
 /// How many items are run.
 struct MapOptions {
-    /// The most places of a batch, padding included; what a call needs of memory grows with them.
+    /// The most tokens of a batch, padding included; what a call needs of memory grows with them.
     std::int64_t tokens = 1024;
-    /// What the process may hold, resident, with all that it held before; none = no limit. Batches begin small, and
-    /// grow as far as the limit allows by what they were measured to take. Linux only.
-    std::optional<std::int64_t> max_memory_bytes = {};
     /// Of `embed`: the name of the prompt (`prompts`) to put before each text; none = the model's default one, if it has
     /// one; "" = no prompt.
     std::optional<std::string> prompt = {};
@@ -64,18 +56,19 @@ struct MapOptions {
 /// How a decoder with its cache continues prompts.
 struct GenerateOptions {
     std::int64_t max_tokens = 64;               ///< the most new tokens of a prompt
-    double temperature = 0;                     ///< 0 takes the likeliest token; above it, they are drawn, by one beam
+    double temperature = 0;                     ///< 0 takes the likeliest token; above it, they are drawn
     std::int64_t top_k = 0;                     ///< draw among so many of the likeliest; 0 = all
     double top_p = 1;                           ///< draw among the likeliest that together have this probability
     std::optional<std::uint64_t> seed = {};     ///< of the draws, which are others than Python's; none = others each time
-    /// What else decides; none = what the model was exported with. For more: a changed copy of `io().rules`.
-    std::optional<Rules> rules = {};
+    /// Goes by the scores alone, where the model's generation config has more rules (`io().decoder->rules`): beams,
+    /// penalties and the like, which only Python keeps to. Such a model is refused otherwise.
+    bool ignore_rules = false;
     /// Ids behind which a text ends; none = those that the model was exported with.
     std::optional<std::vector<std::int64_t>> stop = {};
     /// Called with the prompt's number and each new token.
     std::function<void(std::size_t, std::int64_t)> on_token = {};
     /// Of a decoder behind an encoder: the inputs that are the same at every step, a row for each prompt. They are the
-    /// encoder's outputs, and its padding mask where the decoder takes one; the prompts then are `io().start`.
+    /// encoder's outputs, and its padding mask where the decoder takes one; the prompts then are `io().decoder->start`.
     Inputs context = {};
 };
 
@@ -84,9 +77,8 @@ class ATTNPORT_API Model {
 public:
     /// Checks the bundle in `folder` and opens its model.
     ///
-    /// A form that was never run on its device is proved first: it runs the bundle's golden cases, once on each
-    /// device, driver and release. One that cannot run here or fails is passed over for the next of the bundle's
-    /// order, with a warning and a line in `passed_over`.
+    /// A form that was never run on its device is proved first: it runs the bundle's golden cases. One that cannot run
+    /// here or fails is passed over for the next of the bundle's order, with a warning and a line in `passed_over`.
     ///
     /// Throws Error: no bundle, of a version that this reader does not know, or an unknown form. IntegrityError: a
     /// file was changed, is missing or was added, or the signature is not right. RuntimeMissing: no form's runtime is
@@ -120,8 +112,7 @@ public:
     /// of `run`, padded to the longest item, all at the end or all at the beginning. In outputs with a row for each token,
     /// columns that are padding for all of a batch are zero.
     ///
-    /// Throws as `run`, and FeedError: the model's padding masks are not [batch, seq], or it has an output without items;
-    /// or the limit is too low, with what is held and needed.
+    /// Throws as `run`, and FeedError: the model's padding masks are not [batch, seq], or it has an output without items.
     [[nodiscard]] Outputs map(const Inputs& inputs, const MapOptions& options = {}) const;
 
     /// As above, of tensors such as Tokenizer::encode makes.
@@ -142,7 +133,8 @@ public:
     /// Continues prompts of token ids, token by token, and returns the new ones. All run as one batch, with the keys and
     /// values of earlier tokens kept; lengths may differ.
     ///
-    /// Throws as `run`, and FeedError: the model does not generate, or not from these prompts.
+    /// Throws as `run`, and FeedError: the model does not generate, or not from these prompts, or it has rules that are not
+    /// kept to here (`GenerateOptions::ignore_rules`).
     [[nodiscard]] std::vector<std::vector<std::int64_t>> generate(
         const std::vector<std::vector<std::int64_t>>& prompts, const GenerateOptions& options = {}) const;
 

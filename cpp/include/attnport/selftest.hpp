@@ -25,7 +25,7 @@ struct Report {
 };
 
 /// Checks a bundle. The model is opened only once every file is known to be the one that was bundled. Of the options
-/// only threads, require_signature, providers, plugins and onnxruntime count. Throws as Model.
+/// only threads, require_signature and onnxruntime count. Throws as Model.
 [[nodiscard]] ATTNPORT_API Report selftest(const std::filesystem::path& folder, const Options& options = {});
 
 }  // namespace attnport

@@ -25,14 +25,15 @@ using Tokenize = std::function<std::vector<std::int64_t>(const std::string& text
 /// an application makes.
 class ATTNPORT_API Tokenizer {
 public:
-    /// Reads the bundle's `tokenizer.json`, for the contract of the model that is to be fed. With `tokenize`, the ids are
-    /// those that it makes, type ids are 0, and of the file only the side and the id of padding and the special tokens
-    /// are read. `limit` is the most tokens of a text, if that is fewer than the model takes.
+    /// Reads the bundle's `tokenizer.json` and `tokenizer.chars`, for the contract of the model that is to be fed. With
+    /// `tokenize`, `chars` is not read, the ids are those that it makes, type ids are 0, and of the file only the side and
+    /// the id of padding and the special tokens are read. `limit` is the most tokens of a text, if that is fewer than the
+    /// model takes.
     ///
     /// Throws Error: the file is of another kind than BERT's and there is no `tokenize`, or the model reads no text. What
     /// was moved from is only to be destroyed or assigned to; its `encode` throws Error.
-    Tokenizer(const std::filesystem::path& path, const IO& io, Tokenize tokenize = {},
-              std::optional<std::int64_t> limit = {});
+    Tokenizer(const std::filesystem::path& path, const std::filesystem::path& chars, const IO& io,
+              Tokenize tokenize = {}, std::optional<std::int64_t> limit = {});
     Tokenizer(Tokenizer&&) noexcept;
     Tokenizer& operator=(Tokenizer&&) noexcept;
     Tokenizer(const Tokenizer&) = delete;

@@ -6,7 +6,7 @@
 
 #include <attnport/error.hpp>
 
-#include "safetensors.hpp"
+#include "run/safetensors.hpp"
 
 namespace {
 

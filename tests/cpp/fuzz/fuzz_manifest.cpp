@@ -8,9 +8,8 @@
 
 #include <attnport/error.hpp>
 
-#include "manifest.hpp"
-#include "printable.hpp"
-#include "words.hpp"
+#include "format/manifest.hpp"
+#include "format/text.hpp"
 
 namespace {
 

@@ -11,11 +11,11 @@
 
 #include <attnport/error.hpp>
 
-#include "cache.hpp"
+#include "runtimes/cache.hpp"
 
 namespace {
 
-using attnport::reader::Cache;
+using attnport::reader::CacheFolder;
 
 void put(const std::string& line) { std::puts(line.c_str()); }
 
@@ -37,11 +37,11 @@ void call(const std::vector<std::string>& given) {
     if (given.at(0) == "find") {
         find(given);
     } else if (given[0] == "write") {
-        put(Cache(given.at(1)).write(given.at(2), given.at(3)) ? "written" : "not written");
+        put(CacheFolder(given.at(1)).write(given.at(2), given.at(3)) ? "written" : "not written");
     } else if (given[0] == "read") {
-        put(Cache(given.at(1)).read(given.at(2)).value_or("none"));
+        put(CacheFolder(given.at(1)).read(given.at(2)).value_or("none"));
     } else if (given[0] == "blob") {
-        attnport::reader::RuntimeCache cache(Cache(given.at(1)), given.at(2));
+        attnport::reader::RuntimeCache cache(CacheFolder(given.at(1)), given.at(2));
         if (given.size() > 3) cache.write(given[3]);
         put(cache.read().value_or("none"));
     } else {

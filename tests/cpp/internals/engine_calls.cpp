@@ -17,10 +17,8 @@
 
 #include <attnport/error.hpp>
 
-#include "cuda.hpp"
-#include "engine_library.hpp"
-#include "opening.hpp"
-#include "regular.hpp"
+#include "runtimes/cuda.hpp"
+#include "runtimes/engine.hpp"
 
 namespace {
 
@@ -106,12 +104,6 @@ int main(int count, char** values) {
     } catch (const attnport::Error& err) {
         std::cout << err.what() << '\n';
         return err.exit_code();
-    } catch (const std::invalid_argument& err) {
-        std::cout << err.what() << '\n';
-        return 6;
-    } catch (const reader::SystemError& err) {
-        std::cout << err.what() << '\n';
-        return 6;
     } catch (const std::exception& err) {
         std::cerr << "wrong use: " << err.what() << '\n';
         return 1;

@@ -20,9 +20,9 @@
 #include <attnport/error.hpp>
 
 #include "../hexadecimal.hpp"
-#include "feeds.hpp"
-#include "halves.hpp"
-#include "opening.hpp"
+#include "run/feeds.hpp"
+#include "run/arrays.hpp"
+#include "runtimes/session.hpp"
 
 namespace {
 

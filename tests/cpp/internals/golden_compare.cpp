@@ -6,8 +6,8 @@
 #include <iterator>
 #include <string>
 
-#include "goldens.hpp"
-#include "safetensors.hpp"
+#include "run/goldens.hpp"
+#include "run/safetensors.hpp"
 
 int main(int count, char** values) {
     try {

@@ -1,8 +1,8 @@
-// Runs many items on a model, in a process, that are made up: those of tests/bundling/limited_memory.py.
+// Runs many items on a model that is made up: that of tests/bundling/limited_memory.py.
 //
-// A line is a case: LENGTHS LIMIT TOKENS BASE FIRST RATE PASSING CREEP GIVES TIMES LEAST STEP, a limit of `-` for none. Answers with the shapes
-// of the calls, then the elements of rows and vectors, or the message of what was thrown. A word behind the numbers says
-// that the inputs are padded at the `left`, or what is wrong with them: `fewer`, `narrow`, `cuda` or `nowhere`.
+// A line is a case: LENGTHS TOKENS LEAST STEP. Answers with the shapes of the calls, then the elements of rows and
+// vectors, or the message of what was thrown. A word behind the numbers says that the inputs are padded at the `left`, or
+// what is wrong with them: `fewer`, `narrow`, `cuda` or `nowhere`.
 #include <algorithm>
 #include <cstdint>
 #include <iostream>
@@ -15,8 +15,7 @@
 
 #include <attnport/error.hpp>
 
-#include "batches.hpp"
-#include "memory_limit.hpp"
+#include "run/batches.hpp"
 
 namespace {
 
@@ -25,15 +24,7 @@ using attnport::Tensor;
 
 struct Case {
     std::vector<std::int64_t> lengths;
-    std::optional<std::int64_t> limit;
     std::int64_t tokens = 0;
-    std::int64_t base = 0;
-    std::int64_t first = 0;
-    std::int64_t rate = 0;
-    std::int64_t passing = 0;
-    std::int64_t creep = 0;
-    std::int64_t gives_back = 0;
-    std::int64_t times = 0;
     std::int64_t least = 1;
     std::int64_t step = 1;
     std::string word;
@@ -42,13 +33,10 @@ struct Case {
 Case read(const std::string& line) {
     std::istringstream words(line);
     std::string lengths;
-    std::string limit;
     Case found;
-    words >> lengths >> limit >> found.tokens >> found.base >> found.first >> found.rate >> found.passing >>
-        found.creep >> found.gives_back >> found.times >> found.least >> found.step >> found.word;
+    words >> lengths >> found.tokens >> found.least >> found.step >> found.word;
     std::istringstream numbers(lengths);
     for (std::string number; std::getline(numbers, number, ',');) found.lengths.push_back(std::stoll(number));
-    if (limit != "-") found.limit = std::stoll(limit);
     return found;
 }
 
@@ -64,11 +52,8 @@ attnport::IO contract(const Case& asked) {
     return io;
 }
 
-class Process {
+class Model {
 public:
-    explicit Process(const Case& asked) : case_(asked), used_{asked.base, asked.base} {}
-
-    [[nodiscard]] attnport::reader::Used used() const { return used_; }
     [[nodiscard]] const std::string& shapes() const { return shapes_; }
 
     attnport::Outputs run(const attnport::Inputs& inputs) {
@@ -77,9 +62,6 @@ public:
         const std::int64_t count = inputs[0].shape()[0];
         const std::int64_t size = inputs[0].shape()[1];
         shapes_ += std::to_string(count) + "x" + std::to_string(size) + " ";
-        most_ = std::max(most_, count * size);
-        ++calls_;
-        hold(case_.passing);
         auto rows = std::make_shared<std::vector<float>>();
         auto vectors = std::make_shared<std::vector<float>>();
         for (std::int64_t item = 0; item < count; ++item) {
@@ -96,24 +78,7 @@ public:
                                   Tensor("vector", DType::Float32, {count, 3}, {vectors, vectors->data()})});
     }
 
-    bool give_back() {
-        if (case_.gives_back == 0) return false;
-        most_ = 0;
-        calls_ = 0;
-        hold(0);
-        return true;
-    }
-
 private:
-    void hold(std::int64_t passing) {
-        const std::int64_t held = case_.base + case_.first + case_.rate * most_ + case_.creep * calls_;
-        used_ = {held, std::max(used_.peak, held + passing)};
-    }
-
-    const Case& case_;
-    attnport::reader::Used used_;
-    std::int64_t most_ = 0;
-    std::int64_t calls_ = 0;
     std::string shapes_;
 };
 
@@ -134,8 +99,7 @@ attnport::Input ids_of(const Case& asked, const std::vector<std::int64_t>& ids, 
 }
 
 std::string answer(const Case& asked) {
-    Process process(asked);
-    attnport::reader::Learned learned;
+    Model model;
     const attnport::IO io = contract(asked);
     const std::int64_t size = *std::max_element(asked.lengths.begin(), asked.lengths.end());
     std::vector<std::int64_t> ids;
@@ -148,19 +112,15 @@ std::string answer(const Case& asked) {
     }
     const attnport::Shape shape{static_cast<std::int64_t>(asked.lengths.size()), size};
     const attnport::Inputs inputs{{"mask", mask, shape}, ids_of(asked, ids, shape)};
-    const auto run = [&](const attnport::Inputs& part) { return process.run(part); };
+    const auto run = [&](const attnport::Inputs& part) { return model.run(part); };
     std::string said;
     try {
-        for (std::int64_t time = 0; time < asked.times; ++time) {
-            attnport::reader::MemoryLimit memory(
-                asked.limit, learned, [&] { return process.give_back(); }, [&] { return process.used(); });
-            const auto outputs = attnport::reader::mapped(run, io, inputs, asked.tokens, "", memory);
-            said = digits(outputs.at("rows")) + " " + digits(outputs.at("vector"));
-        }
+        const auto outputs = attnport::reader::map_batches(run, io, inputs, asked.tokens, "");
+        said = digits(outputs.at("rows")) + " " + digits(outputs.at("vector"));
     } catch (const attnport::FeedError& err) {
         said = err.what();
     }
-    return process.shapes() + "| " + said;
+    return model.shapes() + "| " + said;
 }
 
 }  // namespace

@@ -1,10 +1,8 @@
-// What the reader makes of many inputs: for each line of stdin, "manifest", "external", "said" or "size" and bytes in
-// hexadecimal digits, a line with the exit code (of external data: 0, or 1 for a refusal) and, in the same digits,
-// either what was kept, as JSON, or the error's text; "said" is what somebody else said, which is answered as a
+// What the reader makes of many inputs: for each line of stdin, "manifest", "said" or "size" and bytes in hexadecimal
+// digits, a line with the exit code and, in the same digits, either what was kept, as JSON, or the error's text; "said" is what somebody else said, which is answered as a
 // terminal may see it, and "size" is an expression with a=2, b=7 and huge=2**53 - 1, which is answered with its value.
 #include <exception>
 #include <iostream>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -12,11 +10,10 @@
 #include <attnport/error.hpp>
 
 #include "../hexadecimal.hpp"
-#include "expression.hpp"
-#include "external.hpp"
-#include "json.hpp"
-#include "manifest.hpp"
-#include "words.hpp"
+#include "format/expression.hpp"
+#include "format/json.hpp"
+#include "format/manifest.hpp"
+#include "format/text.hpp"
 
 namespace {
 
@@ -52,7 +49,7 @@ public:
         for (const auto& [tensor, dtype] : form.dtypes) add("dtype", tensor, attnport::name(dtype));
         for (const auto& profile : form.profiles) add(profile);
         add("requires", form.requires_.runtime, form.requires_.exact, form.requires_.opset, form.requires_.sm);
-        add("parity", form.parity.verdict, form.parity.runtime, form.parity.graph, form.parity.reason);
+        add("parity", form.parity.verdict, form.parity.runtime, form.parity.graph);
     }
     [[nodiscard]] std::string digits() const { return hexadecimal::digits(rows_.dump()); }
 
@@ -62,19 +59,23 @@ private:
 
 Rows rows(const reader::Manifest& manifest) {
     Rows found;
-    found.add("manifest", manifest.name, manifest.unverified, manifest.order, manifest.tokenizer, manifest.digest);
+    found.add("manifest", manifest.name, manifest.unverified, manifest.order, manifest.digest);
+    if (const auto& tokenizer = manifest.tokenizer) found.add("tokenizer", tokenizer->file, tokenizer->chars);
     found.add("input", manifest.io.inputs);
     found.add("output", manifest.io.outputs);
     found.add(reader::Profile{manifest.io.dims});
     for (const auto& mask : manifest.io.masks) {
         found.add("mask", mask.kinds, mask.input, mask.polarity, mask.alignment, mask.window, mask.carries, mask.keys);
     }
-    const attnport::Rules& rules = manifest.io.rules;
-    found.add("decoder", manifest.io.stop, manifest.io.start, rules.suppress, rules.suppress_first, rules.bad_words,
-              rules.forced_first, rules.forced_last, rules.min_length, rules.min_tokens, rules.repetition_penalty,
-              rules.no_repeat_ngram, rules.beams, rules.length_penalty, rules.early_stopping, rules.renormalize);
+    if (const auto& decoder = manifest.io.decoder) {
+        found.add("decoder", decoder->ids, decoder->mask, decoder->mask_covers, decoder->positions, decoder->logits,
+                  decoder->returns_whole_caches, decoder->stop, decoder->start, decoder->rules);
+        for (const auto& cache : decoder->caches) {
+            found.add("cache", cache.input, cache.output, cache.axis, cache.holds_window);
+        }
+        if (const auto& window = decoder->window) found.add("window", window->mask, window->places);
+    }
     found.add("text", manifest.prompts.named, manifest.prompts.default_name, manifest.text_limit);
-    if (const auto& window = manifest.io.window) found.add("window", window->dim, window->places, window->positions);
     for (const auto& [name, form] : manifest.forms) found.add(name, form);
     found.add("goldens", manifest.goldens.file);
     for (const auto& bound : manifest.goldens.bounds) {
@@ -90,29 +91,6 @@ std::string of_manifest(const std::string& data) {
     } catch (const attnport::Error& err) {
         return std::to_string(err.exit_code()) + " " + hexadecimal::digits(err.what());
     }
-}
-
-template <class Read> std::string of_external(const Read& read) {
-    try {
-        return "0 " + read().digits();
-    } catch (const std::invalid_argument& err) {
-        return "1 " + hexadecimal::digits(err.what());
-    }
-}
-
-std::string of_external(std::string_view data) {
-    const std::string references = of_external([data] {
-        Rows found;
-        for (const auto& one : reader::references(data)) {
-            found.add("reference", one.location, one.offset, one.length);
-        }
-        return found;
-    });
-    return references + " " + of_external([data] {
-               Rows found;
-               found.add("opset", reader::opset(data));
-               return found;
-           });
 }
 
 std::string of_size(std::string_view text) {
@@ -137,7 +115,6 @@ int main() {
             const std::string data = hexadecimal::bytes(line.substr(space + 1));
             const std::string kind = line.substr(0, space);
             if (kind == "manifest") std::cout << of_manifest(data) << '\n';
-            if (kind == "external") std::cout << of_external(std::string_view(data)) << '\n';
             if (kind == "size") std::cout << of_size(data) << '\n';
             if (kind == "said") std::cout << "0 " << hexadecimal::digits(reader::escaped(data)) << '\n';
         }

@@ -8,9 +8,9 @@
 
 #include <attnport/error.hpp>
 
-#include "safetensors.hpp"
-#include "sha256.hpp"
-#include "words.hpp"
+#include "format/files.hpp"
+#include "format/text.hpp"
+#include "run/safetensors.hpp"
 
 int main(int count, char** values) {
     if (count != 2) return 2;
@@ -19,7 +19,8 @@ int main(int count, char** values) {
         const std::string data{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
         for (const auto& [key, tensor] : attnport::reader::read_safetensors(data, "goldens")) {
             const std::size_t bytes = tensor.size() * attnport::size_bytes(tensor.dtype());
-            const auto digest = attnport::reader::sha256_hex({static_cast<const char*>(tensor.data()), bytes});
+            const auto digest =
+                attnport::reader::hex(attnport::reader::sha256({static_cast<const char*>(tensor.data()), bytes}));
             std::printf("%s|%s|%s|%s\n", key.c_str(), std::string(attnport::name(tensor.dtype())).c_str(),
                         attnport::reader::listed(tensor.shape()).c_str(), digest.c_str());
         }

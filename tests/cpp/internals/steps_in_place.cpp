@@ -12,16 +12,16 @@
 
 #include <attnport/model.hpp>
 
-#include "generation.hpp"
-#include "manifest.hpp"
-#include "open_form.hpp"
+#include "decode/generate.hpp"
+#include "format/manifest.hpp"
+#include "run/form.hpp"
 
 namespace {
 
 using attnport::Inputs;
 using attnport::Outputs;
 using attnport::reader::Buffer;
-using attnport::reader::Roles;
+using attnport::reader::DecoderFacts;
 using attnport::reader::Steps;
 
 /// Caches that the runtime has, told as they are used.
@@ -33,7 +33,6 @@ public:
         std::puts("kept");
         return steps_->run(std::move(inputs));
     }
-    void take(const std::vector<std::size_t>& texts) override { steps_->take(texts); }
     void drop(std::int64_t count) override { steps_->drop(count); }
 
 private:
@@ -52,9 +51,9 @@ public:
         };
     }
 
-    [[nodiscard]] std::unique_ptr<Steps> steps(const Roles& roles) {
-        if (step_) return std::make_unique<attnport::reader::Buffers>(step(), roles);
-        std::unique_ptr<Steps> made = form_.new_steps(roles);
+    [[nodiscard]] std::unique_ptr<Steps> steps(const DecoderFacts& facts) {
+        if (step_) return std::make_unique<attnport::reader::Buffers>(step(), facts);
+        std::unique_ptr<Steps> made = form_.new_steps(facts);
         if (made == nullptr) return nullptr;
         return std::make_unique<Kept>(std::move(made));
     }
@@ -88,8 +87,8 @@ void call(const std::vector<std::string>& given) {
     asked.stop = std::vector<std::int64_t>{};
     std::vector<std::int64_t> prompt;
     for (std::size_t at = 3; at < given.size(); ++at) prompt.push_back(std::stoll(given[at]));
-    const auto steps = [&told](const Roles& roles) { return told.steps(roles); };
-    static_cast<void>(attnport::reader::generated(told.run(), steps, manifest.io, {prompt, prompt}, asked));
+    const auto steps = [&told](const DecoderFacts& facts) { return told.steps(facts); };
+    static_cast<void>(attnport::reader::generate(told.run(), steps, manifest.io, {prompt, prompt}, asked));
 }
 
 }  // namespace

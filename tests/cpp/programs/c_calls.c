@@ -77,7 +77,7 @@ static void open_badly(const char* folder) {
     CHECK(attnport_open(folder, NULL, NULL) == ATTNPORT_BAD_USE);
     CHECK(attnport_open("", NULL, &model) == ATTNPORT_BAD_USE);
     CHECK(attnport_open("/nowhere", NULL, &model) == ATTNPORT_BAD_USE);
-    CHECK(strcmp(attnport_last_error(), "/nowhere is not a folder.") == 0);
+    CHECK(strstr(attnport_last_error(), "/nowhere is no bundle") != NULL);
     const size_t sizes[] = {0, sizeof(size_t), sizeof options - 1, sizeof options + 1, SIZE_MAX};
     for (size_t at = 0; at < sizeof sizes / sizeof sizes[0]; ++at) {
         options.struct_bytes = sizes[at];
@@ -232,9 +232,7 @@ typedef struct {
 static void* work(void* given) {
     const shared* const mine = given;
     char missing[32];
-    char message[64];
     snprintf(missing, sizeof missing, "/nowhere/%d", mine->number);
-    snprintf(message, sizeof message, "%s is not a folder.", missing);
     CHECK(*attnport_last_error() == '\0');
     for (int round = 0; round < ROUNDS; ++round) {
         attnport_model* none = NULL;
@@ -242,7 +240,7 @@ static void* work(void* given) {
         attnport_outputs* const outputs = run(mine->model);
         CHECK(memcmp(hidden_of(outputs).data, mine->wanted->data, ITEMS * LENGTH * 8 * sizeof(float)) == 0);
         attnport_outputs_free(outputs);
-        CHECK(strcmp(attnport_last_error(), message) == 0);
+        CHECK(strstr(attnport_last_error(), missing) != NULL);
     }
     return NULL;
 }

@@ -1,6 +1,5 @@
-// embed_texts APP FORM TOKENS MAX_MEMORY: the vector of each line of stdin, text as hexadecimal digits, as a line of C's
-// hexadecimal floats; by one thread. MAX_MEMORY 0 is none.
-#include <cstdint>
+// embed_texts APP FORM TOKENS: the vector of each line of stdin, text as hexadecimal digits, as a line of C's hexadecimal
+// floats; by one thread.
 #include <ios>
 #include <iostream>
 #include <string>
@@ -19,8 +18,6 @@ void run(const std::vector<std::string>& told) {
     options.threads = 1;
     attnport::MapOptions asked;
     asked.tokens = std::stoll(told.at(2));
-    const std::int64_t limit = std::stoll(told.at(3));
-    if (limit != 0) asked.max_memory_bytes = limit;
     std::vector<std::string> texts;
     for (std::string line; std::getline(std::cin, line);) texts.push_back(hexadecimal::bytes(line));
     const attnport::Model model(told.at(0), options);

@@ -1,11 +1,10 @@
 // generate APP FORM NAME VALUE ...: continues the prompts of stdin, one of token ids a line, by one thread; the names are
-// those of GenerateOptions and Rules. Tokens are ids with commas, or `none`, and words have a `;` between them.
-// `encoder APP` is what reads the prompts. Each new token is told as `PROMPT TOKEN` as it comes, and then each prompt's as a line.
+// those of GenerateOptions. Tokens are ids with commas, or `none`. `encoder APP` is what reads the prompts. Each
+// new token is told as `PROMPT TOKEN` as it comes, and then each prompt's as a line.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iostream>
-#include <map>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -42,39 +41,11 @@ void set(attnport::GenerateOptions& options, const std::string& name, const std:
         options.seed = std::stoull(value);
     } else if (name == "stop") {
         options.stop = tokens_of(value);
+    } else if (name == "ignore_rules") {
+        options.ignore_rules = value == "True";
     } else {
         throw std::invalid_argument(name);
     }
-}
-
-/// Sets one of the rules; whether there is one of this name.
-bool set(attnport::Rules& rules, const std::string& name, const std::string& value) {
-    const std::map<std::string, std::vector<std::int64_t>*> tokens = {{"suppress", &rules.suppress},
-                                                                      {"suppress_first", &rules.suppress_first},
-                                                                      {"forced_first", &rules.forced_first},
-                                                                      {"forced_last", &rules.forced_last}};
-    const std::map<std::string, std::int64_t*> counts = {{"min_length", &rules.min_length},
-                                                         {"min_tokens", &rules.min_tokens},
-                                                         {"no_repeat_ngram", &rules.no_repeat_ngram},
-                                                         {"beams", &rules.beams}};
-    const std::map<std::string, double*> numbers = {{"repetition_penalty", &rules.repetition_penalty},
-                                                    {"length_penalty", &rules.length_penalty}};
-    if (tokens.count(name) != 0) {
-        *tokens.at(name) = tokens_of(value);
-    } else if (counts.count(name) != 0) {
-        *counts.at(name) = std::stoll(value);
-    } else if (numbers.count(name) != 0) {
-        *numbers.at(name) = std::stod(value);
-    } else if (name == "early_stopping" || name == "renormalize") {
-        (name == "renormalize" ? rules.renormalize : rules.early_stopping) = value == "True";
-    } else if (name == "bad_words") {
-        rules.bad_words.clear();
-        std::istringstream words(value);
-        for (std::string word; std::getline(words, word, ';');) rules.bad_words.push_back(ids_of(word, ','));
-    } else {
-        return false;
-    }
-    return true;
 }
 
 using Texts = std::vector<std::vector<std::int64_t>>;
@@ -102,13 +73,10 @@ void run(const std::vector<std::string>& told) {
     options.threads = 1;
     const attnport::Model model(told.at(0), options);
     attnport::GenerateOptions asked;
-    attnport::Rules rules = model.io().rules;
     std::string encoder;
     for (std::size_t at = 2; at + 1 < told.size(); at += 2) {
         if (told[at] == "encoder") {
             encoder = told[at + 1];
-        } else if (set(rules, told[at], told[at + 1])) {
-            asked.rules = rules;
         } else {
             set(asked, told[at], told[at + 1]);
         }
@@ -121,7 +89,7 @@ void run(const std::vector<std::string>& told) {
         const auto [outputs, masks] = read(attnport::Model(encoder, options), prompts);
         context.assign(outputs.begin(), outputs.end());
         context.insert(context.end(), masks.begin(), masks.end());
-        prompts.assign(prompts.size(), model.io().start);
+        prompts.assign(prompts.size(), model.io().decoder->start);
     }
     asked.context.assign(context.begin(), context.end());
     for (const auto& text : model.generate(prompts, asked)) {

@@ -70,8 +70,10 @@ attnport::IO contract() {
     return io;
 }
 
+std::filesystem::path chars_of(std::filesystem::path file) { return file.replace_extension(".chars"); }
+
 void tokenize(const std::string& path) {
-    attnport::Tokenizer first(path, contract());
+    attnport::Tokenizer first(path, chars_of(path), contract());
     const attnport::Tokenizer second(std::move(first));
     say([&] { static_cast<void>(first.encode({"the"})); });  // NOLINT(bugprone-use-after-move)
     std::cout << second.encode({"the"}).size() << '\n';
@@ -95,7 +97,7 @@ long until_it_works(const std::function<void()>& act) {
 
 void starve(const std::filesystem::path& path) {  // not text: the caller would make a path of it
     const attnport::IO io = contract();
-    const attnport::Tokenizer tokenizer(path, io);
+    const attnport::Tokenizer tokenizer(path, chars_of(path), io);
     const std::vector<std::string> texts{"the [SEP] the"};
     const long encoded = until_it_works([&] { static_cast<void>(tokenizer.encode(texts)); });
     std::cout << (encoded > 5 ? "told" : "hardly anything was allocated") << '\n';

@@ -1,8 +1,9 @@
-// tokenize FILE CONTRACT [together]: what the tokenizer makes of each line of stdin, text as hexadecimal digits; or of
-// all in one call. CONTRACT: names of inputs, their dtype, dims and a range of lengths, such as
+// tokenize FILE CONTRACT [together]: what the tokenizer, with its `.chars` beside FILE, makes of each line of stdin, text
+// as hexadecimal digits; or of all in one call. CONTRACT: names of inputs, their dtype, dims and a range of lengths, such as
 // `input_ids,mask int64 batch,seq 4 12`; a name with `mask` in it is that of a padding mask.
 #include <cstdint>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <sstream>
 #include <string>
@@ -90,7 +91,9 @@ void encode(const attnport::Tokenizer& tokenizer, const std::vector<std::string>
 int main(int count, char** values) {
     try {
         if (count < 3) return 64;
-        const attnport::Tokenizer tokenizer(values[1], contract(values[2]));
+        const std::filesystem::path file = values[1];
+        const auto chars = std::filesystem::path(file).replace_extension(".chars");
+        const attnport::Tokenizer tokenizer(file, chars, contract(values[2]));
         std::vector<std::string> together;
         for (std::string line; std::getline(std::cin, line);) {
             if (count > 3) {

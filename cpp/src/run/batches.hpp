@@ -1,0 +1,26 @@
+// Runs any number of items in batches of like length, and puts the results back in the order of the items. The rules
+// are those of Python's attnport_bundle/batches.py.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <attnport/contract.hpp>
+#include <attnport/tensor.hpp>
+
+namespace attnport::reader {
+
+/// Runs a model on more items than one batch should have; see Model::map.
+///
+/// `run` is that of a model, `only` the one output to return; "" = all. Throws FeedError: the contract does not fit, or
+/// inputs have different numbers of items; and what `run` throws.
+[[nodiscard]] Outputs map_batches(const std::function<Outputs(const Inputs&)>& run, const IO& io, const Inputs& inputs,
+                                  std::int64_t tokens, std::string_view only);
+
+/// The output that is a vector for each item. Throws FeedError: there is none, or there are several.
+[[nodiscard]] const TensorSpec& embedding(const IO& io);
+
+}  // namespace attnport::reader
