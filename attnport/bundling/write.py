@@ -32,7 +32,7 @@ from attnport_bundle.opening import OLDEST
 from attnport_bundle.runtimes.tensorrt import read_header
 
 PACKAGE = "python/attnport_bundle"
-CPP = ("CMakeLists.txt", "cmake/*", "include/attnport/*.h", "include/attnport/*.hpp", "src/*.cpp", "src/*/*.[ch]pp", "programs/*.cpp")
+CPP = ("CMakeLists.txt", "cmake/*", "include/attnport/*.h*", "src/*.cpp", "src/*/*.[ch]pp", "programs/*.cpp")
 """The files of the C++ reader."""
 GOLDENS = "goldens.safetensors"
 README = "README.md"

@@ -297,7 +297,7 @@ Manifest from_bytes(std::string_view data, const std::string& where) {
     const Json format = value.is_object() ? value.value("format", Json()) : Json();
     if (format != Json(format_name)) throw Error(where + " is not the manifest of a bundle.");
     const Json version = value.value("version", Json());
-    if (version != Json(format_version)) {
+    if (!version.is_number_integer() || version != Json(format_version)) {
         throw Error(where + ": got version " + cut(version.dump(-1, ' ', true)) + "; this reader knows version " +
                     to_string(format_version) + ".");
     }
