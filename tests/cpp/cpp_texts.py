@@ -9,6 +9,8 @@ from typing import Any
 
 from cpp_builds import Build
 
+from attnport.bundling.characters import character_table
+
 TEXT = "input_ids,token_type_ids,mask int64 batch,seq"
 """The inputs that most texts are made into."""
 
@@ -21,8 +23,15 @@ def run(build: Build, program: str, *arguments: str | Path, texts: Iterable[str 
     return done.stdout.splitlines()
 
 
+def with_chars(folder: Path, tokenizer: str, otherwise: str = "") -> Path:
+    """A `tokenizer.json`, with its `tokenizer.chars` beside it: `otherwise` for a file that is not of BERT's kind."""
+    path = folder / "tokenizer.json"
+    path.write_text(tokenizer, "utf-8")
+    path.with_suffix(".chars").write_text(character_table(path) or otherwise, "ascii")
+    return path
+
+
 def changed(path: Path, folder: Path, change: Callable[[Any], None]) -> Path:
     value = json.loads(path.read_text("utf-8"))
     change(value)
-    (folder / "tokenizer.json").write_text(json.dumps(value), "utf-8")
-    return folder / "tokenizer.json"
+    return with_chars(folder, json.dumps(value), path.with_suffix(".chars").read_text("ascii"))

@@ -43,9 +43,9 @@ UNSEEN = """
     model_tree_of_ifs parity_over_its_bound provenance_digest
 """
 ONLY_VERIFY = dict.fromkeys(REFUSED_BY_THE_RUNTIME.split(), 2) | dict.fromkeys(UNSEEN.split(), 0)
-"""The attacks on what only `attnport verify` looks into, by their exit codes in C++: see FORMAT.md, "What verify adds".
+"""The attacks on what only `attnport verify` looks into, by their exit codes in C++: see FORMAT.md, "Verify".
 
-ONNX Runtime itself refuses most. What nobody sees here is not used by the model, or says nothing about what it computes.
+ONNX Runtime refuses most by itself. What nobody sees here is not used by the model, or says nothing of its numbers.
 """
 ROW = re.compile(r"(?P<check>.*?) {2,}(?P<verdict>PASS|FAIL|NOT_RUN) +(?P<detail>.*)")
 

@@ -36,6 +36,7 @@ def rows_app(app: Path, request: pytest.FixtureRequest) -> Path:
         "outputs": [{"name": "greatest", "dtype": "float32", "dims": ["batch"], "high": None}],
         "dims": [{"name": name, "min": 1, "opt": 2, "max": LARGE_BYTES, "step": 1} for name in ("batch", "seq")],
         "masks": [],
+        "decoder": None,
     }
     given = np.arange(6, dtype=np.float32).reshape(2, 3)
     arrays = {"golden-0/in/x": given, "golden-0/out/greatest": given.max(1).astype(np.float64)}

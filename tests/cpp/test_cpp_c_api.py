@@ -21,6 +21,7 @@ FEEDS = {
     "attention_mask": np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
 }
 
+
 @pytest.fixture
 def library(cpp_shared: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> c.Library:
     monkeypatch.setenv("ATTNPORT_ONNXRUNTIME", str(onnxruntime_library()))

@@ -21,7 +21,7 @@ from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.fuse import fuse
 from attnport_bundle.errors import FeedError
-from attnport_bundle.rules import Rules
+from attnport_bundle.format.decoder import Rules
 
 Apps = Callable[[str], Path]
 PROMPTS = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
@@ -217,9 +217,7 @@ def test_rules_that_would_change_the_tokens_are_refused_unless_they_are_to_be_ig
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_a_decoder_behind_an_encoder_gives_pythons_tokens(
-    cpp_build: Build, both: tuple[Path, Path], form: str
-) -> None:
+def test_a_decoder_behind_an_encoder_gives_pythons_tokens(cpp_build: Build, both: tuple[Path, Path], form: str) -> None:
     decoder, encoder = both
     with reader.load(decoder, form=form, threads=1) as model, reader.load(encoder, form=form, threads=1) as reads:
         expected = model.generate(PROMPTS, encoder=reads, max_tokens=20)

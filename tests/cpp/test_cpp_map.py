@@ -15,7 +15,7 @@ from cpp_builds import Build, onnxruntime_library
 
 import attnport_bundle as reader
 from attnport_bundle import batches
-from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
 
 TEXTS = ["a cat", "the quick brown fox jumps", "", "hello " * 200, "Ünïcode", "x"] * 4
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -23,8 +23,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class Case:
-    """Items to run. Padding stands at the `left`, or the right. A batch has `least` items or more, in steps of `step`.
-    """
+    """Items to run. Padding stands at the `left`, or the right. A batch has `least` items or more, in steps of `step`."""
 
     lengths: tuple[int, ...]
     tokens: int = 1024

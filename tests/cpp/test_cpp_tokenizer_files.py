@@ -46,14 +46,6 @@ def of_one_hash(count: int) -> list[str]:
 SINGLE = ("post_processor", "single")
 FILES: dict[str, Callable[[Any], None]] = {
     "byte pairs": lambda value: value["model"].update(type="BPE"),
-    "another normalizer": lambda value: value.update(normalizer={"type": "NFC"}),
-    "a normalizer with more": lambda value: value["normalizer"].update(more=1),
-    "no rule for accents": lambda value: value["normalizer"].pop("strip_accents"),
-    "a number for a truth": lambda value: value["normalizer"].update(lowercase=1),
-    "text for accents": lambda value: value["normalizer"].update(strip_accents="no"),
-    "none": lambda value: value.update(normalizer=None),
-    "no normalizer": lambda value: value.pop("normalizer"),
-    "another pre-tokenizer": lambda value: value["pre_tokenizer"].update(type="Whitespace"),
     "another template": lambda value: value["post_processor"].update(type="ByteLevel"),
     "two texts": lambda value: value["post_processor"].update(single=value["post_processor"]["pair"]),
     "a template of text": lambda value: value["post_processor"].update(single="A"),
@@ -104,15 +96,15 @@ def test_what_is_not_berts_way_is_refused(cpp_build: Build, minilm_tokenizer: Pa
 def test_a_file_that_is_no_tokenizer_is_refused(cpp_build: Build, tmp_path: Path, data: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(data)
     assert_refused(cpp_build, tmp_path / "tokenizer.json")
-    for other, why in ((tmp_path / "none.json", "No such file or directory"), (tmp_path, "Is a directory")):
+    for other in (tmp_path / "none.json", tmp_path):
         done = cpp_build.run("tokenize", other, f"{TEXT} 1 9")
-        assert (done.returncode, done.stderr.startswith(f"error: {other} is not read here: {why}. ")) == (2, True)
+        assert (done.returncode, done.stderr.startswith(f"error: {other} is not read here: ")) == (2, True)
 
 
 def assert_refused(build: Build, path: Path) -> None:
     """Python refuses the file, and so does C++, in words of its own: which file, what is wrong, and how to go on."""
     with pytest.raises(BundleError) as caught:
-        WordPiece(path)
+        WordPiece(path, {})
     done = build.run("tokenize", path, f"{TEXT} 1 9")
     assert done.returncode == caught.value.exit_code == 2
     assert done.stderr.startswith(f"error: {path} is not read here: ")
@@ -122,6 +114,7 @@ def assert_refused(build: Build, path: Path) -> None:
 
 def test_links_are_followed(cpp_build: Build, minilm_tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to(minilm_tokenizer)
+    (tmp_path / "link.chars").symlink_to(minilm_tokenizer.with_suffix(".chars"))
     assert run(cpp_build, "tokenize", tmp_path / "link.json", "input_ids,mask int64 batch,seq 1 9", texts=["a"]) == [
         "input_ids int64 1 3: 101 1037 102;mask int64 1 3: 1 1 1;"
     ]
