@@ -170,7 +170,10 @@ Bound golden_bound_of(const Located& at) {
 
 TokenizerFiles tokenizer_of(const Located& at) {
     at.keys({"file", "chars"});
-    return {at["file"].text(), at["chars"].optional(&Located::text)};
+    TokenizerFiles found{at["file"].text(), at["chars"].optional(&Located::text)};
+    const std::string stem = found.file.substr(0, found.file.size() - (ends_with(found.file, ".json") ? 5 : 0));
+    if (found.chars && *found.chars != stem + ".chars") at["chars"].expected(quoted(stem + ".chars"));
+    return found;
 }
 
 Prompts prompts_of(const Located& at) {
@@ -313,7 +316,7 @@ Manifest from_bytes(std::string_view data, const std::string& where) {
     manifest.goldens = {at["goldens"]["file"].text(), at["goldens"]["bounds"].list(golden_bound_of)};
     manifest.tokenizer = at["tokenizer"].optional(tokenizer_of);
     manifest.files = at["files"].map(bundled_file_of);
-    manifest.prompts = at["prompts"].optional(prompts_of).value_or(Prompts{});
+    manifest.prompts = prompts_of(at["prompts"]);
     manifest.text_limit = at["text_limit"].optional(limit_of);
     check_whole(at, manifest);
     manifest.digest = hex(sha256(data));
