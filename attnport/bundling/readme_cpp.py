@@ -60,15 +60,15 @@ def readme_cpp(
     """
     parts = [
         f"# {name} in C++",
-        "A C++17 library that reads the bundle this folder stands in: the checks, answers and messages of the Python "
-        "reader beside it, and no Python. Linux, and macOS untried; g++ 12 and clang 14 or later.",
+        "A C++17 library that reads the bundle this folder stands in, with the answers of the Python reader beside it "
+        "and without Python. Linux, and macOS untried; g++ 12 and clang 14 or later.",
         _forms(forms),
         *_build(forms),
         "## Use it",
         "Here the bundle is `app/`, beside the program. Keep your own files, and the build, out of it: an added file "
         "is refused like a changed one.",
-        indent(program_cpp(io)),
         *_from_text(io, tokenizer, folder, prompts),
+        indent(program_cpp(io)),
         *_link(),
         "## What goes in and out",
         *contract(io),
@@ -107,6 +107,15 @@ def _input(spec: TensorSpec, shape: tuple[int, ...], number: int, *, zero: bool)
 
 
 def _whole(lines: list[str]) -> str:
+    outputs = [
+        "    for (const attnport::Tensor& output : model.run(inputs)) {",
+        '        std::cout << output.name() << ": " << output.size() << " elements\\n";',
+        "    }",
+    ]
+    return _program([*lines, *outputs])
+
+
+def _program(lines: list[str]) -> str:
     return "\n".join(
         [
             "#include <attnport/bundle.hpp>",
@@ -117,9 +126,6 @@ def _whole(lines: list[str]) -> str:
             "",
             "int main() try {",
             *lines,
-            "    for (const attnport::Tensor& output : model.run(inputs)) {",
-            '        std::cout << output.name() << ": " << output.size() << " elements\\n";',
-            "    }",
             "} catch (const attnport::Error& error) {",
             "    std::cerr << error.what() << '\\n';",
             "    return error.exit_code();",
@@ -156,17 +162,15 @@ def _build(forms: Mapping[str, Form]) -> list[str]:
         f"    cmake -S app/cpp -B build -DCMAKE_BUILD_TYPE=Release{settings}\n"
         "    cmake --build build -j\n"
         "    build/attnport-selftest app",
-        "nlohmann/json 3.7 or later is needed. Of what follows CMake says what it found, and one runtime has to be "
-        "there; a form of a runtime that was left out is passed over, and the message says so.",
+        "nlohmann/json 3.7 and OpenSSL 1.1.1, or later ones, are needed. Of what follows CMake says what it found, and "
+        "one runtime has to be there; a form of a runtime that was left out is passed over, and the message says so.",
     ]
-    lines = [
-        "- OpenSSL 1.1.1 or later: to check signatures (without it, a bundle that has to be signed is refused).",
-    ]
+    lines = []
     if "onnxruntime" in runtimes:
         lines.append(
             "- ONNX Runtime: its headers alone, of any release from 1.21 (`libonnxruntime-dev`, or the `include` "
-            "folder of a release), in `ONNXRUNTIME_INCLUDE_DIR`. Plug-in execution providers need those of 1.23. The "
-            "library is loaded when a model is opened: `Options::onnxruntime`, else `$ATTNPORT_ONNXRUNTIME`, else "
+            "folder of a release), in `ONNXRUNTIME_INCLUDE_DIR`. The library "
+            "is loaded when a model is opened: `Options::onnxruntime`, else `$ATTNPORT_ONNXRUNTIME`, else "
             "`libonnxruntime.so.1`. So one build runs on many releases; that of the Python package is "
             "`onnxruntime/capi/libonnxruntime.so.*`."
         )
@@ -184,7 +188,7 @@ def _build(forms: Mapping[str, Form]) -> list[str]:
         "\n".join(lines),
         "Options of ours: `ATTNPORT_SHARED` (a shared library, which the C interface `attnport/attnport.h` is for), "
         "`ATTNPORT_PROGRAMS`, `ATTNPORT_INSTALL`, `ATTNPORT_WERROR`, and `ATTNPORT_SANITIZE=address,undefined` or "
-        "`thread`. `-DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON` (or `_OpenSSL`) and `-DONNXRUNTIME_INCLUDE_DIR=OFF` "
+        "`thread`. `-DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON` and `-DONNXRUNTIME_INCLUDE_DIR=OFF` "
         "leave out what is there.",
         "`attnport-selftest` compares every file with its digest, then runs known inputs and compares the outputs: "
         "exit 0 = fine, 2 = no bundle, 3 = no fitting runtime, 4 = the numbers are off, 6 = a file differs.",
@@ -202,13 +206,25 @@ def _from_text(io: IO, tokenizer: str | None, folder: Path, prompts: Prompts) ->
             "gets; `Model::embed`, and `attnport::Tokenizer` with that function, make padding and masks of them.",
             *_prompts(io, prompts),
         ]
-    lines = [
-        '    const attnport::Model model("app");',
-        f'    const attnport::Tokenizer tokenizer("app/{tokenizer}", model.io());',
-        '    const auto fed = tokenizer.encode({"A sentence.", "Another one, longer."});',
-        "    const attnport::Inputs inputs(fed.begin(), fed.end());",
-    ]
-    return [f"From text. {cut_at(io)}", indent(_whole(lines)), *_prompts(io, prompts)]
+    if is_embedder(io):
+        program = _program(
+            [
+                '    const attnport::Model model("app");',
+                '    const attnport::Tensor vectors = model.embed({"A sentence.", "Another one, longer."});',
+                '    std::cout << vectors.shape()[0] << " vectors of " << vectors.shape()[1] << " numbers\\n";',
+            ]
+        )
+    else:
+        chars = Path(tokenizer).with_suffix(".chars").as_posix()
+        program = _whole(
+            [
+                '    const attnport::Model model("app");',
+                f'    const attnport::Tokenizer tokenizer("app/{tokenizer}", "app/{chars}", model.io());',
+                '    const auto fed = tokenizer.encode({"A sentence.", "Another one, longer."});',
+                "    const attnport::Inputs inputs(fed.begin(), fed.end());",
+            ]
+        )
+    return [f"From text. {cut_at(io)}", indent(program), *_prompts(io, prompts), "From arrays:"]
 
 
 def _prompts(io: IO, prompts: Prompts) -> list[str]:
@@ -220,7 +236,7 @@ def _link() -> list[str]:
         "In a CMake project that holds the bundle:",
         "    add_subdirectory(app/cpp)\n    target_link_libraries(program PRIVATE attnport::bundle)",
         "or, behind `cmake --install build --prefix ...`:",
-        "    find_package(attnport_bundle 2 REQUIRED)\n    target_link_libraries(program PRIVATE attnport::bundle)",
+        "    find_package(attnport_bundle 1 REQUIRED)\n    target_link_libraries(program PRIVATE attnport::bundle)",
     ]
 
 

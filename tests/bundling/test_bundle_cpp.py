@@ -38,8 +38,10 @@ def test_the_cpp_reader_is_added_and_nothing_else_changes(
 
 
 def test_every_source_is_compiled_and_packaged() -> None:
-    listed = re.findall(r"\bsrc/(\w+\.cpp)", (READER / "CMakeLists.txt").read_text())
-    assert listed == sorted(path.name for path in READER.glob("src/*.cpp"))
+    listed = re.findall(r"\bsrc/([\w/]+\.cpp)", (READER / "CMakeLists.txt").read_text())
+    assert sorted(listed) == sorted(
+        path.relative_to(READER / "src").as_posix() for path in READER.rglob("src/**/*.cpp")
+    )
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["attnport"]
     packaged = {path for pattern in told for path in (ROOT / "attnport").glob(pattern)}
     assert {path for pattern in CPP for path in READER.glob(pattern)} <= packaged
