@@ -30,7 +30,8 @@ def test_every_runtime_of_the_format_is_opened_and_comes_from_a_target() -> None
 
 def test_the_format_and_the_cpp_reader_name_the_same_runtimes() -> None:
     stated = re.search(r"`runtime` \(([a-z_, ]+)\)", (BUNDLING / "FORMAT.md").read_text())
-    parsed = re.search(r'at\["runtime"\]\.one_of\(\{([^}]+)\}\)', (BUNDLING / "cpp/src/format/manifest.cpp").read_text())
+    source = (BUNDLING / "cpp/src/format/manifest.cpp").read_text()
+    parsed = re.search(r'at\["runtime"\]\.one_of\(\{([^}]+)\}\)', source)
     assert stated
     assert parsed
     assert tuple(stated[1].split(", ")) == RUNTIMES
