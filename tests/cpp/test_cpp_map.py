@@ -23,7 +23,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class Case:
-    """Items to run. Padding stands at the `left`, or the right. A batch has `least` items or more, in steps of `step`."""
+    """Items to run. Padding stands at the `left` or right; a batch has `least` items or more, in steps of `step`."""
 
     lengths: tuple[int, ...]
     tokens: int = 1024

@@ -23,31 +23,16 @@ using Ids = std::vector<std::int64_t>;
 using IdRows = std::vector<Ids>;
 using Marks = std::vector<std::vector<bool>>;  ///< by text, of each place: whether its token is real, and not padding
 
-template <class T> void fill(std::byte* memory, const std::vector<std::int64_t>& values) {
-    auto* const out = reinterpret_cast<T*>(memory);
-    std::transform(values.begin(), values.end(), out, [](std::int64_t value) { return static_cast<T>(value); });
-}
-
-/// Whole numbers as a tensor of an input's dtype.
-Tensor tensor_of(const TensorSpec& spec, std::size_t rows, const std::vector<std::int64_t>& values) {
+/// Numbers, as many for each of so many rows.
+Tensor rows_of(const TensorSpec& spec, std::size_t rows, const Ids& values) {
     const auto count = static_cast<std::int64_t>(rows);
-    const Shape shape{count, static_cast<std::int64_t>(values.size()) / count};
-    std::shared_ptr<std::byte> memory = allocate(values.size() * size_bytes(spec.dtype));
-    switch (spec.dtype) {
-        case DType::Int64: fill<std::int64_t>(memory.get(), values); break;
-        case DType::Int32: fill<std::int32_t>(memory.get(), values); break;
-        case DType::Bool: fill<bool>(memory.get(), values); break;
-        case DType::Float32: fill<float>(memory.get(), values); break;
-        case DType::Float64: fill<double>(memory.get(), values); break;
-        default: throw FeedError("the model does not generate: there is no rule for " + spec.text() + ".");
-    }
-    return {spec.name, spec.dtype, shape, std::move(memory)};
+    return tensor_of(spec, {count, static_cast<std::int64_t>(values.size()) / count}, values);
 }
 
-Tensor tensor_of(const TensorSpec& spec, const Marks& marks) {
-    std::vector<std::int64_t> numbers;
+Tensor rows_of(const TensorSpec& spec, const Marks& marks) {
+    Ids numbers;
     for (const auto& row : marks) numbers.insert(numbers.end(), row.begin(), row.end());
-    return tensor_of(spec, marks.size(), numbers);
+    return rows_of(spec, marks.size(), numbers);
 }
 
 /// The size of an axis of a cache at its beginning.
@@ -97,9 +82,9 @@ public:
             tokens.insert(tokens.end(), ids[text].begin(), ids[text].end());
         }
         const std::size_t added = ids[0].size();
-        std::vector<Tensor> given{tensor_of(*facts_.ids, ids.size(), tokens)};
-        if (facts_.mask != nullptr) given.push_back(tensor_of(*facts_.mask, covered(all, real, added)));
-        if (facts_.window_mask != nullptr) given.push_back(tensor_of(*facts_.window_mask, last(all, added)));
+        std::vector<Tensor> given{rows_of(*facts_.ids, ids.size(), tokens)};
+        if (facts_.mask != nullptr) given.push_back(rows_of(*facts_.mask, covered(all, real, added)));
+        if (facts_.window_mask != nullptr) given.push_back(rows_of(*facts_.window_mask, last(all, added)));
         if (facts_.positions != nullptr) given.push_back(positions(all, added));
         Inputs inputs(given.begin(), given.end());
         inputs.insert(inputs.end(), context_.begin(), context_.end());
@@ -149,7 +134,7 @@ private:
                 found.push_back(std::max<std::int64_t>(real - 1, 0));
             }
         }
-        return tensor_of(*facts_.positions, all.size(), found);
+        return rows_of(*facts_.positions, all.size(), found);
     }
 
     /// Lets places of the caches of a window go that no new token sees.

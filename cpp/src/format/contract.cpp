@@ -59,7 +59,7 @@ DType dtype_of(const Located& at) {
     return DType::Bool;
 }
 
-TensorSpec tensor_of(const Located& at) {
+TensorSpec read_tensor(const Located& at) {
     at.keys({"name", "dtype", "dims", "high"});
     TensorSpec spec{at["name"].text(), dtype_of(at["dtype"]), at["dims"].list(axis_of),
                     at["high"].optional(&Located::integer)};
@@ -371,7 +371,7 @@ Decoder decoder_of(const Located& at, const IO& io) {
 
 IO io_of(const Located& at) {
     at.keys({"inputs", "outputs", "dims", "masks", "decoder"});
-    IO io{at["inputs"].list(tensor_of), at["outputs"].list(tensor_of), at["dims"].list(read_dim),
+    IO io{at["inputs"].list(read_tensor), at["outputs"].list(read_tensor), at["dims"].list(read_dim),
           at["masks"].list(mask_of), std::nullopt};
     static_cast<void>(distinct(at, names_of(io.inputs)));
     static_cast<void>(distinct(at, names_of(io.outputs)));

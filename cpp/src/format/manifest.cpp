@@ -284,11 +284,8 @@ std::string Prompts::chosen(const std::optional<std::string>& name) const {
     if (found != named.end()) return found->second;
     // As in sentence-transformers, every model takes these two.
     if (wanted.empty() || wanted == "query" || wanted == "document") return "";
-    std::vector<std::string> known;
-    for (const auto& [one, text] : named) known.push_back(quoted(one));
-    for (const char* one : {"query", "document"}) {
-        if (named.count(one) == 0) known.push_back(quoted(one));
-    }
+    std::vector<std::string> known{"query", "document"};
+    for (const auto& [one, text] : named) known.push_back(shown(one));
     throw FeedError("prompt: got " + quoted(cut(wanted)) + "; expected the name of one: " + joined(known) +
                     ". Put a prompt of your own before the texts.");
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include <attnport/error.hpp>
 
@@ -101,7 +102,7 @@ template <class Use> void with_reader(DType dtype, const Use& use) {
     }
 }
 
-/// Calls `use` with what writes element `index` of a floating-point dtype; throws Error for another one.
+/// Calls `use` with what writes element `index` of a dtype.
 template <class Use> void with_writer(DType dtype, const Use& use) {
     using Index = std::size_t;
     switch (dtype) {
@@ -111,7 +112,11 @@ template <class Use> void with_writer(DType dtype, const Use& use) {
         // By way of float32, rounded twice: so does Python's reader, PyTorch and ml_dtypes.
         case DType::BFloat16:
             return use([](void* out, Index at, double value) { store(out, at, to_bfloat16(narrowed(value))); });
-        default: throw Error("there is no cast to " + std::string(name(dtype)) + ".");
+        case DType::Int32:
+            return use([](void* out, Index at, double value) { store(out, at, static_cast<std::int32_t>(value)); });
+        case DType::Int64:
+            return use([](void* out, Index at, double value) { store(out, at, static_cast<std::int64_t>(value)); });
+        case DType::Bool: return use([](void* out, Index at, double value) { store(out, at, value != 0); });
     }
 }
 
@@ -137,6 +142,12 @@ Tensor cast(const Input& input, DType wanted) {
     auto memory = allocate(count * size_bytes(wanted));
     convert(input.dtype(), wanted, input.data(), count, memory.get());
     return {std::string(input.name()), wanted, input.shape(), std::move(memory)};
+}
+
+Tensor tensor_of(const TensorSpec& spec, Shape shape, const std::vector<std::int64_t>& values) {
+    auto memory = allocate(values.size() * size_bytes(spec.dtype));
+    convert(DType::Int64, spec.dtype, values.data(), values.size(), memory.get());
+    return {spec.name, spec.dtype, std::move(shape), std::move(memory)};
 }
 
 void to_double(const void* data, DType dtype, std::size_t count, double* out) {

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
+#include <attnport/contract.hpp>
 #include <attnport/tensor.hpp>
 
 namespace attnport::reader {
@@ -21,6 +23,9 @@ namespace attnport::reader {
 
 /// As `cast`, of an input: always new memory.
 [[nodiscard]] Tensor cast(const Input& input, DType wanted);
+
+/// Whole numbers below 2^53 as a tensor for an input, in its dtype.
+[[nodiscard]] Tensor tensor_of(const TensorSpec& spec, Shape shape, const std::vector<std::int64_t>& values);
 
 /// `count` elements of any dtype as float64.
 void to_double(const void* data, DType dtype, std::size_t count, double* out);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <attnport/tensor.hpp>
@@ -15,6 +16,10 @@
 #include "format/manifest.hpp"
 
 namespace attnport::reader {
+
+/// The arrays of a safetensors file by name; `where` is what messages call the file. Throws IntegrityError where the
+/// file is damaged or contradicts itself, or holds what no golden array is.
+[[nodiscard]] std::map<std::string, Tensor> read_safetensors(std::string_view data, const std::string& where);
 
 /// One output of one golden case; errors are against the float64 reference, over valid elements.
 struct Result {

@@ -237,26 +237,12 @@ DType dtype_of(ONNXTensorElementDataType type) {
     throw Error("onnxruntime gave an output of element type " + std::to_string(type) + ", which no bundle has.");
 }
 
-/// ONNX's own word for an element type.
+/// The name of an element type, which may be one that no bundle has.
 std::string word_of(ONNXTensorElementDataType type) {
     for (const auto& known : element_types) {
         if (known.type == type) return std::string(name(known.dtype));
     }
-    static constexpr std::array words{"undefined", "float32", "uint8",   "int8",    "uint16",    "int16",
-                                      "int32",     "int64",   "string",  "bool",    "float16",   "float64",
-                                      "uint32",    "uint64",  "complex64", "complex128", "bfloat16"};
-    const auto index = static_cast<std::size_t>(type);
-    return index < words.size() ? words.at(index) : "element type " + std::to_string(type);
-}
-
-std::string word_of(ONNXType type) {
-    switch (type) {
-        case ONNX_TYPE_SEQUENCE: return "seq";
-        case ONNX_TYPE_MAP: return "map";
-        case ONNX_TYPE_OPTIONAL: return "optional";
-        case ONNX_TYPE_SPARSETENSOR: return "sparse_tensor";
-        default: return "no tensor";
-    }
+    return "element type " + std::to_string(type) + " of ONNX";
 }
 
 std::vector<const char*> words_of(const std::vector<std::string>& names) {
@@ -414,7 +400,7 @@ private:
     Port port(const std::string& called, const OrtTypeInfo* info) const {
         ONNXType kind = ONNX_TYPE_UNKNOWN;
         library_.check(api_.GetOnnxTypeFromTypeInfo(info, &kind));
-        if (kind != ONNX_TYPE_TENSOR) return {called, word_of(kind), std::nullopt};
+        if (kind != ONNX_TYPE_TENSOR) return {called, "no tensor", std::nullopt};
         const OrtTensorTypeAndShapeInfo* described = nullptr;
         library_.check(api_.CastTypeInfoToTensorInfo(info, &described));
         ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;

@@ -14,9 +14,9 @@
 
 #include "format/contract.hpp"
 #include "format/text.hpp"
+#include "run/arrays.hpp"
 #include "run/feeds.hpp"
 #include "run/guarded.hpp"
-#include "run/arrays.hpp"
 #include "text/wordpiece.hpp"
 
 namespace attnport {
@@ -44,13 +44,6 @@ bool reads_text(const IO& io) {
     return has_ids;
 }
 
-template <class T>
-Tensor filled(const TensorSpec& spec, DType dtype, const Shape& shape, const std::vector<T>& values) {
-    auto memory = reader::allocate(values.size() * sizeof(T));
-    std::copy(values.begin(), values.end(), reinterpret_cast<T*>(memory.get()));
-    return {spec.name, dtype, shape, std::move(memory)};
-}
-
 using Ids = std::vector<std::int64_t>;
 
 /// How rows are padded.
@@ -69,26 +62,7 @@ Tensor padded(const TensorSpec& spec, const std::vector<Ids>& rows, const Paddin
         const auto length = static_cast<std::ptrdiff_t>(rows[at].size());
         std::copy(rows[at].begin(), rows[at].end(), row + (padding.left ? size - length : 0));
     }
-    switch (spec.dtype) {
-        case DType::Int64: return filled(spec, spec.dtype, shape, values);
-        case DType::Int32: {
-            std::vector<std::int32_t> narrow(values.size());
-            std::transform(values.begin(), values.end(), narrow.begin(),
-                           [](std::int64_t one) { return static_cast<std::int32_t>(one); });
-            return filled(spec, spec.dtype, shape, narrow);
-        }
-        case DType::Bool: {
-            std::vector<std::uint8_t> marks(values.size());
-            std::transform(values.begin(), values.end(), marks.begin(),
-                           [](std::int64_t one) { return static_cast<std::uint8_t>(one != 0); });
-            return filled(spec, spec.dtype, shape, marks);
-        }
-        default: break;
-    }
-    std::vector<double> numbers(values.size());
-    std::transform(values.begin(), values.end(), numbers.begin(),
-                   [](std::int64_t one) { return static_cast<double>(one); });
-    return reader::cast(filled(spec, DType::Float64, shape, numbers), spec.dtype);
+    return reader::tensor_of(spec, shape, values);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 #include <attnport/error.hpp>
 
-#include "run/safetensors.hpp"
+#include "run/goldens.hpp"
 
 namespace {
 

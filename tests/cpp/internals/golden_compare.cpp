@@ -7,7 +7,6 @@
 #include <string>
 
 #include "run/goldens.hpp"
-#include "run/safetensors.hpp"
 
 int main(int count, char** values) {
     try {

@@ -10,7 +10,7 @@
 
 #include "format/files.hpp"
 #include "format/text.hpp"
-#include "run/safetensors.hpp"
+#include "run/goldens.hpp"
 
 int main(int count, char** values) {
     if (count != 2) return 2;
