@@ -42,7 +42,12 @@ MINE = """struct {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "before", "first"), [("embedding = ", "", "embedding[0]"), ("mine", MINE, "vectors.data<float>()[0]")]
+    ("words", "before", "first"),
+    [
+        ("[2, width]", "", "vectors.data<float>()[0]"),
+        ("embedding = ", "", "embedding[0]"),
+        ("mine", MINE, "vectors.data<float>()[0]"),
+    ],
 )
 def test_the_lines_of_the_guide_give_a_vector(minilm_app: Path, words: str, before: str, first: str) -> None:
     lines = block("cpp", "docs/embedding-cpp.md", words)
