@@ -78,7 +78,7 @@ def _words(made: Any, texts: Sequence[str]) -> list[str]:
 def _rule(code: int, result: str, becomes: Mapping[int, str]) -> str | None:
     """The rule of a character, "" where it stays; None if no rule says it."""
     letter = chr(code)
-    if letter in (_FIRST, _LAST) or result == letter:
+    if letter in (_FIRST, _LAST) or (result == letter and letter != " "):
         return ""
     if result in ("", " "):
         return "removed" if not result else "space"
