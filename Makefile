@@ -41,14 +41,16 @@ RELEASE_VENV := .venv-release
 SERVE_VENV := .venv-serve
 SERVE_PIP := $(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-all bench bench-engines bench-env bench-quick bench-serve cpp-test docs embedders gpu-check gpu-driver \
+.PHONY: demo test quick-tests test-all test-faults bench bench-engines bench-env bench-quick bench-serve cpp-test docs embedders gpu-check gpu-driver \
 	gpu-test layouts-test lint fuzz release serve-test help clean
 
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
-	@echo "make test      lint, types and the tests that are quick (13 minutes on two cores)"
+	@echo "make test      lint, types and the tests that are quick (8 minutes on two cores)"
 	@echo "make test-all  every test, slow ones too, also those of serve-test and layouts-test; run it again to go on where"
 	@echo "               it stopped"
+	@echo "make test-faults plants each fault of tests/faults.py in a copy of this tree: the quick tests must find it"
+	@echo "               (20 minutes; run it again to go on where it stopped)"
 	@echo "make bench     speed and memory beside other tools, into benchmarks/ and docs/performance.md (30 minutes)"
 	@echo "make bench-engines scratch memory of TensorRT-RTX engines beside torch's exports (20 minutes)"
 	@echo "make bench-env the other tools' environments and converted models, which bench needs (30 minutes, 10 GB)"
@@ -71,10 +73,18 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/attnport ship "hf:$(MINILM)" -o out/minilm --text examples/sentences.txt --shape batch=8/1,seq=128/32
 
-# Where the C++ reader cannot be set up, its tests are skipped with the reason.
-test: lint
+# Where the C++ reader cannot be set up, its tests are skipped with the reason. One processor is often idle while tests
+# wait, so that ruff and mypy run beside them.
+test: $(VENV)/.dev
 	-$(BIN)/python tools/cpp_setup.py
+	@$(MAKE) --no-print-directory --jobs 2 lint quick-tests
+
+quick-tests: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow and not gpu" --durations=15 --numprocesses $(JOBS) --dist loadfile
+
+# In a copy of the working tree. Interrupted, it goes on where it was; FAULTS="latency" are those that have this text.
+test-faults: $(VENV)/.dev
+	$(BIN)/python tests/faults.py $(FAULTS)
 
 # Where the C++ reader's tools or Chromium cannot be installed, their tests are skipped with the reason.
 test-all: lint

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,13 +50,36 @@ if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))  # so that a child process and a SPEC find the same tiny_model
 
 
+_probed: dict[object, Any] = {}
+"""What probes found in processes of their own, by all that such a process is given."""
+
+
 @pytest.fixture(autouse=True)
 def _probes_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests pretend to have other machines and runtimes: what is found in this process is neither kept nor believed."""
+    """Tests pretend to have other machines and runtimes: what is found in this process is neither kept nor believed.
+
+    A process of its own knows nothing of what is pretended here but by its environment: its answer is asked for once.
+    """
     isolated = sys.modules.get("attnport.processes.isolated")
-    if isolated is not None:
-        monkeypatch.setattr(isolated, "kept_probe", lambda runtime, *, forms: None)
-        monkeypatch.setattr(isolated, "keep_probe", lambda found, *, forms: None)
+    if isolated is None:
+        return
+    monkeypatch.setattr(isolated, "kept_probe", lambda runtime, *, forms: None)
+    monkeypatch.setattr(isolated, "keep_probe", lambda found, *, forms: None)
+    probe = isolated._probed
+
+    def once(runtime: Any, limits: Any, forms: bool) -> Any:
+        if not runtime.isolated and not limits.every:
+            return probe(runtime, limits, forms)
+        child = sys.modules["attnport.processes.child"]
+        environment = tuple(sorted(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST"))
+        given = (type(runtime).probe, type(limits).start, isolated.Child, child.WORKER, limits, forms)
+        key = (*given, environment, tuple(sys.path), Path.cwd())
+        found = _probed.get(key) or probe(runtime, limits, forms)
+        if isolated.PROBE_FAILED not in found.reason:
+            _probed[key] = found
+        return found
+
+    monkeypatch.setattr(isolated, "_probed", once)
 
 
 def pytest_collection_finish() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import shutil
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from kept import kept_folder
 from tokenizers import models, pre_tokenizers
 
 from attnport.verbs.export import export
@@ -90,34 +88,18 @@ def letters() -> tokenizers.Tokenizer:
 def exported(kind: str, folder: Path, **options: Any) -> Path:
     """An artifact of a decoder with its cache, fused for ONNX Runtime, beside its weights.
 
-    Without options it is a copy of one that is made once in a process.
+    Without options it is a copy of one that is made once for all tests.
     """
     if options:
         _export(kind, folder, **options)
     else:
-        shutil.copytree(_made(kind), folder, dirs_exist_ok=True)
+        shutil.copytree(kept_folder(kind, functools.partial(_export, kind)), folder, dirs_exist_ok=True)
     return folder / "out"
 
 
 def _export(kind: str, folder: Path, **options: Any) -> None:
     export(f"hf:{saved(kind, folder / 'weights')}", folder / "out", part="with-past", **options)
     fuse(folder / "out", targets=["ort_cpu"])
-
-
-def kept(make: Callable[[str, Path], None]) -> Callable[[str], Path]:
-    """A function that gives the folder that `make` fills for a kind, once in a process."""
-
-    @functools.cache
-    def made(kind: str) -> Path:
-        folder = Path(tempfile.mkdtemp(prefix=f"attnport-tests-{kind}-"))
-        atexit.register(shutil.rmtree, folder)
-        make(kind, folder)
-        return folder
-
-    return made
-
-
-_made = kept(_export)
 
 
 class Once:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from decoders import END, VOCABULARY, kept, letters
+from decoders import END, VOCABULARY, letters
+from kept import kept_folder
 
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
@@ -58,7 +60,7 @@ def saved(kind: str, folder: Path, **changed: Any) -> Path:
 def pair(kind: str, folder: Path, **how: Any) -> tuple[Path, Path]:
     """The artifacts of a decoder and of its encoder, fused for ONNX Runtime, beside their weights.
 
-    Without `how` they are copies of those that are made once in a process.
+    Without `how` they are copies of those that are made once for all tests.
 
     Args:
         how: What the model's generation config says besides.
@@ -66,7 +68,7 @@ def pair(kind: str, folder: Path, **how: Any) -> tuple[Path, Path]:
     if how:
         _export(kind, folder, **how)
     else:
-        shutil.copytree(_made(kind), folder, dirs_exist_ok=True)
+        shutil.copytree(kept_folder(kind, functools.partial(_export, kind)), folder, dirs_exist_ok=True)
     return folder / "decoder", folder / "encoder"
 
 
@@ -76,9 +78,6 @@ def _export(kind: str, folder: Path, **how: Any) -> None:
     for name, part in (("decoder", "with-past"), ("encoder", "encoder-with-past")):
         export(f"hf:{folder / 'weights'}", folder / name, part=part)
         fuse(folder / name, targets=["ort_cpu"])
-
-
-_made = kept(_export)
 
 
 class Once:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -27,3 +28,11 @@ def representatives(values: Iterable[Any], quick: Collection[Any], marks: Mappin
             )
         )
     return found
+
+
+def crossed(*axes: Iterable[Any]) -> list[Any]:
+    """Every combination of the axes' values; quick is each value once, beside the first of every other axis."""
+    values = [list(axis) for axis in axes]
+    first = tuple(axis[0] for axis in values)
+    quick = [one for one in itertools.product(*values) if sum(map(lambda a, b: a != b, one, first)) <= 1]
+    return representatives(itertools.product(*values), quick)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from masked_cases import CASES, SIZES, Attend
+from representatives import representatives
 from running import Exported, Run, distance, export, on_ort, on_reference
 from spellings import CASES as SPELLINGS
 from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -31,6 +32,14 @@ MULTI_HEAD = [name for name in CASES if name != "softcap"]
 GROUP_QUERY = [name for name in CASES if CASES[name].grouped_operator]
 OF_KEYS = ["padding", "grouped", "padding_expanded", "lengths"]
 WITH_EMPTY_ROWS = [name for name in CASES if CASES[name].can_be_empty]
+QUICK = ("none", "causal_cross", "padding", "window", "bias_padding", "lengths", "causal_lengths", "grouped", "softcap")
+"""One of each way in which an operator is told its mask."""
+
+
+def quick(names: Iterable[Any]) -> list[Any]:
+    """The names, alone or behind an operator, those that are not in `QUICK` as slow tests."""
+    every = list(names)
+    return representatives(every, [one for one in every if (one[1] if isinstance(one, tuple) else one) in QUICK])
 
 
 class Forced(Lowering):
@@ -82,7 +91,12 @@ def error(name: str, model: ir.Model, on: Callable[[ir.Model], Run], *, empty: b
 
 @pytest.mark.parametrize(
     ("operator", "name"),
-    [*(("MultiHeadAttention", name) for name in MULTI_HEAD), *(("GroupQueryAttention", name) for name in GROUP_QUERY)],
+    quick(
+        [
+            *(("MultiHeadAttention", name) for name in MULTI_HEAD),
+            *(("GroupQueryAttention", name) for name in GROUP_QUERY),
+        ]
+    ),
 )
 def test_an_operator_computes_every_mask_that_it_is_given(operator: str, name: str) -> None:
     model = lowered(name, Forced(operator)).model
@@ -92,7 +106,7 @@ def test_an_operator_computes_every_mask_that_it_is_given(operator: str, name: s
 
 
 @pytest.mark.parametrize(
-    "name", ["padding", "grouped", "padding_expanded", "lengths", "causal_padding", "bias_padding"]
+    "name", quick(["padding", "grouped", "padding_expanded", "lengths", "causal_padding", "bias_padding"])
 )
 def test_a_mask_of_keys_alone_can_be_a_column_of_q_and_k(name: str) -> None:
     model = lowered(name, Forced("MultiHeadAttention", key_column=True)).model
@@ -122,7 +136,7 @@ def test_a_column_hides_keys_in_every_block_of_the_flash_kernel(length: int) -> 
 
 
 @pytest.mark.parametrize("run", [on_ort, on_reference])
-@pytest.mark.parametrize("name", WITH_EMPTY_ROWS)
+@pytest.mark.parametrize("name", quick(WITH_EMPTY_ROWS))
 def test_a_row_with_no_allowed_key_gives_zero(name: str, run: Callable[[ir.Model], Run]) -> None:
     for operator in ("MultiHeadAttention", "GroupQueryAttention")[: 1 + CASES[name].grouped_operator]:
         assert error(name, lowered(name, Forced(operator)).model, run, empty=True) < 2e-6
@@ -138,7 +152,7 @@ def test_a_bias_that_hides_every_key_of_a_row_gives_zero() -> None:
             np.testing.assert_allclose(got, CASES[name].reference(given), atol=2e-6)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(CASES))
 def test_the_cuda_form_in_half_precision_stays_close(name: str) -> None:
     case, result = CASES[name], lowered(name, "ort_cuda", "fp16")
     assert result.forms == lowered(name, "ort_cuda", "bf16").forms
@@ -151,14 +165,14 @@ def test_the_cuda_form_in_half_precision_stays_close(name: str) -> None:
         assert error(name, result.model, on_reference, empty=True) < 0.01
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(CASES))
 def test_the_cuda_form_in_float32_has_no_grouped_operator(name: str) -> None:
     result = lowered(name, "ort_cuda", "fp32")
     assert operators(result.model) == ([] if name == "softcap" else ["MultiHeadAttention"])
     assert error(name, result.model, on_ort) < 2e-6
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(CASES))
 def test_the_cuda_form_gives_no_mask_as_key_padding(name: str) -> None:
     for node in lowered(name, "ort_cuda", "fp32").model.graph:
         if node.op_type == "MultiHeadAttention":
@@ -201,7 +215,7 @@ LOW = -1e30
 
 
 @pytest.mark.parametrize("form", ["MultiHeadAttention", "Attention"])
-@pytest.mark.parametrize("name", [*WITH_EMPTY_ROWS, "bias"])
+@pytest.mark.parametrize("name", representatives([*WITH_EMPTY_ROWS, "bias"], ["padding", "causal_lengths", "bias"]))
 def test_a_row_without_a_key_is_zero_on_cuda_where_the_kernel_gives_the_mean_of_the_values(
     name: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

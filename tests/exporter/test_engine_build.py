@@ -16,6 +16,7 @@ from pathlib import Path
 import onnx
 import pytest
 from engine_graphs import contract, decomposed, masked_twice, operator, profile
+from representatives import representatives
 
 from attnport import optional
 from attnport.artifacts import IOContract
@@ -39,7 +40,7 @@ pytest.importorskip("tensorrt_rtx")
 HALF = ("float16", "bfloat16")
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", representatives(HALF, HALF[:1]))
 def test_record_describes_the_file(tmp_path: Path, dtype: str) -> None:
     model = decomposed(tmp_path / "m.onnx", dtype)
     record = build_engine("tensorrt_rtx", model, contract(dtype), tmp_path / "e.engine", plan="fp16", sm=(86, 89))
@@ -54,6 +55,7 @@ def test_record_describes_the_file(tmp_path: Path, dtype: str) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e.engine", "m.onnx"]
 
 
+@pytest.mark.slow
 def test_default_targets_are_in_the_header_and_not_in_the_record(tmp_path: Path) -> None:
     model = decomposed(tmp_path / "m.onnx")
     record = build_engine("tensorrt_rtx", model, contract(), tmp_path / "e.engine")
@@ -64,6 +66,7 @@ def test_default_targets_are_in_the_header_and_not_in_the_record(tmp_path: Path)
 NO_RANDOM_ADDRESSES = "import ctypes, sys; sys.exit(ctypes.CDLL(None).personality(0x40000) < 0)"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     subprocess.run([sys.executable, "-c", NO_RANDOM_ADDRESSES], check=False).returncode != 0,
     reason="addresses cannot be fixed here, and the builder's bytes depend on them",
@@ -76,6 +79,7 @@ def test_same_request_gives_the_same_bytes(tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.slow
 def test_scratch_is_the_largest_over_all_profiles(tmp_path: Path) -> None:
     model = decomposed(tmp_path / "m.onnx")
     small, large = profile(seq=(1, 64, 64)), profile(seq=(64, 128, 256))
@@ -91,6 +95,7 @@ def test_scratch_of_a_log_that_does_not_tell_is_unknown() -> None:
     assert building.scratch_bytes("[INFO] Max Scratch: 12 bytes") is None
 
 
+@pytest.mark.slow
 def test_half_and_single_precision_operator_graphs(tmp_path: Path) -> None:
     build_engine("tensorrt_rtx", operator(tmp_path / "h.onnx"), contract(), tmp_path / "h.engine")
     with pytest.raises(EngineBuildError, match="kernel"):
@@ -116,6 +121,7 @@ def test_an_operator_without_an_engine_is_named_with_its_place_and_what_to_write
     assert "masked_fill" in refused.value.hint
 
 
+@pytest.mark.slow
 def test_bf16_for_sm75_is_refused_by_the_builder(tmp_path: Path) -> None:
     model = decomposed(tmp_path / "m.onnx", "bfloat16")
     with pytest.raises(EngineBuildError, match="cannot build"):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from engine_graphs import ANCHORS, contract, decomposed, operator
+from representatives import crossed
 
 from attnport.artifacts import Evidence
 from attnport.dims import Dim, Profile
@@ -22,15 +25,24 @@ ONE_TOKEN = Profile((Dim("batch", 1, 2, 4), Dim("seq", 1, 1, 1)))
 LONG = Profile((Dim("batch", 1, 2, 4), Dim("seq", 2, 64, 256)))
 
 
-def build(folder: Path, dtype: str = "float16", **options: object) -> Path:
-    size = int(options.pop("size", 32))  # type: ignore[call-overload]
-    model = decomposed(folder / "m.onnx", dtype, size=size)
-    build_engine("tensorrt_rtx", model, contract(dtype, size=size), folder / "e.engine", **options)  # type: ignore[arg-type]
-    return folder / "e.engine"
+@functools.cache
+def built(dtype: str, size: int, profiles: tuple[Profile, ...], sm: tuple[int, ...]) -> bytes:
+    """An engine, which takes a second to build."""
+    with tempfile.TemporaryDirectory() as folder:
+        model, engine = decomposed(Path(folder) / "m.onnx", dtype, size=size), Path(folder) / "e.engine"
+        build_engine("tensorrt_rtx", model, contract(dtype, size=size), engine, profiles=profiles, sm=sm)
+        return engine.read_bytes()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("sm", [(86,), (86, 120), ()])
+def build(
+    folder: Path, dtype: str = "float16", size: int = 32, profiles: tuple[Profile, ...] = (), sm: tuple[int, ...] = ()
+) -> Path:
+    engine = folder / "e.engine"
+    engine.write_bytes(built(dtype, size, profiles, sm))
+    return engine
+
+
+@pytest.mark.parametrize(("dtype", "sm"), crossed(["float16", "bfloat16"], [(), (86,), (86, 120)]))
 def test_half_precision_attention_is_fused_for_every_target(tmp_path: Path, dtype: str, sm: tuple[int, ...]) -> None:
     engine = build(tmp_path, dtype, sm=sm)
     found = engine_evidence(engine, ANCHORS)

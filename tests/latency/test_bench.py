@@ -118,6 +118,7 @@ def with_forms(folder: Path, target: str, *plans: str) -> None:
         edit.finish("fuse", "of somewhere else")
 
 
+@pytest.mark.usefixtures("idle")
 def test_a_runtime_that_is_not_there_has_one_row_whatever_it_could_open(tiny_artifact: Path) -> None:
     with_forms(tiny_artifact, "ort_cuda", "fp16", "bf16")
     report = bench(tiny_artifact, ["ort_cpu", "ort_cuda"], ["batch=1,seq=3"], threads=1, budget_s=1.0)
@@ -142,6 +143,7 @@ class Fragile(Child):
         super().send(op, **fields)
 
 
+@pytest.mark.usefixtures("idle")
 def test_a_crashed_child_is_not_run_and_the_others_still_report(
     tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ class Hungry(Child):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("idle")
 @pytest.mark.parametrize(("kind", "said"), [(Hanging, "answer"), (Hungry, "memory")])
 def test_a_child_that_hangs_or_takes_all_memory_is_ended_and_the_others_still_report(
     kind: type[Child], said: str, tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
@@ -186,6 +189,7 @@ def test_a_child_that_hangs_or_takes_all_memory_is_ended_and_the_others_still_re
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("idle")
 def test_a_runtime_that_was_missing_is_measured_once_it_is_there(
     tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +217,7 @@ class Unmeasured(Child):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("idle")
 def test_memory_that_could_not_be_measured_is_said(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "Child", Unmeasured)
     report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=60.0, precision=9.0)
@@ -223,6 +228,7 @@ def test_memory_that_could_not_be_measured_is_said(tiny_artifact: Path, monkeypa
         assert "SIGKILL" in row.reason
 
 
+@pytest.mark.usefixtures("idle")
 def test_ctrl_c_ends_every_child_and_writes_nothing(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
 
@@ -243,6 +249,7 @@ def test_ctrl_c_ends_every_child_and_writes_nothing(tiny_artifact: Path, monkeyp
     assert not (tiny_artifact / "latency.json").exists()
 
 
+@pytest.mark.usefixtures("idle")
 def test_a_runtime_without_its_form_is_named_with_the_command_that_makes_it(tiny_artifact: Path) -> None:
     with change(tiny_artifact) as edit:
         edit.manifest = dataclasses.replace(edit.manifest, forms={})

@@ -13,6 +13,7 @@ from attnport.cli import cli
 from attnport.errors import UnavailableError, UsageError
 from attnport.folder.workspace import open_folder
 from attnport.jsonfile import read, to_json
+from attnport.latency import measuring
 from attnport.latency.workloads import workloads
 from attnport.verbs._saving import check_target, save
 from attnport.verbs.bench import bench, raise_for
@@ -30,7 +31,9 @@ def saved(_tiny_exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     path = folder.parent / "before.json"
     (folder.parent / "lengths").write_text("3:3\n40:1\n")
     arguments = ["--runtime", "ort_cpu", "--shape", "batch=1/2,seq=3", "--lengths", folder.parent / "lengths"]
-    done = call(folder, *arguments, "--batch", 4, "--threads", 1, "--precision", 1, "--save", path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "COMMAND", (str(Path(__file__).with_name("idle_worker.py")),))
+        done = call(folder, *arguments, "--batch", 4, "--threads", 1, "--precision", 1, "--save", path)
     assert done.exit_code == 0, done.output
     return path
 
@@ -45,6 +48,7 @@ def test_the_report_is_saved_with_what_names_its_model(saved: Path) -> None:
     assert sorted(path.name for path in saved.parent.iterdir()) == ["before.json", "lengths", "tiny"]
 
 
+@pytest.mark.usefixtures("idle")
 def test_one_plan_is_measured_by_any_baseline_into_a_file_of_its_own(tiny_artifact: Path) -> None:
     options = ["--dtype", "fp32", "--baseline", "ort-cpu", "--shape", "batch=1,seq=3", "--threads", 1, "--budget", 1]
     done = call(tiny_artifact, "--runtime", "torch_eager", "--no-cold", *options)

@@ -136,7 +136,7 @@ class Seen(Child):
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> type[Seen]:
+def seen(monkeypatch: pytest.MonkeyPatch, idle: None) -> type[Seen]:
     kind = type("Counted", (Seen,), {})
     monkeypatch.setattr(measuring, "Child", kind)
     return kind

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from exported_masks import BIASES, INPUTS, MASKS, Array, allowed, exported, in_numpy, in_torch, random_inputs, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,6 +108,7 @@ def test_what_is_encoded_is_decoded(polarity: str, dtype: str) -> None:
     encoded = encode_mask(mask, dtype, keep)
     assert encoded.dtype == dtype
     assert (decode_mask(mask, encoded) == keep).all()
+    assert (torch_builders.decode(torch.from_numpy(encoded), polarity).numpy() == keep).all()
     assert (decode_mask(MaskSpec(polarity="hide" if polarity == "keep" else "keep"), encoded) != keep).any()
 
 

@@ -185,11 +185,15 @@ def test_what_fails_by_any_bound_costs_none_either(opened: Callable[..., Eager])
 def test_a_case_is_drawn_so_often_at_most(opened: Callable[..., Eager], monkeypatch: pytest.MonkeyPatch) -> None:
     by = opened(0, only="no padding")
     wrong = twenty_times_off(by)
+    own = by._worst["fp32"]["no padding"]["y"]
+    by._worst["fp32"]["no padding"]["y"] = worst = dataclasses.replace(own, rms=3 * own.rms, max=3 * own.max)
     draws = count_draws(monkeypatch)
     for _ in range(2):
         (result,) = by.judged("fp32", wrong)
         assert result.verdict == "FAIL"
     assert draws == [("fp32", number) for number in range(DRAWS)]
+    kept = by.yardstick("fp32").errors("no padding", "y")
+    assert (kept.rms, kept.max) == (worst.rms, worst.max), "none of them makes a bound narrower"
 
 
 def test_auto_is_drawn_in_both_its_runs(opened: Callable[..., Eager], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,8 @@ def test_each_item_stands_alone_and_with_more_padding_on_the_right() -> None:
         assert start == 0
         assert padded["mask"].tolist() == [[1] * variant.length + [0] * MORE]
         assert (padded["ids"][0, : variant.length] == variant.alone["ids"][0]).all()
+    beside = [padded["ids"][0, variant.length :] for variant in made for _, padded in variant.padded.values()]
+    assert any(ids.any() for ids in beside), "zeros alone might not be noticed"
 
 
 def test_a_model_without_positions_is_padded_on_both_sides() -> None:

@@ -96,7 +96,7 @@ def test_neighbours_that_are_less_alike_cost_what_they_are_less_alike() -> None:
     ((same, every),) = score.counts.values()
     assert same / every == score.parts["neighbours unchanged"]
     assert score.same == f"{same} of {every} nearest neighbours the same"
-    assert 0 < score.parts["likeness of neighbours"] < 0.5
+    assert 0 < score.value == score.parts["likeness of neighbours"] < 0.5
 
 
 def test_other_outputs_count_by_their_difference() -> None:

@@ -43,11 +43,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(
-    tool: ModuleType, project: Path, *names: str, fresh: bool = False, limit_s: float = 60, jobs: int = 1
-) -> tuple[int, ...]:
+def run(tool: ModuleType, project: Path, *names: str, limit_s: float = 60) -> tuple[int, ...]:
     files = [f"tests/{name}.py" for name in names]
-    total = tool.run(project, files, limit_s, fresh, ["-p", "no:cacheprovider"], jobs)
+    total = tool.run(project, files, limit_s, False, ["-p", "no:cacheprovider"])
     return total.passed, total.failed, total.skipped
 
 
@@ -56,29 +54,8 @@ def runs(project: Path) -> int:
     return len(log.read_text()) if log.exists() else 0
 
 
-def test_slow_files_come_first_and_those_that_run_elsewhere_are_left_out(tool: ModuleType, project: Path) -> None:
-    (project / "tests" / "sub").mkdir()
-    (project / "tests" / "sub" / "test_long.py").write_text("@pytest.mark.slow\ndef test_one(): pass\n")
-    for elsewhere in ("serving", "layouts"):
-        (project / "tests" / elsewhere).mkdir()
-        (project / "tests" / elsewhere / "test_apart.py").write_text("import ray\n")
-    (project / "tests" / "test_many.py").write_text("NAMES = representatives(['a', 'b'], ['a'])\n")
-    names = ["sub/test_long.py", "test_many.py", "test_bad.py", "test_empty.py", "test_good.py"]
-    assert tool.test_files(project) == [f"tests/{name}" for name in names]
-
-
 def test_passed_failed_and_skipped_are_counted(tool: ModuleType, project: Path) -> None:
     assert run(tool, project, "test_good", "test_bad", "test_empty") == (3, 1, 1)
-
-
-def test_files_that_run_at_once_are_counted_alike(tool: ModuleType, project: Path) -> None:
-    meets = "import pathlib, time\ndef test_meets():\n    pathlib.Path('{mine}').touch()\n"
-    meets += "    until = time.monotonic() + 30\n"
-    meets += "    while not pathlib.Path('{other}').exists():\n"
-    meets += "        assert time.monotonic() < until\n        time.sleep(0.01)\n"
-    for mine, other in (("a", "b"), ("b", "a")):
-        (project / "tests" / f"test_{mine}.py").write_text(meets.format(mine=mine, other=other))
-    assert run(tool, project, "test_a", "test_b", "test_bad", jobs=2) == (3, 1, 0)
 
 
 def test_what_passed_is_not_run_again_and_still_counts(tool: ModuleType, project: Path) -> None:
@@ -97,12 +74,6 @@ def test_any_change_of_the_tree_runs_everything_again(tool: ModuleType, project:
     run(tool, project, "test_good")
     (project / "module.py").write_text("x = 1\n")
     run(tool, project, "test_good")
-    assert runs(project) == 2
-
-
-def test_asking_for_a_fresh_run_runs_everything_again(tool: ModuleType, project: Path) -> None:
-    run(tool, project, "test_good")
-    run(tool, project, "test_good", fresh=True)
     assert runs(project) == 2
 
 

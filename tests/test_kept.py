@@ -12,7 +12,7 @@ from attnport.artifacts import SourceAttention
 MADE = (b"graph", (SourceAttention("module#1", "module", "softmax"),))
 
 
-def never() -> kept.Made:
+def never(*given: Path) -> kept.Made:
     raise AssertionError("it was made again")
 
 
@@ -34,6 +34,18 @@ def test_what_was_written_by_halves_is_made_again(tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-5])
     assert kept.kept("a", lambda: MADE, tmp_path) == MADE
     assert kept.kept("a", never, tmp_path) == MADE
+
+
+def test_a_folder_that_was_filled_by_halves_is_made_again(tmp_path: Path) -> None:
+    def half(folder: Path) -> None:
+        (folder / "half").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept.kept_folder("a", half, tmp_path)
+    folder = kept.kept_folder("a", lambda folder: (folder / "whole").touch(), tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["whole"]
+    assert kept.kept_folder("a", never, tmp_path) == folder
 
 
 def test_the_state_is_that_of_every_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
