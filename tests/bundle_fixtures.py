@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 import tiny_attention as tiny
+from kept import kept_folder
 
 from attnport.verbs.bundle import bundle
 from attnport_bundle import Model, load
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exported")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's exporter warns about itself
-        tiny.export(folder)
-    return folder
+def exported() -> Path:
+    def export(folder: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's exporter warns about itself
+            tiny.export(folder)
+
+    return kept_folder("tiny_attention", export)
 
 
 @pytest.fixture(scope="session")

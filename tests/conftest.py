@@ -99,16 +99,24 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def _tiny_exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _tiny_exported() -> Path:
     """A folder as a user would have it: exported, one form a target (each as exported), a tokenizer."""
-    import tiny_model
-    import tokenizers
-    import torch
+    from kept import kept_folder
 
     from attnport.sources import load
 
     spec = load(f"{HERE / 'tiny_model.py'}:spec")
-    folder = tmp_path_factory.mktemp("tiny") / "tiny"
+    require(spec.source, given=True)
+    return kept_folder("tiny_exported", functools.partial(_export_tiny, spec)) / "tiny"
+
+
+def _export_tiny(spec: Any, folder: Path) -> None:
+    import tiny_model
+    import tokenizers
+    import torch
+
+    assert spec.io == tiny_model.IO
+    folder = folder / "tiny"
     sample = (torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.int64))
     dynamic = {dim.name: torch.export.Dim(dim.name, min=1, max=dim.max) for dim in spec.io.dims}
     axes = {0: dynamic["batch"], 1: dynamic["seq"]}
@@ -142,9 +150,6 @@ def _tiny_exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
             FORMAT, "0", spec.name, spec.source, spec.io, 23, (), "tokenizer.json", {}, {}, forms=forms
         )
         edit.finish("export", "by hand")
-    require(spec.source, given=True)
-    assert spec.io == tiny_model.IO
-    return folder
 
 
 @pytest.fixture

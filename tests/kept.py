@@ -12,11 +12,11 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from attnport.artifacts import SourceAttention
 from attnport.errors import ArtifactError
+from attnport.folder.machine import versions
 from attnport.jsonfile import read, to_json
 
 ROOT = Path(__file__).parents[1]
@@ -39,8 +39,7 @@ def state() -> str:
     digest = hashlib.sha256()
     for path in sorted([*product, *shared]):
         digest.update(f"{path}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    for package in ("torch", "onnx", "onnxscript", "onnx_ir", "numpy", "transformers"):
-        digest.update(f"{package}=={version(package)}\0".encode())
+    digest.update(repr(versions(("torch", "onnx", "onnxscript", "onnx_ir", "numpy", "transformers"))).encode())
     return digest.hexdigest()[:16]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from representatives import representatives
 from running import on_ort
 from torch import nn
 
@@ -59,6 +60,19 @@ AS_A_WHOLE: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+QUICK = (
+    "views",
+    "parts",
+    "types",
+    "an output twice",
+    "sums of products",
+    "sizes",
+    "in place",
+    "in a part",
+    "rows in one",
+)
+
+
 class Module(nn.Module):
     def __init__(self, compute: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -86,7 +100,7 @@ def both(
     return found, capture(module, io, observed=True), done
 
 
-@pytest.mark.parametrize("name", [*BY_NODES, *AS_A_WHOLE])
+@pytest.mark.parametrize("name", representatives([*BY_NODES, *AS_A_WHOLE], QUICK))
 def test_the_graph_computes_the_module_and_has_the_operators_of_a_trace_of_the_whole(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

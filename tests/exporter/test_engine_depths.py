@@ -30,9 +30,7 @@ ATTENTIONS = (
     "cross_attention",
 )
 QUICK = {
-    ("masked_self_attention", 12, "fp16"),
     ("self_attention", 256, "bf16"),
-    ("alibi_attention", 100, "fp16_islands"),
 }
 
 

@@ -24,7 +24,7 @@ NO_KERNEL = {
     "one_head_operator": "one masked head, twice over the same inputs",
 }
 FIRST_OF_EACH_AXIS = [next(iter(axis)) for axis in AXES.values()]
-QUICK = {("fp16", name) for name in FIRST_OF_EACH_AXIS} | {("bf16", "gqa"), ("fp16_islands", "causal_padding")}
+QUICK = {("fp16", "masked_fill"), ("fp16", "rotary_half"), ("bf16", "gqa"), ("fp16_islands", "causal_padding")}
 
 
 def engine(name: str, plan: str, folder: Path) -> dict[str, object]:

@@ -27,7 +27,7 @@ SCRIPT, DYNAMO = "TorchScript", "dynamo"
 LENGTHS = ("seq", "mem")
 """What the older exporter freezes in nn.MultiheadAttention: it takes the number of keys for a constant."""
 QUICK = {
-    ("bert-sdpa", SCRIPT, 14), ("gpt2-sdpa", SCRIPT, 17), ("decoder_all_masks", SCRIPT, 18), ("t5-sdpa", DYNAMO, 18),
+    ("bert-sdpa", SCRIPT, 14), ("gpt2-sdpa", SCRIPT, 17), ("decoder_all_masks", SCRIPT, 18),
     ("attention_weights_causal_padding", DYNAMO, 21),
 }  # fmt: skip
 HF = ("bert-eager", "bert-sdpa", "gpt2-eager", "gpt2-sdpa", "llama-eager", "llama-sdpa", "t5-eager", "t5-sdpa",

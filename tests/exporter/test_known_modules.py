@@ -14,7 +14,7 @@ from attnport.errors import ExportError
 
 SIZES = ({"batch": 2, "seq": 7, "mem": 4}, {"batch": 3, "seq": 1, "mem": 2}, {"batch": 1, "seq": 12, "mem": 9})
 CASES: dict[str, library_modules.Library | huggingface.Pretrained] = {**library_modules.CASES, **huggingface.CASES}
-QUICK = {"attention_causal_padding", "encoder_padding", "bert-eager", "t5-sdpa"}
+QUICK = {"attention_causal_padding", "bert-eager", "t5-sdpa"}
 REFUSED = "longformer-eager"
 each = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES if name != REFUSED]

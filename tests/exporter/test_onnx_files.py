@@ -28,7 +28,7 @@ ARCHITECTURES = ("bert-eager", "roberta-sdpa", "gpt2-sdpa", "llama-sdpa", "qwen3
                  "transformer", "attention_bias_kv", "bloom-eager", "t5-sdpa", "vit-sdpa", "whisper-sdpa",
                  "swin-eager", "attention_cross_padding", "attention_weights_causal_padding", "encoder_causal_padding",
                  "decoder_all_masks", "attention_bias", "differential")  # fmt: skip
-QUICK = {("bert-eager", SCRIPT, 17), ("llama-sdpa", DYNAMO, 23)}
+QUICK = {("bert-eager", SCRIPT, 17)}
 OLDER = ("bert-eager", "gpt2-sdpa", "llama-sdpa", "t5-sdpa", "vit-sdpa", "bloom-eager")
 """Those that the older exporter can export with free lengths."""
 EACH = [

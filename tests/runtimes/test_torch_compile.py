@@ -135,6 +135,7 @@ print(found.available, found.reason, found.hint)
 """
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_probe_says_how_to_get_one() -> None:
     run = subprocess.run([sys.executable, "-c", NO_COMPILER], capture_output=True, text=True, check=True)
     assert run.stdout.startswith("False")
