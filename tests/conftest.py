@@ -82,6 +82,14 @@ def _probes_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated, "_probed", once)
 
 
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that `bench` starts run nothing, see `idle_worker`: a runtime's own take seconds to start."""
+    from attnport.latency import measuring
+
+    monkeypatch.setattr(measuring, "COMMAND", (str(HERE / "idle_worker.py"),))
+
+
 def pytest_collection_finish() -> None:
     """Makes exports take a third less, where tests export again and again in one process.
 

@@ -540,16 +540,17 @@ def copy_tree(to: Path) -> str:
         check=True,
         capture_output=True,
     ).stdout
-    names = sorted({name.decode() for name in listed.split(b"\0") if name and (ROOT / name.decode()).is_file()})
+    names = {name.decode() for name in listed.split(b"\0") if name and (ROOT / name.decode()).is_file()}
     state = hashlib.sha256()
-    for name in names:
+    for name in sorted(names):
         data, copy = (ROOT / name).read_bytes(), to / name
         if Path(name) != Path(__file__).relative_to(ROOT) and not name.endswith(".md"):
             state.update(f"{name} {hashlib.sha256(data).hexdigest()}\n".encode())
         if not copy.is_file() or copy.read_bytes() != data:
             write(copy, data)
     for path in to.rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts and path.relative_to(to).as_posix() not in names:
+        name = path.relative_to(to)
+        if path.is_file() and not {".cache", "__pycache__"} & set(name.parts) and name.as_posix() not in names:
             path.unlink()
     return state.hexdigest()
 
@@ -562,33 +563,34 @@ def write(path: Path, data: bytes) -> None:
         compiled.unlink()
 
 
-def failing(tree: Path, tests: tuple[str, ...]) -> tuple[int, str]:
-    """Runs tests in a copy of the tree until one fails; returns pytest's exit code and the end of its output."""
+def run(tree: Path, tests: tuple[str, ...]) -> tuple[int, str]:
+    """Runs tests in a copy of the tree until one fails; returns pytest's exit code and its output."""
     command = [sys.executable, "-m", "pytest", *QUICK, *tests]
     environment = {**os.environ, "PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1"}  # before what .venv has installed
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, errors="replace")
-    return done.returncode, f"{done.stdout}{done.stderr}"[-2000:]
+    return done.returncode, f"{done.stdout}{done.stderr}"
 
 
-def planted(tree: Path, fault: Fault) -> str:
-    """Plants a fault in a copy of the tree and says what became of it: "" if its tests found it."""
+def plant(tree: Path, fault: Fault) -> tuple[bool, str]:
+    """Plants a fault in a copy of the tree, and takes it back; whether its tests found it, and what there is to say."""
     path = tree / fault.file
     good = path.read_text("utf-8")
     if good.count(fault.old) != 1:
-        return f"no longer applies: its text is there {good.count(fault.old)} times"
+        return False, f"no longer applies: its text is there {good.count(fault.old)} times"
     bad = good.replace(fault.old, fault.new)
     try:
         compile(bad, fault.file, "exec")
     except SyntaxError as err:
-        return f"no longer applies: {err}"
+        return False, f"no longer applies: {err}"
     write(path, bad.encode())
     try:
-        code, output = failing(tree, fault.tests)
+        code, output = run(tree, fault.tests)
     finally:
         write(path, good.encode())
     if code == 1:
-        return ""
-    return f"LOST: {' '.join(fault.tests)}" if code == 0 else f"no longer applies: pytest ended with {code}\n{output}"
+        return True, "found by " + " ".join(re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE))
+    lost = f"LOST: {' '.join(fault.tests)} found nothing"
+    return False, lost if code == 0 else f"no longer applies: pytest ended with {code}\n{output[-2000:]}"
 
 
 def main() -> int:
@@ -608,19 +610,19 @@ def main() -> int:
     for number, fault in enumerate(faults, 1):
         stamp = KEPT / hashlib.sha256(f"{state} {fault!r}".encode()).hexdigest()[:16]
         if stamp.exists() and not options.fresh:
-            problem = ""
+            found, told = True, stamp.read_text()
         else:
             if fault.tests not in good:
-                code, output = failing(tree, fault.tests)
+                code, output = run(tree, fault.tests)
                 if code:
-                    print(f"{' '.join(fault.tests)}: they fail without a fault\n{output}")
+                    print(f"{' '.join(fault.tests)}: they fail without a fault\n{output[-2000:]}")
                     return 1
                 good.add(fault.tests)
-            problem = planted(tree, fault)
-            if not problem:
-                stamp.touch()
-        lost += bool(problem)
-        print(f"[{number}/{len(faults)}] {fault}: {problem or 'found'}", flush=True)
+            found, told = plant(tree, fault)
+            if found:
+                stamp.write_text(told)
+        lost += not found
+        print(f"[{number}/{len(faults)}] {fault}: {told}", flush=True)
     print(f"{len(faults) - lost} of {len(faults)} faults found")
     return int(bool(lost))
 

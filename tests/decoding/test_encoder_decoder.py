@@ -38,6 +38,9 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Once:
     return Once(tmp_path_factory)
 
 
+RUNTIMES = ["ort_cpu", "openvino", "torch_eager"]
+
+
 def prompts_of(kind: str) -> Any:
     return {"input_features": sounds(3)} if kind == "whisper" else PROMPTS
 
@@ -52,14 +55,17 @@ def test_tokens_are_those_of_transformers(artifacts: Once, kind: str, options: d
     assert found == answered(decoder.folder.parent / "weights", kind, given, 20, **options)
 
 
-@pytest.mark.parametrize("kind", representatives(KINDS, QUICK))
-def test_both_parts_pass_and_steps_write_in_place(artifacts: Once, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "runtimes"),
+    [("t5", ["ort_cpu"]), *(pytest.param(kind, RUNTIMES, marks=pytest.mark.slow) for kind in KINDS)],
+)
+def test_both_parts_pass_and_steps_write_in_place(artifacts: Once, kind: str, runtimes: list[str]) -> None:
     import onnx
 
     decoder, encoder = artifacts(kind)
-    runtimes = ["ort_cpu", "openvino", "torch_eager"]
+    targets = [name for name in runtimes if name != "torch_eager"]
     for folder, attentions in ((decoder, 4), (encoder, 2)):  # of the decoder, its own and those of what was read
-        tables = fuse(folder, targets=["ort_cpu", "openvino"]).targets
+        tables = fuse(folder, targets=targets).targets
         assert {(table.fused, table.attentions) for table in tables.values()} == {(attentions, attentions)}
         rows = check(folder, runtimes).runtimes
         assert {row.verdict for row in rows.values()} == {"PASS"}, {name: row.reason for name, row in rows.items()}

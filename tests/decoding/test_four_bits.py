@@ -67,6 +67,7 @@ def tuned(made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, prefer: str 
     return tune(folder, given.pop("runtimes", ["ort_cpu"]), **given)
 
 
+@pytest.mark.usefixtures("idle")
 def test_it_generates_and_is_bundled(made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = tuned(made, monkeypatch)
     assert report.metric == "perplexity"

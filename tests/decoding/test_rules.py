@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,8 +75,10 @@ RULES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    ("name", "beams"),
+    representatives(itertools.product(RULES, [1, 3]), [*((name, 1) for name in RULES), ("all", 3), ("early", 3)]),
+)
 def test_a_rule_leads_to_the_tokens_of_transformers(
     artifacts: Once, usual: dict[int, list[list[int]]], name: str, beams: int
 ) -> None:

@@ -24,18 +24,24 @@ from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 
+RUNTIMES = ["ort_cpu", "openvino", "torch_eager"]
 FUSED = {"gpt2": 2, "llama": 2, "mistral": 2, "gemma3": 2, "gemma2": 2, "qwen2": 2, "phi3": 2, "bloom": 2, "opt": 2}
 
 
-@pytest.mark.parametrize("kind", representatives(KINDS, QUICK))
-def test_every_step_is_what_a_pass_over_all_tokens_gives_in_every_runtime(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "runtimes"),
+    [(QUICK[0], ["ort_cpu"]), *(pytest.param(kind, RUNTIMES, marks=pytest.mark.slow) for kind in KINDS)],
+)
+def test_every_step_is_what_a_pass_over_all_tokens_gives_in_every_runtime(
+    kind: str, runtimes: list[str], tmp_path: Path
+) -> None:
     folder = exported(kind, tmp_path)
-    table = fuse(folder, targets=["ort_cpu", "openvino"])
+    table = fuse(folder, targets=[name for name in runtimes if name != "torch_eager"])
     for name, one in table.targets.items():
         # On AVX-512, OpenVINO computes an attention with a soft cap in several kernels; on AVX2 in one.
         split = (name, kind) == ("openvino", "gemma2") and "avx512f" in machine().features
         assert (one.fused, one.attentions) == (0 if split else FUSED[kind], 2), (name, one.items)
-    report = check(folder, ["ort_cpu", "openvino", "torch_eager"])
+    report = check(folder, runtimes)
     rows = report.runtimes
     assert {row.verdict for row in rows.values()} == {"PASS"}, {name: row.reason for name, row in rows.items()}
     tried = {case.case for row in rows.values() for case in row.cases}
@@ -67,7 +73,7 @@ def test_a_cache_that_loses_a_token_is_found_by_the_steps_alone(tmp_path: Path) 
     assert np.abs(stepped(forgets, io, case.feeds, PROMPT)["logits"] - whole["logits"]).max() > 1e-3
 
 
-@pytest.mark.parametrize("runtime", ["ort_cpu", "openvino"])
+@pytest.mark.parametrize("runtime", representatives(["ort_cpu", "openvino"], ["openvino"]))
 def test_steps_are_checked_as_they_are_generated_by_the_runtime_that_keeps_the_caches(
     tmp_path: Path, runtime: str
 ) -> None:

@@ -56,7 +56,7 @@ def items(folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short(monkeypatch: pytest.MonkeyPatch, idle: None) -> None:
     monkeypatch.setattr(_tuning, "_LEAST_S", 1.0)
 
 

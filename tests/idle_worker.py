@@ -31,7 +31,7 @@ class IdleWorker(TimingWorker):
         if model and not Path(message["folder"], model).is_file():
             raise ArtifactError(f"{model} is missing.")
         self._session: Any = Idle(message["runtime"])
-        ran = {"device": "CPU", "provider": message["runtime"], "precision": "fp32"}
+        ran = {"device": "CPU", "provider": message["runtime"], "precision": message["plan"]}
         return {"ran": ran, "modules": [], "load_ns": self.clock() - began, "modes": []}
 
 
