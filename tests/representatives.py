@@ -34,5 +34,5 @@ def crossed(*axes: Iterable[Any]) -> list[Any]:
     """Every combination of the axes' values; quick is each value once, beside the first of every other axis."""
     values = [list(axis) for axis in axes]
     first = tuple(axis[0] for axis in values)
-    quick = [one for one in itertools.product(*values) if sum(map(lambda a, b: a != b, one, first)) <= 1]
+    quick = [one for one in itertools.product(*values) if sum(a != b for a, b in zip(one, first, strict=True)) <= 1]
     return representatives(itertools.product(*values), quick)
