@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import helper, numpy_helper
+from representatives import representatives
 
 from attnport.artifacts import Capabilities, Evidence, IOContract, ParityReport, Session
 from attnport.cli import cli
@@ -149,15 +151,13 @@ FAULTS: dict[str, tuple[str, Callable[[str], Edit]]] = {
 }
 
 
-# Each fault in one layer quickly, in every layer at length.
-PLACES = [
-    pytest.param(fault, layer, marks=[] if layer == place % layered_model.LAYERS else [pytest.mark.slow])
-    for place, fault in enumerate(FAULTS)
-    for layer in range(layered_model.LAYERS)
-]
+# A weight, an operator and a mask in one layer quickly, every fault in every layer at length.
+QUICK = [("value weight", 1), ("approximate", 0), ("shifted mask", 2)]
 
 
-@pytest.mark.parametrize(("fault", "layer"), PLACES)
+@pytest.mark.parametrize(
+    ("fault", "layer"), representatives(itertools.product(FAULTS, range(layered_model.LAYERS)), QUICK)
+)
 def test_the_layer_of_a_planted_fault_is_named(fault: str, layer: int, layered: Path) -> None:
     part, make = FAULTS[fault]
     module = f"layers.{layer}.{part}"
