@@ -50,7 +50,7 @@ help:
 	@echo "make test-all  every test, slow ones too, also those of serve-test and layouts-test; run it again to go on where"
 	@echo "               it stopped"
 	@echo "make test-faults plants each fault of tests/faults.py in a copy of this tree: the quick tests must find it"
-	@echo "               (20 minutes; run it again to go on where it stopped)"
+	@echo "               (half an hour; run it again to go on where it stopped)"
 	@echo "make bench     speed and memory beside other tools, into benchmarks/ and docs/performance.md (30 minutes)"
 	@echo "make bench-engines scratch memory of TensorRT-RTX engines beside torch's exports (20 minutes)"
 	@echo "make bench-env the other tools' environments and converted models, which bench needs (30 minutes, 10 GB)"

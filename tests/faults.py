@@ -174,9 +174,6 @@ tests/attacks/test_attacks.py
   attnport_bundle/files.py: links are followed
     - if entry.is_symlink():
     + if False:
-  attnport_bundle/files.py: added files are no problem
-    - elif name not in manifest.files and name != MANIFEST:
-    + elif False:
   attnport_bundle/files.py: weights are read beyond the end of their file
     - if reference.offset < 0 or length < 0 or reference.offset + length > size:
     + if reference.offset < 0 or length < 0:
@@ -197,9 +194,6 @@ tests/bundling/test_bundle_goldens.py
   attnport_bundle/goldens.py: the largest error of a golden case is not compared
     - elif not largest <= bound.max_bound:
     + elif False:
-  attnport_bundle/goldens.py: a case without a valid element passes
-    - problem = "no element to compare"
-    + rms = largest = 0.0
 tests/bundling/test_first_open.py
   attnport_bundle/model.py: a form that never ran here is opened without its goldens
     - if model.manifest.forms[model.form].proof == "device":
@@ -211,28 +205,14 @@ tests/bundling/test_bundle_feeds.py
   attnport_bundle/feeds.py: negative ids are taken
     - not (int(array.min()) >= 0 and int(array.max()) < spec.high)
     + not int(array.max()) < spec.high
-  attnport_bundle/feeds.py: inputs may disagree about a dim
-    - if size != got:
-    + if size > got:
 tests/bundling/test_reader_masks.py
   attnport_bundle/feeds.py: masks to hide keep the padding
     - values = (~keep_BT).astype(spec.dtype)
     + values = keep_BT.astype(spec.dtype)
-tests/bundling/test_expressions.py
-  attnport_bundle/expressions.py: division rounds towards zero
-    - return first // second if operation == "//" else first % second
-    + return int(first / second) if operation == "//" else first % second
 tests/bundling/test_bundle_names.py
-  attnport_bundle/names.py: two names may be one file on another system
-    - key = name.lower()
-    + key = name
   attnport_bundle/names.py: code beside the reader is taken
     - if name.lower().startswith(_PYTHON) and not name.startswith(_READER):
     + if False:
-tests/bundling/test_safetensors.py
-  attnport_bundle/safetensors.py: arrays may lie over each other
-    - if begin != at:
-    + if begin > at:
 tests/bundling/test_manifest_rules.py
   attnport_bundle/manifest.py: a form that failed parity may be in a bundle
     - if "FAIL" in (self.verdict, *parts):
@@ -262,9 +242,6 @@ tests/test_transaction.py
   attnport/transaction.py: a change that was killed is not taken back
     - if not work.is_symlink() and os.path.lexists(work / LAST):
     + if False:
-  attnport/transaction.py: files that a killed change added stay
-    - (folder / name).unlink(missing_ok=True)
-    + pass
 tests/test_transaction_hostile.py
   attnport/transaction.py: a link in the staging folder leads out of it
     - if base.is_symlink():
@@ -284,9 +261,6 @@ tests/test_budget.py
   attnport/budget.py: memory is taken to grow with lengths, not with their squares
     - squares = math.prod(factor**2 for factor in lengths) * items
     + squares = math.prod(factor for factor in lengths) * items
-  attnport/budget.py: what does not fit is tried
-    - return self.cost(sizes).share <= 1
-    + return self.cost(sizes).share <= 1000
 tests/latency/test_latency.py
   attnport/latency/judging.py: what may be equal is called faster
     - verdict = "faster" if ratio[2] < 1 else "slower" if ratio[0] > 1 else verdict
@@ -295,9 +269,6 @@ tests/latency/test_latency_statistics.py
   attnport/latency/statistics.py: rounds count as independent
     - return int(max(1, min(round(wanted), count // 4)))
     + return 1
-  attnport/latency/statistics.py: the p99 of a few samples is told
-    - return float(np.quantile(samples, share)) if len(samples) >= least else None
-    + return float(np.quantile(samples, share)) if samples else None
 tests/latency/test_latency_regression.py
   attnport/latency/regression.py: what may be equal is called slower
     - verdict = "slower" if change[0] > 1 else "faster"
@@ -316,10 +287,6 @@ tests/processes/test_probe_cache.py
   attnport/processes/isolated.py: a probe that failed is kept
     - if PROBE_FAILED not in found.reason:
     + if found is not None:
-tests/processes/test_isolated.py
-  attnport/processes/isolated.py: a process that failed is a final result
-    - return reason.startswith((_FAILED, _NO_MEMORY))
-    + return reason.startswith(_NO_MEMORY)
 tests/runtimes/test_half_probe.py
   attnport/runtimes/_half_probe.py: a runtime that computes half precision in float32 passes for one in fp16
     - if got != expected:
@@ -335,10 +302,6 @@ tests/runtimes/test_openvino.py
   attnport/runtimes/_openvino_evidence.py: a layer with a part of an attention counts as all of it
     - if not names <= originals or
     + if not names & originals or
-tests/exporter/test_int8.py
-  attnport/exporter/int8.py: the mean error of rounded weights stays
-    - corrected = build.const(bias.const_value.numpy() + missing_N, np.float32)
-    + corrected = build.const(bias.const_value.numpy(), np.float32)
 tests/parity/test_inputs.py
   attnport/cases/mask_cases.py: no case has an item without a key
     - keep[-1] = False
@@ -368,18 +331,12 @@ tests/exporter/test_blocks.py
   attnport/exporter/forms/blocks.py: windows in blocks are one key too wide
     - return self._op("LessOrEqual", distance, self._int(found.by), name="near", bools=True)
     + return self._op("LessOrEqual", distance, self._int(found.by + 1), name="near", bools=True)
-  attnport/exporter/forms/blocks.py: the key behind the last one counts
-    - keys = self._op("And", keys, self._op("Less", at, self.length, name="to_end", bools=True), bools=True)
-    + keys = self._op("And", keys, self._op("LessOrEqual", at, self.length, name="to_end", bools=True), bools=True)
 tests/exporter/test_contrib_forms.py
   attnport/exporter/forms/contrib.py: a causal mask of unequal lengths is taken for one of equal ones
     - causal = attention.mask.is_causal_only and _same_lengths(attention)
     + causal = attention.mask.is_causal_only
   attnport/exporter/forms/contrib.py: rows without a key are not zero on ONNX Runtime
     - output = guarded(build, masks, attention, output, by_nan=key_column, rows=True)
-    + pass
-  attnport/exporter/forms/contrib.py: items without a key are not zero with grouped heads
-    - output = guarded(build, masks, only, output, rows=True)
     + pass
 tests/exporter/test_narrow_masks.py
   attnport/exporter/forms/narrow_masks.py: ids are compared by their lower halves alone
@@ -389,20 +346,10 @@ tests/exporter/test_lookalikes.py
   attnport/exporter/fusion/rules/softmax.py: a softmax over the queries is taken for an attention
     - if at != KEY and not (between.drops_one and at == op("Add", KEY, Const(1))):
     + if False:
-  attnport/exporter/fusion/rules/softmax.py: probabilities may become zero that no mask hides
-    - if not hidden and (empty is None or not reader.zeroes(empty, hides=True)):
-    + if False:
-tests/exporter/test_decomposing.py
-  attnport/exporter/decomposing.py: the results of one operator are exchanged
-    - _replace(part, result[at])
-    + _replace(part, result[at - 1])
 tests/exporter/test_real_tokens.py
   attnport/exporter/tokens/real.py: rows of padding are not zero in outputs
     - self._give(value, self.build.op("Where", real, value, zero, name="zeroed", dtype=value.dtype))
     + pass
-  attnport/exporter/tokens/real.py: items without a real token are not computed
-    - rows = build.op("Or", real, empty, name="rows", dtype=ir.DataType.BOOL, shape=[batch, seq])
-    + rows = build.op("Or", real, real, name="rows", dtype=ir.DataType.BOOL, shape=[batch, seq])
 tests/exporter/test_engine_evidence.py
   attnport/exporter/engine/evidence.py: a kernel with a part of an attention is proof of all of it
     - if text.attends.fullmatch(kernel.name) and wanted <= kernel.nodes]
@@ -414,13 +361,6 @@ tests/exporter/test_engine_build.py
   attnport/exporter/engine/build.py: an engine for other GPUs than were asked for is taken
     - if sm and set(header.sm) != set(sm):
     + if sm and not header.sm:
-  attnport/exporter/engine/build.py: a builder that wrote nothing is believed
-    - if child.returncode != 0 or not answer.exists():
-    + if child.returncode != 0:
-tests/models/test_shared_blocks.py
-  attnport/models/blocks/rotary.py: rotary positions are turned the other way
-    - first_BHTF * cos_TF - second_BHTF * sin_TF, second_BHTF * cos_TF + first_BHTF * sin_TF
-    + first_BHTF * cos_TF + second_BHTF * sin_TF, second_BHTF * cos_TF + first_BHTF * sin_TF
 tests/contract/test_models.py
   attnport/masks/torch_builders.py: causal models see the next token
     - return (j <= i)[None, None]
@@ -429,9 +369,6 @@ tests/verbs/test_doctor.py
   attnport/verbs/doctor.py: packages that overwrite each other are no problem
     - if len(wheels) > 1 and not (whole and len(folders) == len(wheels)):
     + if len(wheels) > 1 and not whole:
-  attnport/verbs/doctor.py: versions are compared as decimals
-    - if got and _release(got) < _release(least):
-    + if got and got < least:
 tests/latency/test_bench_options.py
   attnport/console/options.py: options that --compare does not heed are taken
     - if name in _WITH_COMPARE or context.get_parameter_source(name) != click.core.ParameterSource.COMMANDLINE:
@@ -446,9 +383,6 @@ tests/latency/test_bench.py tests/latency/test_bench_budget.py
   attnport/latency/measuring.py: intervals are made of a few rounds
     - if done >= MIN_ROUNDS and time.monotonic() > deadline:
     + if done >= 2 and time.monotonic() > deadline:
-  attnport/latency/measuring.py: cold starts take what budget there is not
-    - left_out = start.every(self._timed_runtimes, self._workloads, self._until, self._progress)
-    + left_out = start.every(self._timed_runtimes, self._workloads, self._until + 1e9, self._progress)
 tests/latency/test_latency_starts.py
   attnport/latency/measuring.py: rounds of several starts count as those of one
     - self._timed_runtimes[name].starts.setdefault(workload.name, []).append(done)
@@ -471,9 +405,6 @@ tests/decoding/test_rules.py
   attnport_bundle/rules.py: a text may end before its least length
     - if len(text) < rules.min_length or len(new) < rules.min_tokens:
     + if len(text) < rules.min_length:
-  attnport_bundle/rules.py: a penalty makes tokens with a score below zero likelier
-    - np.where(old < 0, old * rules.repetition_penalty, old / rules.repetition_penalty)
-    + old / rules.repetition_penalty
 tests/sources/test_declare.py
   attnport/sources/marks.py: masks that hide are taken for masks that keep by their names
     - (re.compile(r"(^|_)(key_)?padding_mask$"), "hide"),
@@ -482,18 +413,6 @@ tests/exporter/test_storage.py
   attnport/exporter/storage.py: weights that were cut short are loaded
     - if offset + length > file.stat().st_size:
     + if offset > file.stat().st_size:
-tests/exporter/test_sums_of_sizes.py
-  attnport/exporter/output_sizes.py: a product of a quotient is written without its parentheses
-    - if strength < _PRODUCT or "//" in text or "%" in text else text
-    + if strength < _PRODUCT else text
-tests/bundling/test_wordpiece.py
-  attnport_bundle/wordpiece.py: a word is cut into its shortest pieces
-    - next((end for end in range(last, start, -1) if
-    + next((end for end in range(start + 1, last + 1) if
-tests/bundling/test_structure.py
-  attnport_bundle/structure.py: functions that double at every call are no limit
-    - nodes += times * (WEIGHT + inside)
-    + nodes += WEIGHT + inside
 """
 
 
