@@ -46,17 +46,17 @@ tests/masks/test_mask_builders.py
     - return value != 0 if polarity == "keep" else value == 0
     + return value != 0
 tests/masks/test_mask_spec.py
-  attnport_bundle/contract.py: a window is taken without its kind
+  attnport_bundle/format/contract.py: a window is taken without its kind
     - if self.window and "window" not in self.kinds:
     + if self.window < 0 and "window" not in self.kinds:
-  attnport_bundle/contract.py: one input may say two kinds of mask
+  attnport_bundle/format/contract.py: one input may say two kinds of mask
     - if len(expressible) != 1:
     + if not expressible:
 tests/test_dims.py
-  attnport_bundle/contract.py: a size beyond the largest is taken
+  attnport_bundle/format/contract.py: a size beyond the largest is taken
     - return self.min <= size <= self.max and size % self.step == 0
     + return self.min <= size and size % self.step == 0
-  attnport_bundle/contract.py: a usual size may be outside the range
+  attnport_bundle/format/contract.py: a usual size may be outside the range
     - if not 0 <= self.min <= self.opt <= self.max:
     + if not 0 <= self.min <= self.max:
 tests/exporter/test_mask_kinds.py
@@ -168,25 +168,25 @@ tests/attacks/test_attacks.py
   attnport/folder/workspace.py: an artifact's changed files are opened
     - if path.is_symlink() or digest_file(path) != manifest.files.get(name):
     + if path.is_symlink():
-  attnport_bundle/files.py: a changed file of the same size is opened
+  attnport_bundle/format/files.py: a changed file of the same size is opened
     - return "" if sha.hexdigest() == sha256 else "changed: its SHA-256 is not that of the manifest"
     + return ""
-  attnport_bundle/files.py: links are followed
+  attnport_bundle/format/files.py: links are followed
     - if entry.is_symlink():
     + if False:
-  attnport_bundle/files.py: weights are read beyond the end of their file
+  attnport_bundle/format/files.py: weights are read beyond the end of their file
     - if reference.offset < 0 or length < 0 or reference.offset + length > size:
     + if reference.offset < 0 or length < 0:
 tests/bundling/test_signature.py
-  attnport_bundle/signature.py: a bundle without a signature is as good as a signed one
+  attnport_bundle/format/files.py: a bundle without a signature is as good as a signed one
     - raise IntegrityError(f"{folder} is not signed: it has no {SIGNATURE}.")
     + return fingerprint
-  attnport_bundle/signature.py: any signature is right
+  attnport_bundle/format/files.py: any signature is right
     - public.verify(signature, message(manifest))
     + public.verify
-  attnport_bundle/signature.py: a key inside the bundle is believed
-    - if inside or any(
-    + if any(
+  attnport_bundle/format/files.py: a key inside the bundle is believed
+    - if any(path.is_relative_to(parent) for path in spelled for parent in parents):
+    + if any(path.is_relative_to(parent) for path in () for parent in parents):
 tests/bundling/test_bundle_goldens.py
   attnport_bundle/goldens.py: NaN passes the goldens
     - elif not np.isfinite(got).all():
@@ -210,14 +210,14 @@ tests/bundling/test_reader_masks.py
     - values = (~keep_BT).astype(spec.dtype)
     + values = keep_BT.astype(spec.dtype)
 tests/bundling/test_bundle_names.py
-  attnport_bundle/names.py: code beside the reader is taken
+  attnport_bundle/format/manifest.py: code beside the reader is taken
     - if name.lower().startswith(_PYTHON) and not name.startswith(_READER):
     + if False:
 tests/bundling/test_manifest_rules.py
-  attnport_bundle/manifest.py: a form that failed parity may be in a bundle
+  attnport_bundle/format/manifest.py: a form that failed parity may be in a bundle
     - if "FAIL" in (self.verdict, *parts):
     + if self.verdict == "FAIL":
-  attnport_bundle/manifest.py: a bundle may hide that a form was never verified
+  attnport_bundle/format/manifest.py: a bundle may hide that a form was never verified
     - if self.unverified is not any(form.parity.verdict == "NOT_RUN" for form in self.forms.values()):
     + if False:
 tests/bundling/test_bundle_backends.py
@@ -228,7 +228,7 @@ tests/bundling/test_bundle_backends.py
     - if backend_judged.verdict == "NOT_RUN" and not unverified:
     + if False:
 tests/bundling/test_printable.py
-  attnport_bundle/printable.py: a name may turn the direction of a terminal's text
+  attnport_bundle/errors.py: a name may turn the direction of a terminal's text
     - (0x2066, 0x206F)
     + (0x2068, 0x206F)
 tests/test_streams.py
@@ -398,11 +398,11 @@ tests/parity/test_check.py
     - if all(row.verdict == "NOT_RUN" for row in rows):
     + if not rows:
 tests/decoding/test_generation.py
-  attnport_bundle/generation.py: the unlikeliest tokens are drawn
+  attnport_bundle/decoding/choosing.py: the unlikeliest tokens are drawn
     - order = np.argsort(-scores, axis=-1, kind="stable")
     + order = np.argsort(scores, axis=-1, kind="stable")
 tests/decoding/test_rules.py
-  attnport_bundle/rules.py: a text may end before its least length
+  attnport_bundle/decoding/choosing.py: a text may end before its least length
     - if len(text) < rules.min_length or len(new) < rules.min_tokens:
     + if len(text) < rules.min_length:
 tests/sources/test_declare.py
