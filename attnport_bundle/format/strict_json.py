@@ -149,8 +149,9 @@ def _fits(kind: Any, value: Any) -> bool:
         # Of several kinds of report, the key `schema` says which it is.
         named = next((field.default for field in dataclasses.fields(kind) if field.name == "schema"), None)
         return isinstance(value, dict) and value.get("schema") in (None, named)
-    if typing.get_origin(kind) in (tuple, Literal):
-        return isinstance(value, list) if typing.get_origin(kind) is tuple else isinstance(value, str)
+    origin = typing.get_origin(kind)
+    if origin in (tuple, Mapping, Literal):
+        return isinstance(value, {tuple: list, Mapping: dict}.get(origin, str))
     return type(value) is kind or (kind is float and type(value) is int)
 
 
