@@ -11,6 +11,7 @@ from attnport_bundle import batches
 from attnport_bundle.errors import FeedError
 from attnport_bundle.format import manifest
 from attnport_bundle.format.contract import IO, MaskSpec, TensorSpec
+from attnport_bundle.format.decoder import context_of
 from attnport_bundle.text.tokenizer import reads_text
 
 
@@ -56,12 +57,16 @@ def readme(
         *(["For C++ there is a library in `cpp/`: see `cpp/README.md`."] if cpp else []),
         "## Use it",
         "Copy the folder as it is into your product, here as `app/`, and keep your own files out of it: an added file "
-        "is refused like a changed one. This program stands beside it:",
-        indent(program(io)),
+        "is refused like a changed one. Your program stands beside it.",
     ]
     if tokenizer and reads_text(io):
         parts += _from_text(io, tokenizer, folder, prompts, text_limit)
+    decoder = io.decoder if isinstance(io, manifest.BundleIO) else None
+    if decoder and not context_of(decoder, [spec.name for spec in io.inputs]):
+        parts += _continued(tokenizer)
     parts += [
+        "From arrays, here of the usual sizes:",
+        indent(program(io)),
         "## What goes in and out",
         *contract(io),
         "A wrong name, dtype, rank or size raises `FeedError`, which says which tensor, what was got and what is "
@@ -187,6 +192,21 @@ def _embed_program() -> str:
             "print(vectors.shape)",
         ]
     )
+
+
+def _continued(tokenizer: str | None) -> list[str]:
+    """How a decoder continues a text, or ids where it has no tokenizer."""
+    prompt, how = ('"Once upon a time"', "Text (`pip install tokenizers`)") if tokenizer else ("[[1, 2, 3]]", "Ids")
+    lines = [
+        "import sys",
+        "",
+        "sys.path.append('app/python')",
+        "from attnport_bundle import load",
+        "",
+        'with load("app") as model:',
+        f"    print(model.generate({prompt}, max_tokens=20))",
+    ]
+    return [f"{how} that the model continues:", indent("\n".join(lines))]
 
 
 def _tokenizer_program(tokenizer: str) -> str:

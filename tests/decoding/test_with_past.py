@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -224,4 +225,8 @@ def test_a_bundle_generates_without_torch(tmp_path: Path) -> None:
     import attnport
 
     assert json.loads(done.stdout) == attnport.open(folder).generate([[5, 17, 60, 3], [44]], max_tokens=6)
+    first = (app / "README.md").read_text("utf-8").split("that the model continues:\n\n")[1].split("\n\nFrom")[0]
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(first)], cwd=tmp_path, capture_output=True, text=True)
+    text = attnport.open(folder).generate("Once upon a time", max_tokens=20)
+    assert done.stdout == f"{text}\n", done.stderr
     assert read(ParityReport, folder / "parity.json").verdict == "PASS"
