@@ -168,11 +168,11 @@ def _build(forms: Mapping[str, Form]) -> list[str]:
     lines = []
     if "onnxruntime" in runtimes:
         lines.append(
-            "- ONNX Runtime: its headers alone, of any release from 1.21 (`libonnxruntime-dev`, or the `include` "
-            "folder of a release), in `ONNXRUNTIME_INCLUDE_DIR`. The library "
-            "is loaded when a model is opened: `Options::onnxruntime`, else `$ATTNPORT_ONNXRUNTIME`, else "
+            "- ONNX Runtime: its headers alone, of any release from 1.21: Debian 13's `libonnxruntime-dev`, with which "
+            "`ONNXRUNTIME_INCLUDE_DIR` is left out (Debian 12 has none), or the `include` folder of a release. The "
+            "library is loaded when a model is opened: `Options::onnxruntime`, else `$ATTNPORT_ONNXRUNTIME`, else "
             "`libonnxruntime.so.1`. So one build runs on many releases; that of the Python package is "
-            "`onnxruntime/capi/libonnxruntime.so.*`."
+            "`onnxruntime/capi/libonnxruntime.so.*`. Debian's library is too old to open a form of a later release."
         )
     if "openvino" in runtimes:
         lines.append(
