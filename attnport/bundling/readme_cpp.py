@@ -47,6 +47,7 @@ def readme_cpp(
     folder: Path,
     forms: Mapping[str, Form],
     prompts: Prompts = NO_PROMPTS,
+    text_limit: int | None = None,
 ) -> str:
     """The page.
 
@@ -57,6 +58,7 @@ def readme_cpp(
         folder: The folder with that file, to test whether the reader can read it.
         forms: The forms of the bundle, the preferred one first.
         prompts: What the model expects before a text.
+        text_limit: The most tokens of a text for an embedder, if that is fewer than it takes.
     """
     parts = [
         f"# {name} in C++",
@@ -67,7 +69,7 @@ def readme_cpp(
         "## Use it",
         "Here the bundle is `app/`, beside the program. Keep your own files, and the build, out of it: an added file "
         "is refused like a changed one.",
-        *_from_text(io, tokenizer, folder, prompts),
+        *_from_text(io, tokenizer, folder, prompts, text_limit),
         indent(program_cpp(io)),
         *_link(),
         "## What goes in and out",
@@ -196,7 +198,7 @@ def _build(forms: Mapping[str, Form]) -> list[str]:
     return parts
 
 
-def _from_text(io: IO, tokenizer: str | None, folder: Path, prompts: Prompts) -> list[str]:
+def _from_text(io: IO, tokenizer: str | None, folder: Path, prompts: Prompts, limit: int | None) -> list[str]:
     if not tokenizer or not reads_text(io):
         return []
     if not reads_by_itself(folder / tokenizer):
@@ -224,7 +226,7 @@ def _from_text(io: IO, tokenizer: str | None, folder: Path, prompts: Prompts) ->
                 "    const attnport::Inputs inputs(fed.begin(), fed.end());",
             ]
         )
-    return [f"From text. {cut_at(io)}", indent(program), *_prompts(io, prompts), "From arrays:"]
+    return [f"From text. {cut_at(io, limit)}", indent(program), *_prompts(io, prompts), "From arrays:"]
 
 
 def _prompts(io: IO, prompts: Prompts) -> list[str]:

@@ -111,7 +111,7 @@ def write(
     (target / README).write_text(page, encoding="utf-8")
     if cpp:
         _copy_cpp(target / "cpp")
-        page = readme_cpp(manifest.name, contract, manifest.tokenizer, target, bundled, prompts)
+        page = readme_cpp(manifest.name, contract, manifest.tokenizer, target, bundled, prompts, limit)
         (target / "cpp" / README).write_text(page, encoding="utf-8")
     bundle_manifest = spec.Manifest(
         format=spec.FORMAT,
