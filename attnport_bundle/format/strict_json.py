@@ -100,7 +100,7 @@ def _decode(kind: Any, value: Any, where: str, own: bool) -> Any:
         return tuple(_decode(each, item, f"{where}[{index}]", own) for index, (each, item) in enumerate(pairs))
     elif origin is Mapping and isinstance(value, dict):
         items = value.items()
-        return {_decode(str, key, where, own): _decode(args[1], item, f"{where}.{key}", own) for key, item in items}
+        return {_key(args[0], key, where, own): _decode(args[1], item, f"{where}.{key}", own) for key, item in items}
     elif origin is Literal and any(type(value) is type(arg) and value == arg for arg in args):
         return value
     elif kind is AnyText and type(value) is str:
@@ -113,6 +113,13 @@ def _decode(kind: Any, value: Any, where: str, own: bool) -> Any:
             _check_text(value, where, any_text=own)
         return value
     raise IntegrityError(f"{where}: got {_short(value)}; expected {_type_name(kind)}.")
+
+
+def _key(kind: type, key: str, where: str, own: bool) -> Any:
+    """The key of a mapping: JSON has no other keys than texts, so that one of numbers is written in digits."""
+    if kind is int and re.fullmatch(r"-?[0-9]{1,16}", key):
+        return int(key)
+    return _decode(kind, key, where, own)
 
 
 def _decode_dataclass(kind: type, value: Any, where: str, own: bool) -> Any:

@@ -39,7 +39,7 @@ def test_the_page_names_each_file_that_depends_on_the_system() -> None:
 
 
 def test_the_reader_imports_no_module_of_one_system_alone() -> None:
-    used = {name for path in (ROOT / "attnport_bundle").glob("*.py") for name in imported(path.read_text("utf-8"))}
+    used = {name for path in (ROOT / "attnport_bundle").rglob("*.py") for name in imported(path.read_text("utf-8"))}
     assert used & POSIX == set()
     assert "ctypes" in used
 

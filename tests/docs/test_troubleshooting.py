@@ -38,7 +38,7 @@ def known(message: str, texts: list[str]) -> bool:
 
 
 def test_every_message_of_the_page_is_one_of_the_code() -> None:
-    files = [*(ROOT / "attnport").rglob("*.py"), *(ROOT / "attnport_bundle").glob("*.py")]
+    files = [*(ROOT / "attnport").rglob("*.py"), *(ROOT / "attnport_bundle").rglob("*.py")]
     texts = [text for file in files for text in written(file.read_text("utf-8"))]
     messages = quoted(PAGE.read_text("utf-8"))
     assert len(messages) > 40

@@ -228,7 +228,6 @@ def test_memory_that_could_not_be_measured_is_said(tiny_artifact: Path, monkeypa
         assert "SIGKILL" in row.reason
 
 
-@pytest.mark.usefixtures("idle")
 def test_ctrl_c_ends_every_child_and_writes_nothing(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
 
