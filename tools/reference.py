@@ -15,9 +15,9 @@ VALUES = {
     "What goes in": (
         "attnport.artifacts.ModelSpec",
         "attnport.artifacts.IOContract",
-        "attnport_bundle.contract.TensorSpec",
-        "attnport_bundle.contract.Dim",
-        "attnport_bundle.contract.MaskSpec",
+        "attnport_bundle.format.contract.TensorSpec",
+        "attnport_bundle.format.contract.Dim",
+        "attnport_bundle.format.contract.MaskSpec",
     ),
     "What comes out": (
         "attnport.artifacts.Manifest",
