@@ -26,6 +26,7 @@ NOT_RUN = {
     "apt-get install ": "needs root; tools/cpp_setup.py installs these",
     "cmake -S app/cpp ": "tests/cpp builds it so",
     "build/attnport-": "tests/cpp runs them",
+    "export ATTNPORT_ONNXRUNTIME=": "tests/cpp sets it to the library that is installed",
     '--input "': "declarations, no commands; they are read below",
 }
 """Lines that no test here runs, by how they begin, and why."""
