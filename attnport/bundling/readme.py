@@ -86,22 +86,19 @@ def program(io: IO) -> str:
     """A program, for the folder that contains `app/`, that opens the bundle and runs it once."""
     masked, lengths = made_by_masks(io)
     zeros = filled_with_zeros(io)
-    lines = [
-        "import sys",
-        "",
-        "sys.path.append('app/python')",
-        "import numpy as np",
-        "from attnport_bundle import load",
-        "",
-    ]
-    lines.append('with load("app") as model:')
-    lines.append(f"    feeds = model.masks({lengths})  # the length of each item" if masked else "    feeds = {}")
+    lines = [f"    feeds = model.masks({lengths})  # the length of each item" if masked else "    feeds = {}"]
     for spec in io.inputs:
         if spec.name not in masked:
             fill = "zeros" if spec.name in zeros else "ones"
             lines.append(f'    feeds["{spec.name}"] = np.{fill}({usual_shape(spec, io)}, dtype="{spec.dtype}")')
     lines += ["    outputs = model.run(**feeds)", "for name, array in outputs.items():", "    print(name, array.shape)"]
-    return "\n".join(lines)
+    return _program("import numpy as np\nfrom attnport_bundle import load", *lines)
+
+
+def _program(imports: str, *lines: str) -> str:
+    """A program that imports the reader of the bundle in `app/`, and opens the bundle for the lines that follow."""
+    head = ("import sys", "", "sys.path.append('app/python')", imports, "", 'with load("app") as model:')
+    return "\n".join((*head, *lines))
 
 
 def made_by_masks(io: IO) -> tuple[set[str], list[int]]:
@@ -180,48 +177,26 @@ def _longest(io: IO) -> int:
 
 
 def _embed_program() -> str:
-    return "\n".join(
-        [
-            "import sys",
-            "",
-            "sys.path.append('app/python')",
-            "from attnport_bundle import load",
-            "",
-            'with load("app") as model:',
-            '    vectors = model.embed(["A sentence.", "Another one, longer."])',
-            "print(vectors.shape)",
-        ]
+    return _program(
+        "from attnport_bundle import load",
+        '    vectors = model.embed(["A sentence.", "Another one, longer."])',
+        "print(vectors.shape)",
     )
 
 
 def _continued(tokenizer: str | None) -> list[str]:
     """How a decoder continues a text, or ids where it has no tokenizer."""
     prompt, how = ('"Once upon a time"', "Text (`pip install tokenizers`)") if tokenizer else ("[[1, 2, 3]]", "Ids")
-    lines = [
-        "import sys",
-        "",
-        "sys.path.append('app/python')",
-        "from attnport_bundle import load",
-        "",
-        'with load("app") as model:',
-        f"    print(model.generate({prompt}, max_tokens=20))",
-    ]
-    return [f"{how} that the model continues:", indent("\n".join(lines))]
+    call = f"    print(model.generate({prompt}, max_tokens=20))"
+    return [f"{how} that the model continues:", indent(_program("from attnport_bundle import load", call))]
 
 
 def _tokenizer_program(tokenizer: str) -> str:
-    return "\n".join(
-        [
-            "import sys",
-            "",
-            "sys.path.append('app/python')",
-            "from attnport_bundle import Tokenizer, load",
-            "",
-            'with load("app") as model:',
-            f'    tokenizer = Tokenizer("app/{tokenizer}", model.io)',
-            '    outputs = model.run(**tokenizer.encode(["A sentence.", "Another one, longer."]))',
-            "print({name: array.shape for name, array in outputs.items()})",
-        ]
+    return _program(
+        "from attnport_bundle import Tokenizer, load",
+        f'    tokenizer = Tokenizer("app/{tokenizer}", model.io)',
+        '    outputs = model.run(**tokenizer.encode(["A sentence.", "Another one, longer."]))',
+        "print({name: array.shape for name, array in outputs.items()})",
     )
 
 

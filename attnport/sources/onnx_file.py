@@ -285,7 +285,7 @@ def _identifiers(names: Sequence[str]) -> dict[str, str]:
 def unique_names() -> tuple[Patch, ...]:
     """Has onnx_ir's inliner find a free name in a time that does not grow with the calls before.
 
-    By default it counts up from 1 for each name: for 16,384 calls of one function that takes ten minutes.
+    onnx_ir counts up from 1 for each name, which takes ten minutes for 16,384 calls of one function.
     """
     from onnx_ir.passes.common import inliner
 

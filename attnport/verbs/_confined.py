@@ -103,7 +103,7 @@ class _Worker(Worker):
         self._wind_up()
         try:
             return self._work(message, {"progress": self._progress, "tell": lambda text: self.say("tell", text)})
-        except Exception as err:
+        except Exception as err:  # whatever the work raises is told by the process that asked
             known = as_attnport_error(err)
             return {
                 "raised": known.message if known else f"{type(err).__name__}: {err}",

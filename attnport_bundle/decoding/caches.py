@@ -56,7 +56,7 @@ class Buffers:
     def __init__(
         self, step: Callable[[Mapping[str, Array], Mapping[str, tuple[str, Array]]], dict[str, Array]], roles: Roles
     ) -> None:
-        """Keeps what runs the model.
+        """Takes the function that runs the model.
 
         Args:
             step: Takes arrays by input, and by a cache's input the name of the output that follows it and a buffer that
