@@ -276,6 +276,8 @@ def _same(code: int) -> Sequence[int]:
 
 def _rule(line: str) -> tuple[int, int, str, Callable[[int], Sequence[int]]]:
     """The first and last character of a line, what is done with them, and what they become."""
+    if line.count(" ") < 2:
+        raise ValueError(f"{line!r:.60}: expected the first and last character, and a rule")
     first, last, what, *given = line.split(" ")
     codes = [_code(each) for each in (first, last, *given)]
     begin, end = codes[:2]

@@ -136,7 +136,7 @@ def test_a_table_without_one_of_its_lines_is_caught(minilm: Path, line: str) -> 
      "41  5A apart", "\u0661 41 apart"],
 )  # fmt: skip
 def test_a_table_that_says_something_else_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(ValueError, match=r"^(?!not enough values)."):  # in words of its own
         Characters(line.encode())
 
 
