@@ -79,7 +79,7 @@ def test_errors_say_what_to_do(app: Path, cpp_build: Build) -> None:
         2, "texts[2]: the application's tokenizer gave 30 ids; expected at most 24.\n")  # fmt: skip
     done = cpp_build.run("own_ids", app, "ort_cpu", "0", "passage", given=given(app, ""))
     assert (done.returncode, done.stderr) == (
-        2, "prompt: got 'passage'; expected the name of one: 'document', 'query'. Put a prompt of your own before the "
+        2, "prompt: got 'passage'; expected the name of one: document, query. Put a prompt of your own before the "
            "texts.\n")  # fmt: skip
 
 

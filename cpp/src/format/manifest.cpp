@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 #include <stdexcept>
 #include <system_error>
 
@@ -284,9 +285,10 @@ std::string Prompts::chosen(const std::optional<std::string>& name) const {
     if (found != named.end()) return found->second;
     // As in sentence-transformers, every model takes these two.
     if (wanted.empty() || wanted == "query" || wanted == "document") return "";
-    std::vector<std::string> known{"query", "document"};
-    for (const auto& [one, text] : named) known.push_back(shown(one));
-    throw FeedError("prompt: got " + quoted(cut(wanted)) + "; expected the name of one: " + joined(known) +
+    std::set<std::string> known{"query", "document"};
+    for (const auto& [one, text] : named) known.insert(shown(one));
+    throw FeedError("prompt: got " + quoted(cut(wanted)) + "; expected the name of one: " +
+                    joined({known.begin(), known.end()}) +
                     ". Put a prompt of your own before the texts.");
 }
 
