@@ -284,6 +284,7 @@ std::int64_t choose(const double* row, std::size_t words, const GenerateOptions&
     std::stable_sort(order.begin(), order.end(), likelier);
     if (options.top_k != 0) order.resize(std::min(words, static_cast<std::size_t>(options.top_k)));
     std::vector<double> weights;
+    weights.reserve(order.size());
     for (const std::size_t at : order) {
         weights.push_back(std::exp((row[at] - row[order[0]]) / options.temperature));
     }

@@ -170,7 +170,7 @@ void check_carrier(const Located& at, const Mask& mask, const std::vector<Tensor
 }
 
 std::vector<std::int64_t> token_ids(const Located& at) {
-    const std::vector<std::int64_t> found = at.list(&Located::integer);
+    std::vector<std::int64_t> found = at.list(&Located::integer);
     if (std::any_of(found.begin(), found.end(), [](std::int64_t token) { return token < 0; })) {
         at.fail("expected token ids of 0 or more");
     }

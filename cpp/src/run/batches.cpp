@@ -142,6 +142,7 @@ void require_memory(const Input& input) {
 /// Such as `ids 3, mask 4`.
 std::string words_of(const std::vector<std::pair<std::string, std::int64_t>>& sizes) {
     std::vector<std::string> parts;
+    parts.reserve(sizes.size());
     for (const auto& [name, size] : sizes) parts.push_back(shown(name) + " " + std::to_string(size));
     return joined(parts);
 }
@@ -396,6 +397,7 @@ Outputs map_batches(const std::function<Outputs(const Inputs&)>& run, const IO& 
         begin = end;
     }
     std::vector<Tensor> tensors;
+    tensors.reserve(whole.size());
     for (const auto& filled : whole) tensors.push_back(filled.tensor());
     return Outputs(std::move(tensors));
 }
