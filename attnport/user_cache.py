@@ -9,7 +9,7 @@ from attnport_bundle.runtimes.kernels import Cache, find
 
 
 def cache() -> Cache | None:
-    """The folder of `attnport_bundle.cache`; None where there is none, without which things only take longer."""
+    """The folder of `runtimes.kernels`; None where there is none, without which things only take longer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return find(Path(__file__).parent)

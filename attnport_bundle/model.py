@@ -177,7 +177,7 @@ class Model:
         """
         before, memory = self.manifest.prompts.chosen(prompt), self._memory(max_memory)
         batches.embedding(self.io)  # a model that is no embedder is refused before its tokenizer is read
-        encode = functools.partial(self._text().encode_part, prompt=before)
+        encode = functools.partial(self._text().encode, prompt=before)
         return batches.embedded(self.run, self.io, encode, texts, tokens, memory)
 
     def generate(self, prompts: Prompts, *, encoder: Model | None = None, **options: Any) -> Any:

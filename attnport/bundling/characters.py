@@ -30,7 +30,10 @@ def character_table(tokenizer: Path) -> str | None:
     except BundleError:
         return None
     value = json.loads(tokenizer.read_bytes())
-    return _table(json.dumps([value["normalizer"], value["pre_tokenizer"]]))
+    rules = [value.get(key) for key in ("normalizer", "pre_tokenizer")]
+    if [rule.get("type") for rule in rules if isinstance(rule, dict)] != ["BertNormalizer", "BertPreTokenizer"]:
+        return None
+    return _table(json.dumps(rules))
 
 
 @functools.cache

@@ -15,9 +15,7 @@ from attnport.runtimes._cuda import Device
 from attnport.runtimes._device_timing import GRAPH
 from attnport.runtimes._session import Array
 from attnport_bundle.errors import BundleError, RuntimeMissing
-from attnport_bundle.feeds import storage
 from attnport_bundle.runtimes.tensorrt import EngineSession as ReaderSession
-from attnport_bundle.runtimes.tensorrt import choose_profile
 
 
 class TimedSession(ReaderSession):
@@ -64,30 +62,9 @@ class TimedSession(ReaderSession):
         return config, compiled
 
     def _timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
-        import numpy as np
-
         device = self._device
-        shapes = {port.name: feeds[port.name].shape for port in self.inputs}
-        profile = choose_profile(self.profiles, shapes)
-        device.bind()
-        context, _ = self._context(profile)
-        uploads = {
-            port.name: np.ascontiguousarray(feeds[port.name], storage(port.dtype)).reshape(shapes[port.name])
-            for port in self.inputs
-        }
-        for name, array in uploads.items():
-            if not context.set_input_shape(name, array.shape):
-                raise BundleError(f"input {name!r}: TensorRT refuses shape {list(array.shape)}: {self._complaint()}")
-            context.set_tensor_address(name, self._buffer(name, array.nbytes))
-        if missing := context.infer_shapes():
-            raise BundleError(f"the engine does not determine the shape of {', '.join(missing)}.")
-        outputs = {
-            port.name: np.empty(tuple(context.get_tensor_shape(port.name)), storage(port.dtype))
-            for port in self.outputs
-        }
-        for name, array in outputs.items():
-            context.set_tensor_address(name, self._buffer(name, array.nbytes))
-        run = self._execution(context, (profile, tuple(sorted(shapes.items()))), mode)
+        context, _, uploads, outputs = self._prepared(feeds)
+        run = self._execution(context, tuple(sorted((name, array.shape) for name, array in uploads.items())), mode)
         with device.events(len(DEVICE_PARTS) + 1) as events:
             device.record(events[0])
             for name, array in uploads.items():
@@ -102,7 +79,7 @@ class TimedSession(ReaderSession):
             times = [device.elapsed_ns(*pair) for pair in itertools.pairwise(events)]
         return dict(zip(DEVICE_PARTS, times, strict=True))
 
-    def _execution(self, context: Any, what: tuple[Any, ...], mode: str) -> Any:
+    def _execution(self, context: Any, shapes: tuple[Any, ...], mode: str) -> Any:
         """A function that computes: with the context, or with a graph captured for these shapes and addresses."""
 
         def execute() -> None:
@@ -111,7 +88,7 @@ class TimedSession(ReaderSession):
 
         if mode != GRAPH:
             return execute
-        key = (*what, tuple(sorted((name, address) for name, (address, _) in self._buffers.items())))
+        key = (shapes, tuple(sorted((name, address) for name, (address, _) in self._buffers.items())))
         if self._graph is None or self._graph[0] != key:
             self._drop_graph()
             execute()

@@ -238,7 +238,7 @@ class OrtSession(CheckedSession):
         self._halves = _half_inputs(session.get_inputs())
 
     def new_steps(self, roles: Roles) -> Buffers | None:
-        """For a model that writes to its caches; see `attnport_bundle.decoding.steps_of`."""
+        """For a model that writes to its caches; see `attnport_bundle.decoding.caches.steps_of`."""
         import onnxruntime
 
         run = InPlace.of(onnxruntime, self._session) if self.ran.provider == CPU else None

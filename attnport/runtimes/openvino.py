@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -111,10 +112,11 @@ class _OpenVinoSession(CheckedSession):
         import openvino
 
         super().__init__(opening.io, Ran("CPU", f"openvino {openvino.__version__.split('-')[0]}", opening.plan))
-        graph, threads = _read(path), opening.threads or physical_cores()
-        self._compiled = _compiled(path, graph, opening.plan, threads)
+        graph = _read(path)
+        compile_graph = partial(_compiled, path, plan=opening.plan, threads=opening.threads)
+        self._compiled = compile_graph(graph)
         self._request = self._compiled.create_infer_request()
-        self.new_steps = Stepping(openvino, graph, opening.plan, threads, path, self._guarded)
+        self.new_steps = Stepping(graph, compile_graph, self._guarded)
 
     @contextmanager
     def _guarded(self, feeds: Mapping[str, Array]) -> Iterator[None]:

@@ -111,7 +111,7 @@ def _engine(path: Path) -> Inspection:
         kind="engine",
         name=path.stem,
         digest=digest,
-        size_bytes=header.size_bytes,
+        size_bytes=path.stat().st_size,
         engine=EngineFacts(header.version, header.sm, record),
         precision={path.stem: str(record.precision)} if record and record.precision else {},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..errors import FeedError
 from ..feeds import check_arrays
@@ -18,29 +18,8 @@ Run = Callable[..., "dict[str, Array]"]
 """Runs the model: an array for each input by name in, one for each output out."""
 _MORE = 64
 """The least places that a buffer has behind its tokens when it is made."""
-
-
-class Steps(Protocol):
-    """Caches that a runtime keeps and adds to, so that they are not copied at every token."""
-
-    def begin(self, caches: Mapping[str, Array]) -> None:
-        """Takes caches, by input."""
-
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Runs one new token of every text; gives the outputs that follow no cache."""
-
-    def take(self, rows: Array) -> None:
-        """Goes on with these rows of the batch."""
-
-    def drop(self, count: int) -> None:
-        """Lets the first places go, of the caches that hold the last ones alone."""
-
-    def cache(self, name: str) -> Array:
-        """What the cache of an input holds."""
-
-
 MakeSteps = Callable[[Roles], "Steps | None"]
-"""Makes the caches of one batch; None of a model whose caches the runtime cannot keep."""
+"""Makes `Steps` to which a runtime adds in place; None of a model whose caches it cannot keep."""
 
 
 def steps_of(session: object) -> MakeSteps:
@@ -49,9 +28,52 @@ def steps_of(session: object) -> MakeSteps:
     return make
 
 
-class Buffers:
-    """`Steps` of a model that writes to its caches: each is a buffer with more places than tokens, which have a meaning
-    up to the last token. States are given and taken at every step."""
+class Steps:
+    """The caches of one batch, and what runs the model: what it gives takes their place, or is put behind them.
+
+    Runtimes have `Steps` of their own, with these methods, that add to caches in place, one new token at a time.
+    """
+
+    def __init__(self, run: Run, roles: Roles) -> None:
+        self._run, self._roles = run, roles
+        self._held: dict[str, Array] = {}
+
+    def begin(self, caches: Mapping[str, Array]) -> None:
+        """Takes caches, by input."""
+        self._held = dict(caches)
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs new tokens of every text; gives the outputs that follow no cache."""
+        import numpy as np
+
+        outputs = dict(self._run(**feeds, **self._held))
+        for spec, output, axis in self._roles.caches:
+            # A session may return half precision, where its file has it.
+            given = outputs.pop(output).astype(spec.dtype, copy=False)
+            whole = axis is None or self._roles.returns_whole_cache
+            self._held[spec.name] = given if whole else np.concatenate([self._held[spec.name], given], axis)
+        return outputs
+
+    def take(self, rows: Array) -> None:
+        """Goes on with these rows of the batch, of which one may be there several times."""
+        import numpy as np
+
+        axes = {spec.name: spec.dims.index(self._roles.ids.dims[0]) for spec, _, _ in self._roles.caches}
+        self._held = {name: np.take(array, rows, axes[name]) for name, array in self._held.items()}
+
+    def drop(self, count: int) -> None:
+        """Lets the first places go, of the caches that hold the last ones alone."""
+        for spec, axis in kept_axes(self._roles):
+            self._held[spec.name] = dropped(self._held[spec.name], axis, count)
+
+    def cache(self, name: str) -> Array:
+        """What the cache of an input holds."""
+        return self._held[name]
+
+
+class Buffers(Steps):
+    """`Steps` of a model that writes to its caches. Each is a buffer with spare room: what lies behind the last token
+    has no meaning. States are given and taken at every step."""
 
     def __init__(
         self, step: Callable[[Mapping[str, Array], Mapping[str, tuple[str, Array]]], dict[str, Array]], roles: Roles
@@ -62,36 +84,27 @@ class Buffers:
             step: Takes arrays by input, and by a cache's input the name of the output that follows it and a buffer that
                 is both; gives the other outputs.
         """
-        self._step, self._roles = step, roles
-        self._held: dict[str, Array] = {}
+        super().__init__(step, roles)
+        self._axes = {spec.name: axis for spec, _, axis in roles.caches if axis is not None}
         self._lengths: dict[str, int] = {}
 
     def begin(self, caches: Mapping[str, Array]) -> None:
         """Takes caches, by input."""
-        self._held = dict(caches)
-        self._lengths = {
-            spec.name: caches[spec.name].shape[axis] for spec, _, axis in self._roles.caches if axis is not None
-        }
+        super().begin(caches)
+        self._lengths = {name: caches[name].shape[axis] for name, axis in self._axes.items()}
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Runs one new token of every text; gives the outputs that follow no cache."""
-        given = dict(feeds)
-        buffers: dict[str, tuple[str, Array]] = {}
-        for spec, output, axis in self._roles.caches:
-            if axis is None:
-                given[spec.name] = self._held[spec.name]
-                continue
-            if self._held[spec.name].shape[axis] == self._lengths[spec.name]:
-                self._held[spec.name] = _larger(self._held[spec.name], axis)
-            buffers[spec.name] = output, self._held[spec.name]
-        outputs = self._step(given, buffers)
-        self._held |= {spec.name: outputs.pop(output) for spec, output, axis in self._roles.caches if axis is None}
+        """Runs one new token of every text."""
+        states = {spec.name: output for spec, output, axis in self._roles.caches if axis is None}
+        for name, axis in self._axes.items():
+            if self._held[name].shape[axis] == self._lengths[name]:
+                self._held[name] = _larger(self._held[name], axis)
+        buffers = {spec.name: (output, self._held[spec.name]) for spec, output, axis in self._roles.caches
+                   if axis is not None}  # fmt: skip
+        outputs = self._run({**feeds, **{name: self._held[name] for name in states}}, buffers)
+        self._held |= {name: outputs.pop(output) for name, output in states.items()}
         self._lengths = {name: length + 1 for name, length in self._lengths.items()}
         return outputs
-
-    def take(self, rows: Array) -> None:
-        """Goes on with these rows of the batch."""
-        self._held = taken(self._roles, self._held, rows)
 
     def drop(self, count: int) -> None:
         """Lets the first places go, of the caches that hold the last ones alone; the others move to the front."""
@@ -104,8 +117,7 @@ class Buffers:
         """What the cache of an input holds."""
         import numpy as np
 
-        axis = next(axis for spec, _, axis in self._roles.caches if spec.name == name)
-        held = self._held[name]
+        held, axis = self._held[name], self._axes.get(name)
         return held if axis is None else np.ascontiguousarray(held[_places(axis, 0, self._lengths[name])])
 
 
@@ -142,14 +154,6 @@ def dropped(array: Array, axis: int, count: int) -> Array:
     return np.ascontiguousarray(array[_places(axis, count, array.shape[axis])])
 
 
-def taken(roles: Roles, caches: Mapping[str, Array], rows: Array) -> dict[str, Array]:
-    """Rows of caches, of which one may be there several times."""
-    import numpy as np
-
-    axes = {spec.name: spec.dims.index(roles.ids.dims[0]) for spec, _, _ in roles.caches}
-    return {name: np.take(array, rows, axes[name]) for name, array in caches.items()}
-
-
 class Decoding:
     """A batch of texts that grow, the caches of their tokens, and a mask of the tokens that are not padding.
 
@@ -169,7 +173,7 @@ class Decoding:
         """Starts without a text; the first `push` gives the number of them.
 
         Args:
-            make_steps: Of a runtime that may keep the caches; where it does not, they are copied at every step.
+            make_steps: Of a runtime that may add to caches in place; where it does not, they are copied at every step.
             context: The inputs that are the same at every step.
 
         Raises:
@@ -179,11 +183,12 @@ class Decoding:
         if sorted(expected) != got:
             taken = f"{', '.join(expected)}, the same at every step: what an encoder gives" if expected else "nothing"
             raise FeedError(f"context: got {', '.join(got) or 'nothing'}; expected {taken}.")
-        self._run, self._make_steps, self._io, self.roles = run, make_steps, io, roles
-        self._steps: Steps | None = None
+        self._make_steps, self._io, self.roles = make_steps, io, roles
+        self._copies = Steps(run, roles)
+        self._in_place: Steps | None = None
+        self._steps = self._copies  # the one that holds the caches now
         self._context = dict(context or {})
         self.outputs: dict[str, Array] = {}
-        self._caches: dict[str, Array] | None = {}  # None while `steps` has them
         self._keep_BT: Array | None = None
         self._kept = roles.start  # the places of the caches that hold the last ones alone
 
@@ -202,9 +207,11 @@ class Decoding:
         if self._keep_BT is None:
             self._keep_BT = np.zeros((batch, roles.start), dtype=bool)
             sizes = {dim.name: dim.min for dim in self._io.dims} | {str(roles.ids.dims[0]): batch}
-            self._caches = {spec.name: np.zeros(spec.shape(sizes), spec.dtype) for spec, _, _ in roles.caches}
+            self._copies.begin({spec.name: np.zeros(spec.shape(sizes), spec.dtype) for spec, _, _ in roles.caches})
         whole_BT = np.concatenate([self._keep_BT, keep_BS], axis=1)
-        self._drop(self.surplus)
+        if count := self.surplus:
+            self._kept -= count
+            self._steps.drop(count)
         feeds = {**self._context, roles.ids.name: ids_BS.astype(roles.ids.dtype)}
         if roles.mask:
             mask = {"all": whole_BT, "past": self._keep_BT, "new": keep_BS}[str(roles.mask_covers)]
@@ -216,21 +223,14 @@ class Decoding:
             feeds[roles.positions.name] = positions(whole_BT)[:, -new:].astype(roles.positions.dtype)
         is_step = new == 1 and self._keep_BT.shape[1] > 0
         if is_step and self._make_steps:
-            self._steps, self._make_steps = self._make_steps(roles), None
-        if is_step and self._steps:
+            self._in_place, self._make_steps = self._make_steps(roles), None
+        steps = (self._in_place if is_step else None) or self._copies
+        if steps is not self._copies:
             check_arrays(self._io, {spec.name: feeds.get(spec.name) for spec in self._io.inputs})  # as `run` does
-            if self._caches is not None:
-                self._steps.begin(self._caches)
-                self._caches = None
-            self.outputs = self._steps.run(feeds)
-        else:
-            self._caches = {spec.name: self.cache(spec.name) for spec, _, _ in roles.caches}
-            self.outputs = dict(self._run(**feeds, **self._caches))
-            for spec, output, axis in roles.caches:
-                # A session may return half precision, where its file has it.
-                made = self.outputs.pop(output).astype(spec.dtype, copy=False)
-                whole = axis is None or roles.returns_whole_cache
-                self._caches[spec.name] = made if whole else np.concatenate([self._caches[spec.name], made], axis)
+        if steps is not self._steps:
+            steps.begin({spec.name: self._steps.cache(spec.name) for spec, _, _ in roles.caches})
+            self._steps = steps
+        self.outputs = steps.run(feeds)
         self._keep_BT = whole_BT
         self._kept += new
         logits = self.outputs[roles.logits.name]
@@ -243,25 +243,12 @@ class Decoding:
         if kept is None:
             return 0
         # Where nothing else copies a cache, its places are moved once in many steps.
-        spare = min(_more(kept.places), kept.most - kept.places) if self._steps else 1
+        spare = min(_more(kept.places), kept.most - kept.places) if self._steps is not self._copies else 1
         found = self._kept - kept.places
         return found if found >= max(1, spare) else 0
 
-    def _drop(self, count: int) -> None:
-        if not count:
-            return
-        self._kept -= count
-        if self._caches is not None:
-            self._caches |= {spec.name: dropped(self._caches[spec.name], axis, count)
-                             for spec, axis in kept_axes(self.roles)}  # fmt: skip
-        elif self._steps is not None:
-            self._steps.drop(count)
-
     def cache(self, name: str) -> Array:
         """What the cache of an input holds."""
-        if self._caches is not None:
-            return self._caches[name]
-        assert self._steps is not None
         return self._steps.cache(name)
 
     def take(self, rows: Array) -> None:
@@ -278,10 +265,7 @@ class Decoding:
                 if batch in spec.dims:
                     self._context[spec.name] = np.take(self._context[spec.name], rows, spec.dims.index(batch))
         self._keep_BT = self._keep_BT[rows]
-        if self._caches is not None:
-            self._caches = taken(self.roles, self._caches, rows)
-        elif self._steps is not None:
-            self._steps.take(rows)
+        self._steps.take(rows)
 
 
 def positions(keep_BT: Array) -> Array:

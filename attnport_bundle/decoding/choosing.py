@@ -56,14 +56,15 @@ class Options:
             raise FeedError("temperature: beam search draws nothing; expected 0.")
 
 
-def generated(decoding: Decoding, prompts: Sequence[Sequence[int]], options: Options) -> Iterator[list[int | None]]:
-    """The next token of every prompt, step by step; None where the text has ended. One beam is followed.
+def generated(decoding: Decoding, prompts: Sequence[Sequence[int]], options: Options) -> Iterator[tuple[int, int]]:
+    """The new tokens of all prompts, step by step until all texts have ended: a prompt's number and its next token.
 
     Args:
         decoding: Without a text yet.
 
     Raises:
         FeedError: the model does not generate from these prompts.
+        BundleError: its scores are NaN.
     """
     import numpy as np
 
@@ -76,9 +77,10 @@ def generated(decoding: Decoding, prompts: Sequence[Sequence[int]], options: Opt
                                         for prompt, text, done in zip(prompts, texts, ended, strict=True)])  # fmt: skip
         _require_choice(scores[~ended])
         chosen = _chosen(scores, options, draw)
-        for text, token in zip(texts, chosen, strict=True):
-            text.append(int(token))
-        yield [None if done else int(token) for done, token in zip(ended, chosen, strict=True)]
+        for row, token in enumerate(chosen.tolist()):
+            texts[row].append(token)
+            if not ended[row]:
+                yield row, token
         ended |= np.isin(chosen, list(options.stop))
         if ended.all() or step + 1 == options.max_tokens:
             return
@@ -148,8 +150,8 @@ def _chosen(logits_BV: Array, options: Options, draw: np.random.Generator) -> Ar
     return np.take_along_axis(order, places[:, None], -1)[:, 0]
 
 
-def searched(decoding: Decoding, prompts: Sequence[Sequence[int]], options: Options) -> list[list[int]]:
-    """The new tokens that beam search finds for every prompt. Takes and raises as `generated`."""
+def searched(decoding: Decoding, prompts: Sequence[Sequence[int]], options: Options) -> Iterator[tuple[int, int]]:
+    """As `generated`, by beam search: at its end, the tokens of the first prompt, then those of the others."""
     import numpy as np
 
     count, beams = len(prompts), options.rules.beams
@@ -177,7 +179,7 @@ def searched(decoding: Decoding, prompts: Sequence[Sequence[int]], options: Opti
         decoding.take((parents + np.arange(count)[:, None] * beams).reshape(-1))
         tokens = np.array([text[-1] for one in every for text in one.texts])
         logits = decoding.push(tokens[:, None], np.ones((len(tokens), 1), dtype=bool))
-    return [one.best() for one in every]
+    yield from [(row, token) for row, one in enumerate(every) for token in one.best()]
 
 
 class _Beams:
@@ -199,7 +201,7 @@ class _Beams:
         self._ended: list[tuple[float, list[int]]] = []
 
     def grow(self, scores: Array, parents: Array, tokens: Array) -> None:
-        """Takes the best continuations, in their order: so many that as many as there are beams do not end."""
+        """Takes enough of the best continuations, in their order, that `beams` of them go on."""
         beams, kept = self._count, []
         for rank, (score, parent, token) in enumerate(zip(scores, parents.tolist(), tokens.tolist(), strict=True)):
             text = [*self.texts[parent], token]
@@ -212,20 +214,15 @@ class _Beams:
         self.texts = [text for *_, text in kept]
 
     def settled(self) -> bool:
-        """Whether no beam can become better than the texts that have ended; asked where another step can follow."""
-        self._over = self._over or self._nothing_follows()
-        return self._over
-
-    def _nothing_follows(self) -> bool:
-        """Whether no beam can become better than the texts that have ended, or goes on at all."""
+        """Whether no beam can become better than the texts that have ended, or goes on at all; asked between steps."""
         if max(self.scores, default=-float("inf")) == -float("inf"):
             if not self._ended:
                 raise FeedError(NO_TOKEN)
-            return True
-        if len(self._ended) < self._count:
-            return False
-        early = self._options.rules.early_stopping
-        return early or self._weighed(max(self.scores), self.texts[0]) <= self._ended[-1][0]
+            self._over = True
+        elif not self._over and len(self._ended) == self._count:
+            early = self._options.rules.early_stopping
+            self._over = early or self._weighed(max(self.scores), self.texts[0]) <= self._ended[-1][0]
+        return self._over
 
     def best(self) -> list[int]:
         """The text of the best score, of those that have ended and those that the end of the run cut."""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import flag, integer, mapping, require, several
 from ..errors import BundleError, FeedError, UsageError
-from ..feeds import not_an_array, padding_masks
-from ..format.contract import IO, Dim, TensorSpec
+from ..feeds import not_an_array
+from ..format.contract import IO, TensorSpec
 from ..format.decoder import NAMES, Decoder, Roles, Rules, roles_of
-from ..text.tokenizer import IDS, TYPES, open_file
+from ..text.tokenizer import IDS, open_file, text_feeds, text_length
+from ..text.wordpiece import Tokens
 from .caches import Decoding, MakeSteps, Run
 from .choosing import Options, generated, searched
 
@@ -50,7 +51,7 @@ def generate(
         tokenizer: The model's `tokenizer.json`, which texts need.
         steps: Makes what keeps the caches, where the runtime can.
         start, stop: None = the model's own.
-        options: Those of `generation.Options` and of `rules.Rules`; None = the model's own.
+        options: Those of `choosing.Options` and of `decoder.Rules`; None = the model's own.
     """
     single = isinstance(prompts, str)
     given: Any = prompts
@@ -59,39 +60,29 @@ def generate(
     texts = not isinstance(given, Mapping) and any(isinstance(prompt, str) for prompt in given)
     if texts and not all(isinstance(prompt, str) for prompt in given):
         raise FeedError("prompts: got texts and token ids; expected one kind.")
+    require(on_token is None or callable(on_token), "on_token", on_token, "a function")
     start, stop = _named(start, "start"), _named(stop, "stop")
     stops = decoder.stop if stop is None else stop
     as_text = texts if as_text is None else flag("as_text", as_text)
-    roles = roles_of(io, decoder)
-    context, on_token = _arrays(io, context), _function("on_token", on_token)
+    roles, context = roles_of(io, decoder), _arrays(io, context)
     named = any(isinstance(each, str) for each in (*(start or ()), *stops))
     words = _Words(tokenizer) if as_text or named or (texts and encoder is None) else None
     if encoder is not None:
-        context = _context(roles, encoder, _read(given, _Words(encoder.tokenizer) if texts else None), context)
-        ids = [_begin(decoder, start, words)] * _texts_in(roles, context)
+        context = {**encoder.context(given, roles.context, context), **context}
+        begin = _tokens(decoder.start if start is None else start, words, "start")
+        ids = _behind_encoder(begin, roles, context)
     else:
         ids = _alone(given, words, start)
     ends = _tokens(stops, words, "stop")
     chosen = _options(decoder, ends, options)
-    decoding = Decoding(run, io, roles, steps, context)
     found: list[list[int]] = [[] for _ in ids]
     streams = [_Stream(words, ends) for _ in ids] if words and as_text else None
-
-    def tell(row: int, token: int) -> None:
+    tokens_of_all = searched if chosen.rules.beams > 1 else generated
+    for row, token in tokens_of_all(Decoding(run, io, roles, steps, context), ids, chosen):
         found[row].append(token)
         if on_token:
             whole = token in ends or len(found[row]) == chosen.max_tokens
             on_token(row, streams[row].more(token, whole=whole) if streams else token)
-
-    if chosen.rules.beams > 1:
-        for row, tokens in enumerate(searched(decoding, ids, chosen)):
-            for token in tokens:
-                tell(row, token)
-    else:
-        for tokens_of_all in generated(decoding, ids, chosen):
-            for row, new in enumerate(tokens_of_all):
-                if new is not None:
-                    tell(row, new)
     result = [words.text(tokens, ends) for tokens in found] if words and as_text else found
     return result[0] if single else result
 
@@ -114,43 +105,22 @@ def _options(decoder: Decoder, ends: Sequence[int], options: Mapping[str, Any]) 
     return chosen
 
 
-def _read(prompts: Any, words: _Words | None) -> Any:
-    """Token ids of prompts; arrays by name as they are."""
-    if isinstance(prompts, Mapping):
-        return prompts
-    return [words.ids(prompt) if words and isinstance(prompt, str) else _ids(prompt) for prompt in prompts]
-
-
-def _begin(decoder: Decoder, start: Sequence[int | str] | None, words: _Words | None) -> list[int]:
-    """The tokens that a text behind an encoder begins with."""
-    found = _tokens(decoder.start if start is None else start, words, "start")
-    if not found:
-        raise FeedError("start: got no token, and the model names none; give those that a text begins with.")
-    return found
-
-
-def _alone(prompts: Any, words: _Words | None, start: Sequence[int | str] | None) -> Any:
+def _alone(prompts: Any, words: _Words | None, start: Sequence[int | str] | None) -> list[list[int]]:
     """The ids of prompts that no encoder reads."""
     if isinstance(prompts, Mapping):
         raise FeedError("prompts: got arrays by name, which an encoder takes; give the encoder, or token ids.")
     if start is not None:
         raise FeedError("start: texts begin with their prompts; it is for texts behind an encoder.")
-    return _read(prompts, words)
+    return [_ids(prompt, words) for prompt in prompts]
 
 
-def _context(roles: Roles, encoder: Encoder, prompts: Any, further: Mapping[str, Array]) -> dict[str, Array]:
-    """What the decoder takes at every step: what is given further, and the rest from the encoder."""
-    wanted = roles.context
-    if not wanted:
-        raise FeedError("encoder: the model takes nothing of one; it continues the prompts themselves.")
-    return {**encoder.context(prompts, [spec for spec in wanted if spec.name not in further]), **further}
-
-
-def _texts_in(roles: Roles, context: Mapping[str, Array]) -> int:
-    """How many texts a context is for."""
+def _behind_encoder(begin: list[int], roles: Roles, context: Mapping[str, Array]) -> list[list[int]]:
+    """The ids that texts behind an encoder begin with, as many texts as the context is for."""
+    if not begin:
+        raise FeedError("start: got no token, and the model names none; give those that a text begins with.")
     batch = roles.ids.dims[0]
     counts = [context[spec.name].shape[spec.dims.index(batch)] for spec in roles.context if batch in spec.dims]
-    return counts[0] if counts else 1
+    return [begin] * (counts[0] if counts else 1)
 
 
 def _named(tokens: Any, option: str) -> Any:
@@ -169,7 +139,10 @@ def _tokens(tokens: Sequence[int | str], words: _Words | None, option: str) -> l
     ]
 
 
-def _ids(prompt: Any) -> list[int]:
+def _ids(prompt: Any, words: _Words | None) -> list[int]:
+    """The token ids of a prompt, which is a text or has them."""
+    if words and isinstance(prompt, str):
+        return words.ids(prompt)
     of = "texts alone, or lists of token ids"
     return [integer("prompts", token, 0, what=f"{of} of") for token in several("prompts", prompt, of)]
 
@@ -182,12 +155,6 @@ def _arrays(io: IO, context: Any) -> dict[str, Array]:
         if name in dtypes and (problem := not_an_array(value, dtypes[name])):
             raise FeedError(f"context: {name!r}: {problem}.")
     return dict(found)
-
-
-def _function(name: str, value: Any) -> Any:
-    """A function, or None. Raises FeedError for anything else."""
-    require(value is None or callable(value), name, value, "a function")
-    return value
 
 
 class _Words:
@@ -247,47 +214,41 @@ class Encoder:
     io: IO
     tokenizer: Path | None
 
-    def context(
-        self, prompts: Sequence[Sequence[int]] | Mapping[str, Array], wanted: Sequence[TensorSpec]
-    ) -> dict[str, Array]:
+    def context(self, prompts: Any, wanted: Sequence[TensorSpec], known: Mapping[str, Array]) -> dict[str, Array]:
         """Runs the encoder on prompts; gives the inputs that a decoder takes from it.
 
         Each is the encoder's output or input of the same name.
 
         Args:
-            prompts: Token ids, or an array for each input of the encoder.
+            prompts: Texts or token ids, or an array for each input of the encoder.
+            wanted: The decoder's inputs that are the same at every step.
+            known: Those that the caller gives.
 
         Raises:
             FeedError: the encoder does not take these prompts, or does not give what is wanted.
         """
-        feeds = dict(prompts) if isinstance(prompts, Mapping) else self._padded(prompts)
+        if not wanted:
+            raise FeedError("encoder: the model takes nothing of one; it continues the prompts themselves.")
+        feeds = prompts
+        if not isinstance(prompts, Mapping):
+            words = _Words(self.tokenizer) if any(isinstance(prompt, str) for prompt in prompts) else None
+            feeds = self._padded([_ids(prompt, words) for prompt in prompts])
         given = {**feeds, **self.run(**feeds)}
-        if missing := [spec.name for spec in wanted if spec.name not in given]:
+        names = [spec.name for spec in wanted if spec.name not in known]
+        if missing := [name for name in names if name not in given]:
             raise FeedError(
                 f"encoder: it does not give {', '.join(missing)}. Of hf:, export it with --part encoder-with-past."
             )
-        return {spec.name: given[spec.name] for spec in wanted}
+        return {name: given[name] for name in names}
 
     def _padded(self, prompts: Sequence[Sequence[int]]) -> dict[str, Array]:
         """Token ids as the encoder takes them: a row for each prompt, padded on the right."""
-        import numpy as np
-
-        found = {spec.name: spec for spec in self.io.inputs if spec.name in (IDS, TYPES) and len(spec.dims) == 2}
-        if IDS not in found:
+        if not any(spec.name == IDS and len(spec.dims) == 2 for spec in self.io.inputs):
             taken = ", ".join(map(str, self.io.inputs))
             raise FeedError(f"prompts: the encoder takes {taken}; give an array for each by its name.")
-        lengths = [len(prompt) for prompt in prompts]
-        if not lengths or min(lengths) < 1:
+        if not prompts or not all(prompts):
             raise FeedError("prompts: got none, or one without a token; expected one or more tokens each.")
-        length, longest = found[IDS].dims[1], max(lengths)
-        fixed = length if isinstance(length, int) else 0
-        dim = next((dim for dim in self.io.dims if dim.name == length), Dim("seq", fixed, fixed, fixed))
-        if longest > dim.max:
-            raise FeedError(f"prompts: got one of {longest} tokens; the encoder reads at most {dim.max}.")
-        size = dim.at_least(longest)
-        feeds = {name: np.zeros((len(prompts), size), spec.dtype) for name, spec in found.items()}
-        for row, prompt in enumerate(prompts):
-            feeds[IDS][row, : len(prompt)] = prompt
-        if self.io.padding_masks() or min(lengths) < size:
-            feeds |= padding_masks(self.io, lengths, size)
-        return feeds
+        longest, most = max(map(len, prompts)), text_length(self.io).max
+        if longest > most:
+            raise FeedError(f"prompts: got one of {longest} tokens; the encoder reads at most {most}.")
+        return text_feeds(self.io, [Tokens(tuple(prompt), (0,) * len(prompt)) for prompt in prompts])

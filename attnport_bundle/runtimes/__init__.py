@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import IntegrityError, UsageError
+from ..feeds import through_numpy
 from ..format.contract import IO, Profile, TensorSpec
 from ..format.manifest import Form, shown_name
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     Arrays = dict[str, np.ndarray[Any, Any]]
 
 _CPU_INFO = Path("/proc/cpuinfo")
+Range = tuple[tuple[int, ...], tuple[int, ...]]
+"""The smallest and the largest shape."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Machine:
-    """The device and driver that a pass of the goldens is valid for. `uuid`, `sm` and `driver` are for GPUs."""
+    """The device that a session runs on. `uuid`, `sm` and `driver` are for GPUs."""
 
     device: str
     uuid: str = ""
@@ -53,6 +56,7 @@ class Session(Protocol):
         version: The runtime's release.
         machine: The device that it runs on.
         inputs, outputs: The inputs and outputs of the file.
+        profiles: For each optimization profile of an engine, the smallest and largest shape of each input by name.
     """
 
     provider: str
@@ -60,12 +64,17 @@ class Session(Protocol):
     machine: Machine
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    profiles: Sequence[Mapping[str, Range]] = ()
 
     def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
         """Every output by name, in the file's own dtypes; `feeds` fit the contract."""
 
     def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """As `run`, for tensors with `__dlpack__`; the outputs have it too and stay on the device."""
+        """As `run`, for tensors with `__dlpack__`; the outputs have it too.
+
+        Inputs come from the CPU and outputs are copied there, unless a runtime keeps them on its device.
+        """
+        return dict(self.run(through_numpy(feeds)))
 
     def give_back(self) -> bool:
         """Gives the system what the runtime keeps between calls. Returns whether it can; nothing else changes."""
@@ -75,7 +84,7 @@ class Session(Protocol):
 
 
 def cpu() -> Machine:
-    """The processor; a pass says nothing about another one, which uses other kernels."""
+    """The processor."""
     name = platform.processor()
     if _CPU_INFO.is_file():
         lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -84,9 +93,9 @@ def cpu() -> Machine:
 
 
 def check_ports(io: IO, form: Form, session: Session, where: str) -> None:
-    """Raises IntegrityError unless names, dtypes, ranks and fixed sizes of an open session are the manifest's.
+    """Raises IntegrityError unless names, dtypes, ranks, fixed sizes and profiles of a session are the manifest's.
 
-    A file does not tell the largest size of a named dim, so that the manifest's cannot be checked.
+    An ONNX file does not tell the largest size of a named dim, so that the manifest's cannot be checked.
     """
     ends = tuple(Profile(io.dims).sizes(which) for which in ("min", "max"))
     for kind, specs, ports in (("inputs", io.inputs, session.inputs), ("outputs", io.outputs, session.outputs)):
@@ -96,6 +105,7 @@ def check_ports(io: IO, form: Form, session: Session, where: str) -> None:
             raise IntegrityError(f"{where} has the {kind} {got or 'none'}; the manifest says {stated}.")
         for spec in specs:
             _check_port(ends, spec, form.dtypes.get(spec.name, spec.dtype), by_name[spec.name], where)
+    _check_profiles(io, form, session.profiles, where)
 
 
 def _check_port(ends: Sequence[Mapping[str, int]], spec: TensorSpec, dtype: str, port: Port, where: str) -> None:
@@ -120,10 +130,7 @@ def _stated(dim: str | int, sizes: Mapping[str, int]) -> int | None:
         return None
 
 
-def check_profiles(
-    io: IO, form: Form, profiles: Sequence[Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]], where: str
-) -> None:
-    """Raises IntegrityError unless an engine's optimization profiles are the manifest's, in order."""
+def _check_profiles(io: IO, form: Form, profiles: Sequence[Mapping[str, Range]], where: str) -> None:
     if len(profiles) != len(form.profiles):
         raise IntegrityError(
             f"{where} has {len(profiles)} optimization profiles; the manifest says {len(form.profiles)}."

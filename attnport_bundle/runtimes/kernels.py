@@ -3,9 +3,8 @@
 Everything in it can be made again. The folder must lie outside the bundle: a file that came with a bundle must not
 decide what runs on this machine.
 
-A file is a magic number, the SHA-256 of the rest, the entry's name and the blob. The digest only finds damage; the
-content is trusted because only this user can write to the folder. TensorRT-RTX itself refuses a blob of another release
-or GPU.
+A file is a magic number, the SHA-256 of the rest and the blob. The digest only finds damage; the content is trusted
+because only this user can write to the folder. TensorRT-RTX itself refuses a blob of another release or GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import stat
 import sys
 import tempfile
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BundleError, BundleWarning
@@ -124,57 +122,38 @@ def entry(manifest: Manifest, form: str, version: str, machine: Machine) -> str:
     The name depends on the whole manifest, which holds the digest of every file. A changed model, golden or bound
     therefore has another entry.
     """
-    identity = {
-        "manifest": hashlib.sha256(_canonical(dataclasses.asdict(manifest))).hexdigest(),
-        "form": form,
-        "runtime": manifest.forms[form].runtime,
-        "version": version,
-        **dataclasses.asdict(machine),
-    }
-    return hashlib.sha256(_canonical(identity)).hexdigest()
+    identity = [dataclasses.asdict(manifest), form, version, dataclasses.asdict(machine)]
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
-def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+MAGIC = b"attnport-rtx-2\0\0"
+_HEAD_BYTES = len(MAGIC) + hashlib.sha256().digest_size
 
 
-MAGIC = b"attnport-rtx-1\0\0"
-_DIGEST_BYTES, _ENTRY_BYTES = 32, 64
-
-
-@dataclass
 class RuntimeCache:
     """The kept blob of one entry.
 
-    Attributes:
-        entry: The name from `cache.entry`.
-        last: The blob in the file, if known; an equal blob is not written again.
+    Args:
+        cache: Where it is kept.
+        entry: The name from `entry`.
     """
 
-    cache: Cache
-    entry: str
-    last: bytes | None = None
-
-    @property
-    def name(self) -> str:
-        """The file's name."""
-        return f"{self.entry}.rtxcache"
+    def __init__(self, cache: Cache, entry: str) -> None:
+        self._cache, self.name = cache, f"{entry}.rtxcache"
+        self._last: bytes | None = None
 
     def read(self) -> bytes | None:
-        """The blob; None if the file does not exist, is damaged or belongs to another entry."""
-        data = self.cache.read(self.name) or b""
-        head, rest = data[: len(MAGIC)], data[len(MAGIC) + _DIGEST_BYTES :]
-        if head != MAGIC or hashlib.sha256(rest).digest() != data[len(MAGIC) : len(MAGIC) + _DIGEST_BYTES]:
-            return None
-        if rest[:_ENTRY_BYTES] != self.entry.encode():
-            return None
-        self.last = rest[_ENTRY_BYTES:]
-        return self.last
+        """The blob; None if the file does not exist or is damaged."""
+        data = self._cache.read(self.name) or b""
+        blob = data[_HEAD_BYTES:]
+        self._last = blob if data[:_HEAD_BYTES] == _head(blob) else None
+        return self._last
 
     def write(self, blob: bytes) -> None:
-        """Keeps a blob. If that fails, TensorRT-RTX compiles again next time."""
-        if blob == self.last:
-            return
-        rest = self.entry.encode() + blob
-        if self.cache.write(self.name, MAGIC + hashlib.sha256(rest).digest() + rest):
-            self.last = blob
+        """Keeps a blob, if it is not the last one. If that fails, TensorRT-RTX compiles again next time."""
+        if blob != self._last and self._cache.write(self.name, _head(blob) + blob):
+            self._last = blob
+
+
+def _head(blob: bytes) -> bytes:
+    return MAGIC + hashlib.sha256(blob).digest()

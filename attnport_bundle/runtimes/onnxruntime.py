@@ -13,7 +13,7 @@ from ..feeds import BFLOAT16, bound, storage
 from ..format.decoder import IN_PLACE, Roles
 from ..format.manifest import Form
 from ..format.onnx_file import read_regular
-from . import Machine, Port, cpu
+from . import Port, Session, cpu
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,11 +35,11 @@ _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 
 
 class InPlace:
-    """Runs a model that writes to its caches, for the texts of one batch; see `decoding.Buffers`."""
+    """Runs a model that writes to its caches, for the texts of one batch; see `decoding.caches.Buffers`."""
 
     def __init__(self, module: Any, session: Any) -> None:
         self._module, self._session = module, session
-        self._buffers: dict[str, tuple[str, Any]] = {}
+        self._bound: dict[str, Any] = {}
         self._binding: Any = None
 
     @classmethod
@@ -49,42 +49,38 @@ class InPlace:
 
     def __call__(self, feeds: Mapping[str, Any], buffers: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
         """The outputs that follow no cache. Raises BundleError if the runtime refuses to."""
-        try:
-            return self._ran(feeds, buffers)
-        except Exception as err:  # a runtime's own exceptions share no base
-            raise BundleError(f"onnxruntime failed: {escaped(str(err))}") from err
-
-    def _ran(self, feeds: Mapping[str, Any], buffers: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
         import numpy as np
 
-        if not self._is_bound(buffers):
-            self._bind(buffers)
         followed = {output for output, _ in buffers.values()}
         others = [output.name for output in self._session.get_outputs() if output.name not in followed]
         given = {name: np.ascontiguousarray(array) for name, array in feeds.items()}  # alive during the call
-        for name, array in given.items():
-            self._binding.bind_cpu_input(name, array)
-        for name in others:
-            self._binding.bind_output(name)
-        self._session.run_with_iobinding(self._binding)
-        # Outputs come in the order in which they were first bound: those of the caches, then the others.
-        outputs = self._binding.get_outputs()[len(buffers) :]
-        return {name: np.array(value.numpy()) for name, value in zip(others, outputs, strict=True)}
-
-    def _is_bound(self, buffers: Mapping[str, tuple[str, Any]]) -> bool:
-        held = self._buffers
-        return held.keys() == buffers.keys() and all(held[name][1] is buffer for name, (_, buffer) in buffers.items())
+        try:
+            self._bind(buffers)
+            for name, array in given.items():
+                self._binding.bind_cpu_input(name, array)
+            for name in others:
+                self._binding.bind_output(name)
+            self._session.run_with_iobinding(self._binding)
+            # Outputs come in the order in which they were first bound: those of the caches, then the others.
+            outputs = [np.array(value.numpy()) for value in self._binding.get_outputs()[len(buffers) :]]
+        except Exception as err:  # a runtime's own exceptions share no base
+            raise BundleError(f"onnxruntime failed: {escaped(str(err))}") from err
+        return dict(zip(others, outputs, strict=True))
 
     def _bind(self, buffers: Mapping[str, tuple[str, Any]]) -> None:
-        self._binding, self._buffers = self._session.io_binding(), dict(buffers)
+        """Binds the buffers, unless they are those of the call before."""
+        arrays = {name: buffer for name, (_, buffer) in buffers.items()}
+        if self._bound.keys() == arrays.keys() and all(self._bound[name] is array for name, array in arrays.items()):
+            return
+        self._binding, self._bound = self._session.io_binding(), arrays
         for name, (output, buffer) in buffers.items():
             value = self._module.OrtValue.ortvalue_from_numpy(buffer)  # on a CPU it is the array's own memory
             self._binding.bind_ortvalue_input(name, value)
             self._binding.bind_ortvalue_output(output, value)
 
 
-class OnnxRuntimeSession:
-    """A session of ONNX Runtime; the attributes are `session.Session`'s."""
+class OnnxRuntimeSession(Session):
+    """A session of ONNX Runtime; the attributes are `runtimes.Session`'s."""
 
     def __init__(self, module: Any, path: Path, form: Form, threads: int | None, mapped: bool = True) -> None:
         """Opens the file.
@@ -102,9 +98,9 @@ class OnnxRuntimeSession:
         if provider not in module.get_available_providers():
             raise RuntimeMissing(f"this onnxruntime was built without {provider}.")
         if provider == CUDA:
-            from .cuda import load_for_onnxruntime
+            from . import cuda
 
-            load_for_onnxruntime(module)
+            cuda.load_for_onnxruntime(module)
         options = module.SessionOptions()
         options.log_severity_level = 4  # errors are raised; they need not be printed as well
         options.add_session_config_entry(*_FORMAT)
@@ -133,7 +129,7 @@ class OnnxRuntimeSession:
             raise RuntimeMissing(f"got provider {session.get_providers()[0]}; expected {provider}.")
         self._module, self._session = module, session
         self.provider, self.version = provider, str(module.__version__)
-        self.machine = _gpu() if provider == CUDA else cpu()
+        self.machine = cuda.gpu(cuda.Device()) if provider == CUDA else cpu()
         self.inputs = tuple(map(_port, session.get_inputs()))
         self.outputs = tuple(map(_port, session.get_outputs()))
         self._names = [port.name for port in self.outputs]
@@ -144,7 +140,13 @@ class OnnxRuntimeSession:
         if not self._halves:
             return dict(zip(self._names, self._session.run(self._names, dict(feeds)), strict=True))
         dtypes = {port.name: port.dtype for port in self.inputs}
-        values = {name: self._value(array, dtypes[name]) for name, array in feeds.items()}
+        value = self._module.OrtValue
+        values = {
+            name: value.ortvalue_from_numpy_with_onnx_type(array, _ONNX_BFLOAT16)
+            if dtypes[name] == BFLOAT16
+            else value.ortvalue_from_numpy(array)
+            for name, array in feeds.items()
+        }
         results = self._session.run_with_ort_values(self._names, values)
         # The arrays are views; if an output is an input passed through, its memory is the caller's.
         outputs = {name: _array(value) for name, value in zip(self._names, results, strict=True)}
@@ -164,7 +166,7 @@ class OnnxRuntimeSession:
         return {name: self._copied(name, value) if name in feeds else value for name, value in outputs.items()}
 
     def new_steps(self, roles: Roles) -> Buffers | None:
-        """For a model that writes to its caches; see `decoding.steps_of`."""
+        """For a model that writes to its caches; see `decoding.caches.steps_of`."""
         from ..decoding.caches import Buffers
 
         run = InPlace.of(self._module, self._session) if self.provider == CPU else None
@@ -192,18 +194,6 @@ class OnnxRuntimeSession:
         copy = self._module.OrtValue.ortvalue_from_shape_and_type(value.shape(), kind)
         ctypes.memmove(copy.data_ptr(), value.data_ptr(), math.prod(value.shape()) * np.dtype(storage(dtype)).itemsize)
         return copy
-
-    def _value(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
-        kind = self._module.OrtValue
-        if dtype == BFLOAT16:
-            return kind.ortvalue_from_numpy_with_onnx_type(array, _ONNX_BFLOAT16)
-        return kind.ortvalue_from_numpy(array)
-
-
-def _gpu() -> Machine:
-    from . import cuda
-
-    return cuda.gpu(cuda.Device())
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:

@@ -8,21 +8,20 @@ tokens where they are.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BundleError, FeedError, RuntimeMissing, escaped
-from ..feeds import BFLOAT16, through_numpy
+from ..feeds import BFLOAT16
 from ..format.decoder import Roles
 from ..format.manifest import Form
-from . import Port, cpu
+from . import Port, Session, cpu
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +39,8 @@ PRECISIONS = {
 """The plugin's names of precisions. bf16 is an fp32 graph that it computes in bfloat16; it has no float16 on CPU. Those
 with integers say how it computes the rest of the graph."""
 
+Guard = Callable[[Mapping[str, Any]], AbstractContextManager[None]]
+"""Makes what stands around every use of the runtime, of the arrays that it is given: it turns errors into ours."""
 _INT32 = -(1 << 31), (1 << 31) - 1
 _DTYPES = {
     "f32": "float32",
@@ -52,21 +53,13 @@ _DTYPES = {
 }
 
 
-def compiled(
-    module: Any,
-    graph: Any,
-    plan: str,
-    threads: int | None,
-    where: Path,
-    further: Mapping[str, str] = MappingProxyType({}),
-) -> Any:
+def compiled(module: Any, graph: Any, plan: str, threads: int | None, where: Path) -> Any:
     """Compiles a graph for the CPU, and checks the precision and device that the plugin really uses.
 
     Args:
         graph: The result of `Core.read_model`.
         threads: Compute threads; None = the plugin's own choice.
         where: The file, for messages.
-        further: More of the plugin's settings.
 
     Raises:
         RuntimeMissing: the CPU does not compute in the plan's precision.
@@ -76,10 +69,10 @@ def compiled(
         raise RuntimeMissing(f"openvino computes in {' or '.join(PRECISIONS)} on CPU; {plan} was asked for.")
     wanted = PRECISIONS[plan]
     settings: dict[str, Any] = {
-        # Without it, the plugin computes an fp32 graph in bf16 if the CPU can.
+        # Without these, the plugin computes an fp32 graph in bf16 if the CPU can, and keeps states in 8 bits.
         "INFERENCE_PRECISION_HINT": wanted,
+        "KV_CACHE_PRECISION": wanted,
         "PERFORMANCE_HINT": "LATENCY",
-        **further,
     }
     if threads is not None:
         settings["INFERENCE_NUM_THREADS"] = threads
@@ -108,15 +101,19 @@ def _reason(said: str) -> str:
 class Stepping:
     """Makes the caches of a decoder's batches; the model with its caches as states is compiled with the first."""
 
-    def __init__(self, module: Any, graph: Any, plan: str, threads: int | None, where: Path, guard: Guard) -> None:
-        """Keeps the graph if it has caches; the others are as of `compiled`."""
-        self._module, self._plan, self._threads, self._where, self._guard = module, plan, threads, where, guard
+    def __init__(self, graph: Any, compile_graph: Callable[[Any], Any], guard: Guard) -> None:
+        """Keeps the graph if it has caches.
+
+        Args:
+            compile_graph: As `compiled`, of a graph alone.
+        """
         self._graph = graph if has_caches(graph) else None
+        self._compile, self._guard = compile_graph, guard
         self._made: Any = None
         self._lock = threading.Lock()
 
     def __call__(self, roles: Roles) -> States | None:
-        """See `decoding.steps_of`; none either of a model that the plugin does not take with states.
+        """See `decoding.caches.steps_of`; none either of a model that the plugin does not take with states.
 
         Raises:
             RuntimeMissing: as of `compiled`.
@@ -128,16 +125,11 @@ class Stepping:
                     changed = None if graph is None else with_states(graph, roles)
                 if changed is None:
                     return None
-                # The plugin's own choice is 8 bits.
-                further = {"KV_CACHE_PRECISION": PRECISIONS[self._plan]}
                 try:
-                    self._made = compiled(self._module, changed, self._plan, self._threads, self._where, further)
+                    self._made = self._compile(changed)
                 except BundleError:  # 2026.4 finds a loop where the mask reads the length of a cache that it has fused
                     return None
-            made, request = self._made, self._made.create_infer_request()
-        followed = {output for _, output, _ in roles.caches}
-        outputs = tuple(name for port in made.outputs for name in port.get_names() if name not in followed)
-        return States(request, lambda feeds: infer(request, made, feeds, outputs), roles, self._guard)
+            return States(self._made, roles, self._guard)
 
     def give_back(self) -> None:
         """Frees the pool and what was compiled for sizes."""
@@ -181,8 +173,8 @@ def infer(request: Any, made: Any, feeds: Mapping[str, Any], outputs: tuple[str,
     return {name: request.get_tensor(made.output(name)).data.copy() for name in outputs}
 
 
-class OpenVinoSession:
-    """A compiled model; the attributes are `session.Session`'s. Calls from several threads take turns."""
+class OpenVinoSession(Session):
+    """A compiled model; the attributes are `runtimes.Session`'s. Calls from several threads take turns."""
 
     def __init__(self, module: Any, path: Path, form: Form, threads: int | None, mapped: bool = True) -> None:
         """Opens the file.
@@ -201,8 +193,9 @@ class OpenVinoSession:
             graph = core.read_model(str(path))
         except Exception as err:  # a runtime's own exceptions share no base
             raise BundleError(f"{path} cannot be opened: {escaped(str(err))}") from err
-        self._made = compiled(module, graph, form.plan, threads, path)
-        self.new_steps = Stepping(module, graph, form.plan, threads, path, _told)
+        compile_graph = partial(compiled, module, plan=form.plan, threads=threads, where=path)
+        self._made = compile_graph(graph)
+        self.new_steps = Stepping(graph, compile_graph, _told)
         self._request = self._made.create_infer_request()
         self._lock = threading.Lock()
         self.provider, self.version = "OpenVINO CPU", str(module.__version__).split("-")[0]
@@ -215,10 +208,6 @@ class OpenVinoSession:
         """Every output by name, in the file's own dtypes."""
         with self._lock:
             return infer(self._request, self._made, feeds, tuple(port.name for port in self.outputs))
-
-    def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """As `run`: this runtime computes on the CPU and copies inputs and outputs."""
-        return dict(self.run(through_numpy(feeds)))
 
     def give_back(self) -> bool:
         """Frees the pool and what was compiled for sizes; the C library has to be asked to pass it on."""
@@ -250,9 +239,6 @@ def _port(port: Any, declared: set[str]) -> Port:
 
 open_session = OpenVinoSession
 
-
-Guard = Callable[[Mapping[str, Any]], AbstractContextManager[None]]
-"""Makes what stands around every use of the runtime, of the arrays that it is given: it turns errors into ours."""
 _ROWS = "beam_idx"
 """The name that the plugin's own models have for it."""
 
@@ -306,18 +292,14 @@ def with_states(graph: Any, roles: Roles) -> Any | None:
 
 
 class States:
-    """`decoding.Steps` of a compiled model with states."""
+    """`decoding.caches.Steps` of a compiled model with states."""
 
-    def __init__(
-        self, request: Any, infer: Callable[[Mapping[str, Any]], dict[str, Array]], roles: Roles, guard: Guard
-    ) -> None:
-        """Keeps what runs the model.
-
-        Args:
-            request: An infer request of its own.
-            infer: Runs it on inputs by name, the others as they were before, and gives its outputs.
-        """
-        self._request, self._infer, self._roles, self._guard = request, infer, roles, guard
+    def __init__(self, made: Any, roles: Roles, guard: Guard) -> None:
+        """Makes a request of the compiled model."""
+        self._made, self._roles, self._guard = made, roles, guard
+        self._request = made.create_infer_request()
+        followed = {output for _, output, _ in roles.caches}
+        self._outputs = tuple(name for port in made.outputs for name in port.get_names() if name not in followed)
         self._rows: Any = None
         self._given: dict[str, Array] = {}
 
@@ -340,7 +322,7 @@ class States:
         # What is the same at every step, such as what an encoder gave, is copied to the request once.
         new = {name: array for name, array in feeds.items() if self._given.get(name) is not array}
         with self._guard(feeds):
-            outputs = self._infer({**new, _ROWS: rows.astype(np.int32)})
+            outputs = infer(self._request, self._made, {**new, _ROWS: rows.astype(np.int32)}, self._outputs)
         self._rows, self._given = None, dict(feeds)
         return outputs
 
@@ -380,7 +362,7 @@ class _Stack(ctypes.Structure):
     _fields_ = (("pointer", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
 
 
-@contextlib.contextmanager
+@contextmanager
 def signal_stack_kept() -> Iterator[None]:
     """Restores the calling thread's signal stack at the end of the block; does nothing outside Linux.
 

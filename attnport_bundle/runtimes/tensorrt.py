@@ -10,37 +10,27 @@ import hashlib
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import BundleError, FeedError, IntegrityError, RuntimeMissing, escaped
-from ..feeds import BFLOAT16, storage, through_numpy
-from ..format.manifest import Form, Manifest, shown_name
+from ..feeds import BFLOAT16, storage
+from ..format.manifest import Manifest, shown_name
 from ..format.onnx_file import read_regular
-from . import Port, check_profiles, cuda
+from . import Port, Range, Session, cuda
 from .kernels import Cache, RuntimeCache, entry
 
 if TYPE_CHECKING:
     import numpy as np
 
-Range = tuple[tuple[int, ...], tuple[int, ...]]
-_DTYPES = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "BF16": BFLOAT16,
-    "INT32": "int32",
-    "INT64": "int64",
-    "BOOL": "bool",
-}
+    Arrays = dict[str, np.ndarray[Any, Any]]
+
+_DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": BFLOAT16}
+"""Those that TensorRT names otherwise."""
 
 
-class EngineSession:
-    """A deserialised engine; the attributes are `session.Session`'s. Calls from several threads take turns.
-
-    Attributes:
-        profiles: For each optimization profile, the smallest and largest shape of each input by name.
-    """
+class EngineSession(Session):
+    """A deserialised engine; the attributes are `runtimes.Session`'s. Calls from several threads take turns."""
 
     def __init__(
         self, module: Any, device: cuda.Device, data: bytes, where: str, cache: RuntimeCache | None = None
@@ -86,15 +76,26 @@ class EngineSession:
             RuntimeMissing: device memory or an execution context cannot be allocated.
         """
         with self._lock:
-            return self._run(feeds)
+            context, is_new, uploads, outputs = self._prepared(feeds)
+            for name, array in uploads.items():
+                self._device.upload(self._buffers[name][0], array)
+            if not context.execute_async_v3(self._device.stream):
+                raise BundleError(f"{self.provider} did not run: {self._complaint()}")
+            for name, array in outputs.items():
+                self._device.download(array, self._buffers[name][0])
+            self._device.synchronize()
+            if is_new:
+                self._keep()
+            return outputs
 
-    def _run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    def _prepared(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Any, bool, Arrays, Arrays]:
+        """A context for a call with the device's memory for it; whether it is new; the arrays to upload, which have to
+        be kept until the stream is synchronized; and arrays for the outputs. Raises as `run`."""
         import numpy as np
 
         profile = choose_profile(self.profiles, {port.name: feeds[port.name].shape for port in self.inputs})
         self._device.bind()
-        context, fresh = self._context(profile)
-        # The driver reads these asynchronously, so they are kept until the stream is synchronized.
+        context, is_new = self._context(profile)
         uploads = {
             port.name: np.ascontiguousarray(feeds[port.name], storage(port.dtype)).reshape(feeds[port.name].shape)
             for port in self.inputs
@@ -102,27 +103,16 @@ class EngineSession:
         for name, array in uploads.items():
             if not context.set_input_shape(name, array.shape):
                 raise BundleError(f"input {name!r}: TensorRT refuses shape {list(array.shape)}: {self._complaint()}")
-            address = self._buffer(name, array.nbytes)
-            self._device.upload(address, array)
-            context.set_tensor_address(name, address)
+            context.set_tensor_address(name, self._buffer(name, array.nbytes))
         if missing := context.infer_shapes():
             raise BundleError(f"the engine does not determine the shape of {', '.join(map(shown_name, missing))}.")
-        outputs = {}
-        for port in self.outputs:
-            outputs[port.name] = np.empty(tuple(context.get_tensor_shape(port.name)), storage(port.dtype))
-            context.set_tensor_address(port.name, self._buffer(port.name, outputs[port.name].nbytes))
-        if not context.execute_async_v3(self._device.stream):
-            raise BundleError(f"{self.provider} did not run: {self._complaint()}")
+        outputs = {
+            port.name: np.empty(tuple(context.get_tensor_shape(port.name)), storage(port.dtype))
+            for port in self.outputs
+        }
         for name, array in outputs.items():
-            self._device.download(array, self._buffers[name][0])
-        self._device.synchronize()
-        if fresh:
-            self._keep()
-        return outputs
-
-    def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """As `run`; inputs come from the CPU and outputs are copied there."""
-        return dict(self.run(through_numpy(feeds)))
+            context.set_tensor_address(name, self._buffer(name, array.nbytes))
+        return context, is_new, uploads, outputs
 
     def give_back(self) -> bool:
         """What an engine keeps is memory of the GPU."""
@@ -188,7 +178,7 @@ class EngineSession:
     def _port(self, name: str) -> Port:
         kind = str(self._engine.get_tensor_dtype(name).name)
         shape = tuple(int(size) if size >= 0 else None for size in self._engine.get_tensor_shape(name))
-        return Port(name, _DTYPES.get(kind, kind), shape)
+        return Port(name, _DTYPES.get(kind, kind.lower()), shape)
 
     def _complaint(self) -> str:
         return escaped(self._complaints[-1]) if self._complaints else "it gives no reason."
@@ -203,7 +193,7 @@ def open_engine(module: Any, path: Path, manifest: Manifest, name: str, cache: C
 
     Raises:
         RuntimeMissing: there is no GPU, or not one that the engine was built for.
-        IntegrityError: the file is not the bundled one, or its profiles are not the manifest's.
+        IntegrityError: the file is not the bundled one.
         BundleError: the runtime refuses the engine.
     """
     form = manifest.forms[name]
@@ -216,28 +206,14 @@ def open_engine(module: Any, path: Path, manifest: Manifest, name: str, cache: C
         runtime_cache = RuntimeCache(cache, entry(manifest, name, str(module.__version__), cuda.gpu(device)))
     device.open()
     try:
-        session = EngineSession(module, device, _bundled(path, manifest, form), str(path), runtime_cache)
+        # An engine is code for a device, so it is compared even if all files were; it is not read again.
+        data = read_regular(path)
+        if hashlib.sha256(data).hexdigest() != manifest.files[form.file].sha256:
+            raise IntegrityError(f"{path}: changed: its SHA-256 is not that of the manifest.")
+        return EngineSession(module, device, data, str(path), runtime_cache)
     except BaseException:
         device.close()
         raise
-    try:
-        check_profiles(manifest.io, form, session.profiles, str(path))
-    except BaseException:
-        session.close()
-        raise
-    return session
-
-
-def _bundled(path: Path, manifest: Manifest, form: Form) -> bytes:
-    """The bytes of an engine. Raises IntegrityError unless they are the bundled ones.
-
-    An engine is code for a device, so it is compared even if all files were. TensorRT gets exactly these bytes: the
-    file is not read again.
-    """
-    data = read_regular(path)
-    if hashlib.sha256(data).hexdigest() != manifest.files[form.file].sha256:
-        raise IntegrityError(f"{path}: changed: its SHA-256 is not that of the manifest.")
-    return data
 
 
 def choose_profile(profiles: Sequence[Mapping[str, Range]], shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -258,11 +234,7 @@ def choose_profile(profiles: Sequence[Mapping[str, Range]], shapes: Mapping[str,
     ]
     if fitting:
         return min(fitting)[1]
-
-    def missed(name: str) -> int:
-        return sum(not admits(ranges[name], shapes[name]) for ranges in profiles)
-
-    worst = max(shapes, key=missed)
+    worst = max(shapes, key=lambda name: sum(not admits(ranges[name], shapes[name]) for ranges in profiles))
     spans = "; ".join(f"{list(ranges[worst][0])} to {list(ranges[worst][1])}" for ranges in profiles)
     raise FeedError(
         f"input {worst!r}: got shape {list(shapes[worst])}; the engine's profiles take {spans or 'nothing'}. "
@@ -298,18 +270,15 @@ class OtherSize(ValueError):
     """The file is cut short, or has extra bytes at its end."""
 
 
-@dataclass(frozen=True)
-class EngineHeader:
+class EngineHeader(NamedTuple):
     """What the header says.
 
     Attributes:
         version: The TensorRT-RTX version that built it, such as `1.7.1.116`.
-        size_bytes: The size of the whole file; `read_header` refuses a file of another size.
         sm: The compute capabilities it runs on (`86` is 8.6).
     """
 
     version: str
-    size_bytes: int
     sm: tuple[int, ...]
 
 
@@ -318,8 +287,7 @@ def read_header(path: Path) -> EngineHeader:
 
     NVIDIA does not document it. The layout was taken from engines of TensorRT-RTX 1.7.1, all little-endian: bytes 0-3
     are `vtrt`, the u64 at 16 is the size of the file, bytes 24-27 are the version, the u32 at 32 is the bit mask of
-    targets. This finds files that are not engines and files that were cut short. It does not find a changed byte behind
-    the header: compare the digest for that.
+    targets. This does not find a changed byte behind the header: compare the digest for that.
 
     Raises:
         OSError: the file cannot be read.
@@ -328,22 +296,17 @@ def read_header(path: Path) -> EngineHeader:
     """
     with path.open("rb") as file:
         head = file.read(HEADER_BYTES)
-    size = path.stat().st_size
     if not head.startswith(MAGIC):
+        got = head[:4].hex() or "none"
         raise NoEngine(
-            f"{path} is no TensorRT-RTX engine by its header: got first bytes {head[:4].hex() or 'none'}; "
-            f"expected {MAGIC.hex()}."
+            f"{path} is no TensorRT-RTX engine by its header: got first bytes {got}; expected {MAGIC.hex()}."
         )
     if len(head) < HEADER_BYTES:
         raise OtherSize(f"{path} is cut short: got {len(head)} bytes, less than a header.")
-    (declared,) = struct.unpack_from("<Q", head, 16)
+    declared, *version, mask = struct.unpack_from("<16xQ4B4xI", head)
+    size = path.stat().st_size
     if declared != size:
         raise OtherSize(
             f"{path} is cut short or has bytes behind its end: got {size} bytes; its header says {declared}."
         )
-    (mask,) = struct.unpack_from("<I", head, 32)
-    return EngineHeader(
-        version=".".join(str(part) for part in head[24:28]),
-        size_bytes=declared,
-        sm=tuple(sm for bit, sm in TARGET_BITS.items() if mask & bit),
-    )
+    return EngineHeader(".".join(map(str, version)), tuple(sm for bit, sm in TARGET_BITS.items() if mask & bit))

@@ -7,7 +7,8 @@ import logging
 import math
 import struct
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from grpc import StatusCode
 from grpc.aio import ServerInterceptor
-from grpc_interceptor.exceptions import ResourceExhausted
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -24,7 +24,8 @@ from .. import batches
 from ..arguments import shown
 from ..errors import AttnportError, FeedError
 from ..format import expressions
-from ..format.contract import IO, TensorSpec
+from ..format.contract import TensorSpec
+from ..format.manifest import Manifest
 from ..selftest import load_tested
 from ..text.tokenizer import Tokenizer
 from .joining import Joining
@@ -56,25 +57,26 @@ _LONGEST = 1000
 """Letters of an error that a client is told, who may have sent the rest."""
 
 
-class Busy(ResourceExhausted):  # type: ignore[misc]  # the package has no types
-    """More requests than the server takes at a time: 503, or RESOURCE_EXHAUSTED."""
+class Busy(Exception):
+    """More requests than the server takes at a time."""
 
 
-class TooLarge(ResourceExhausted):  # type: ignore[misc]  # as above
-    """The answer would be larger than the server gives: 413, or RESOURCE_EXHAUSTED."""
+class TooLarge(Exception):
+    """The answer would be larger than the server gives."""
 
 
 class Failed(RuntimeError):
-    """The runtime failed on inputs that fit the contract: 500, or INTERNAL."""
+    """The runtime failed on inputs that fit the contract."""
 
 
-CODES = {
-    ModelNotFound: StatusCode.NOT_FOUND,
-    ResourceExhausted: StatusCode.RESOURCE_EXHAUSTED,
-    Failed: StatusCode.INTERNAL,
-    **dict.fromkeys((*MALFORMED, InferenceError), StatusCode.INVALID_ARGUMENT),
+STATUSES = {
+    ModelNotFound: (404, StatusCode.NOT_FOUND),
+    TooLarge: (413, StatusCode.RESOURCE_EXHAUSTED),
+    Busy: (503, StatusCode.RESOURCE_EXHAUSTED),
+    Failed: (500, StatusCode.INTERNAL),
+    **dict.fromkeys((*MALFORMED, InferenceError), (400, StatusCode.INVALID_ARGUMENT)),
 }
-"""The status that gRPC gives each kind of error."""
+"""What HTTP and gRPC answer to each kind of error."""
 
 
 class Loaded(ModelRepositoryExtension):  # type: ignore[misc]  # the package has no types
@@ -100,27 +102,32 @@ class Checked:
 class Served(Model):  # type: ignore[misc]  # as above
     """One bundle, open."""
 
-    def __init__(self, name: str, folder: Path, options: Options, key: Path | None, join: Join, counts: bool) -> None:
+    def __init__(self, name: str, folder: Path, options: Options, key: Path | None, join: Join) -> None:
         """Opens a bundle after its self-test.
 
         Args:
             name: What clients ask for.
             key: The public key that it must be signed with, or None.
             join: Joins requests, if the contract allows it.
-            counts: Whether requests are counted here, and not by the engine.
 
         Raises:
             BundleError: as `selftest.load_tested`.
         """
         super().__init__(name)
         self.options = options
-        self._counts, self._waiting = counts, 0
+        self._waiting = 0
         self._model = load_tested(folder, options.threads or None, key)
-        self._tokenizer = _tokenizer(folder, self._model)
+        # Of an embedder, requests that name no output get its vectors alone, as the others may be much larger.
+        self._usual = [spec.name for spec in self._model.io.outputs]
+        self._tokenizer: Tokenizer | None = None
+        with suppress(FeedError):
+            self._usual = [batches.embedding(self._model.io)]
+            self._tokenizer = _tokenizer(folder, self._model.manifest)
         self.input_names = [each["name"] for each in self.get_input_types()]
-        self._usual = _usual(self._model.io)
         self._tokens = options.max_batch_tokens or batches.TOKENS
-        self._joining = _joining(self._model)
+        self._joining: Joining | None = None
+        with suppress(FeedError):  # of a contract that allows no joining
+            self._joining = Joining(self._model.io)
         self._answer = join(self._together) if self._joining and options.max_batch_tokens else self._alone
         self.ready = True
 
@@ -136,7 +143,7 @@ class Served(Model):  # type: ignore[misc]  # as above
     @contextmanager
     def room(self) -> Iterator[None]:
         """Holds the place of one request. Raises Busy if there is none."""
-        if self._counts and self._waiting >= self.options.max_waiting:
+        if self._waiting >= self.options.max_waiting:
             raise Busy(f"got more than {self._waiting} requests at a time; try again.")
         self._waiting += 1
         try:
@@ -181,12 +188,17 @@ class Served(Model):  # type: ignore[misc]  # as above
         if TEXT in feeds and self._tokenizer:
             if len(feeds) > 1:
                 raise FeedError(f"got {', '.join(feeds)}; expected {TEXT} alone, or the tensors without it.")
-            prompt = self._model.manifest.prompts.chosen(_prompt(asked))
-            texts = _texts(feeds[TEXT])
+            if not isinstance(asked.prompt, str | None):
+                raise FeedError(f"parameter prompt: got {shown(asked.prompt)}; expected the name of a prompt.")
+            prompt, values = self._model.manifest.prompts.chosen(asked.prompt), feeds[TEXT]
+            if values.dtype != object or values.ndim != 1:
+                shape = list(values.shape)
+                raise FeedError(f"input {TEXT!r}: got {values.dtype}, shape {shape}; expected BYTES [number].")
+            texts: list[str] = list(values)
             within(len(texts), most, "texts", "Send them in several requests.")
             letters = sum(map(len, texts)) + len(texts) * len(prompt)
             within(letters, LETTERS * most, "letters of text", "Send fewer at a time; a long text is cut anyway.")
-            feeds = self._tokenizer.encode_part(texts, 0, prompt, PLACES * most)
+            feeds = self._tokenizer.encode(texts, prompt=prompt, places=PLACES * most)
         sizes = {
             dim: size
             for spec in self._model.io.inputs
@@ -242,30 +254,14 @@ class Served(Model):  # type: ignore[misc]  # as above
         return joining.split(outputs, requests)
 
 
-def _joining(model: Any) -> Joining | None:
-    try:
-        return Joining(model.io)
-    except FeedError:
-        return None
-
-
-def _tokenizer(folder: Path, model: Any) -> Tokenizer | None:
-    """The tokenizer of a bundle that gives one vector for a text; None of others."""
-    if model.manifest.tokenizer is None:
+def _tokenizer(folder: Path, manifest: Manifest) -> Tokenizer | None:
+    """The tokenizer of a bundle; None without one that can be read."""
+    if manifest.tokenizer is None:
         return None
     try:
-        batches.embedding(model.io)
-        return Tokenizer(folder / model.manifest.tokenizer.file, model.io, limit=model.manifest.text_limit)
+        return Tokenizer(folder / manifest.tokenizer.file, manifest.io, limit=manifest.text_limit)
     except AttnportError:
         return None
-
-
-def _usual(io: IO) -> list[str]:
-    """The outputs of requests that name none: of an embedder its vectors alone, as the others may be much larger."""
-    try:
-        return [batches.embedding(io)]
-    except FeedError:
-        return [spec.name for spec in io.outputs]
 
 
 def _size(dim: int | str, sizes: Mapping[str, int]) -> int:
@@ -276,23 +272,9 @@ def _size(dim: int | str, sizes: Mapping[str, int]) -> int:
         return 1
 
 
-def _prompt(asked: Asked) -> str | None:
-    """The name of a prompt. Raises FeedError."""
-    if not isinstance(asked.prompt, str | None):
-        raise FeedError(f"parameter prompt: got {shown(asked.prompt)}; expected the name of a prompt.")
-    return asked.prompt
-
-
 def _described(spec: TensorSpec) -> dict[str, Any]:
     shape = [dim if isinstance(dim, int) else -1 for dim in spec.dims]
     return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": shape}
-
-
-def _texts(values: np.ndarray[Any, Any]) -> list[str]:
-    """Texts of a tensor of BYTES. Raises FeedError."""
-    if values.dtype != object or values.ndim != 1:
-        raise FeedError(f"input {TEXT!r}: got {values.dtype}, shape {list(values.shape)}; expected BYTES [number].")
-    return list(values)
 
 
 class Service(InferenceServicer):  # type: ignore[misc]  # as above
@@ -301,25 +283,21 @@ class Service(InferenceServicer):  # type: ignore[misc]  # as above
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: D102, N802 - the protocol's name
         try:
             return await self.infer(request, context)
-        except tuple(CODES) as err:
+        except tuple(STATUSES) as err:
             # What is raised is kept by gRPC, with the request in its frames, until garbage is collected.
             tell_code(err, context)
             return ModelInferResponse()
 
     async def infer(self, request: Any, context: Any) -> ModelInferResponse:
-        """As `ModelInfer`, but an error is raised: one of `CODES`."""
+        """As `ModelInfer`, but an error is raised: one of `STATUSES`."""
         if isinstance(request, bytes):  # see `Unread`; on Ray it has been read
             request = await asyncio.to_thread(_read, parsed, request, ModelInferRequest)
-        model = self._data_plane.get_model_from_registry(request.model_name)
-        with model.room():
-            asked = await asyncio.to_thread(_read, from_grpc, request, model.input_names, model.options)
-            answer, _ = await self._data_plane.infer(model_name=request.model_name, request=asked)
-            return await asyncio.to_thread(_message, model.name, asked, answer)
+        return await _answered(self._data_plane, request.model_name, partial(from_grpc, request), _message)
 
 
 def tell_code(err: Exception, context: Any) -> None:
-    """Tells a client of gRPC of an error of `CODES`."""
-    context.set_code(next(code for kind, code in CODES.items() if isinstance(err, kind)))
+    """Tells a client of gRPC of an error of `STATUSES`."""
+    context.set_code(next(code for kind, (_, code) in STATUSES.items() if isinstance(err, kind)))
     context.set_details(str(err))
 
 
@@ -343,6 +321,20 @@ def _message(model: str, asked: Asked, answer: Arrays) -> ModelInferResponse:
     )
 
 
+async def _answered(plane: DataPlane, name: str, read: Callable[..., Asked], write: Callable[..., Any]) -> Any:
+    """Reads a request, runs it and writes the answer, beside the event loop.
+
+    Args:
+        read: Reads the request, of the names of the model's inputs and the options.
+        write: Makes the answer, of the model's name, the request and the outputs.
+    """
+    model = plane.get_model_from_registry(name)
+    with model.room():
+        asked = await asyncio.to_thread(_read, read, model.input_names, model.options)
+        answer, _ = await plane.infer(model_name=name, request=asked)
+        return await asyncio.to_thread(write, name, asked, answer)
+
+
 def _read(read: Callable[..., Asked], *given: Any) -> Asked:
     try:
         return read(*given)
@@ -362,16 +354,11 @@ def add_endpoints(app: FastAPI, plane: DataPlane, options: Options) -> None:
     """
 
     async def infer(request: Request, model_name: str, model_version: str = "") -> Response:
-        model = plane.get_model_from_registry(model_name)
+        plane.get_model_from_registry(model_name)  # before the body of the request is taken
         if model_version:
             raise NotImplementedError("here, a version is a model with its own name.")
-        body = await request.body()
-        with model.room():
-            asked = await asyncio.to_thread(
-                _read, from_http, body, request.headers.get(HEADER), model.input_names, options
-            )
-            answer, _ = await plane.infer(model_name=model_name, request=asked)
-            return await asyncio.to_thread(written, model_name, asked, answer)
+        read = partial(from_http, await request.body(), request.headers.get(HEADER))
+        return await _answered(plane, model_name, read, written)
 
     for path in ("", "/versions/{model_version}"):
         app.add_api_route(f"/v2/models/{{model_name}}{path}/infer", infer, methods=["POST"], response_model=None)
@@ -388,25 +375,14 @@ def answer_errors(app: FastAPI, max_bytes: int) -> None:
         )
 
     app.max_body_size = max_bytes
-    statuses = {
-        ModelNotFound: 404,
-        Exception: 500,
-        HTTPException: 500,
-        Failed: 500,
-        NotImplementedError: 501,
-        Busy: 503,
-        TooLarge: 413,
-        ClientDisconnect: 400,
-    }
-    statuses |= dict.fromkeys((*MALFORMED, InferenceError), 400)
-    for kind, status in statuses.items():
+    others = {Exception: 500, HTTPException: 500, NotImplementedError: 501, ClientDisconnect: 400}
+    for kind, status in {**{kind: status for kind, (status, _) in STATUSES.items()}, **others}.items():
         app.add_exception_handler(kind, answer(status))
     # KServe prints a traceback for each request that is refused.
-    logging.getLogger("kserve").addFilter(lambda record: not (record.exc_info and _refused(record.exc_info[1])))
-
-
-def _refused(err: BaseException | None) -> bool:
-    return isinstance(err, InvalidInput | ModelNotFound | NotImplementedError)
+    refused = (InvalidInput, ModelNotFound, NotImplementedError)
+    logging.getLogger("kserve").addFilter(
+        lambda record: not (record.exc_info and isinstance(record.exc_info[1], refused))
+    )
 
 
 def _told(err: Exception) -> str:

@@ -76,9 +76,8 @@ class Joining:
             hidden = any(mask.input == spec.name and mask.polarity == "hide" for mask in self._masks)
             parts = []
             for feeds in requests:
-                array = feeds[spec.name]
                 room = [(0, width - self._width(feeds) if dim == self._place else 0) for dim in spec.dims]
-                parts.append(np.pad(array, room, constant_values=hidden) if any(end for _, end in room) else array)
+                parts.append(np.pad(feeds[spec.name], room, constant_values=hidden))
             joined[spec.name] = np.concatenate(parts)
         return joined
 

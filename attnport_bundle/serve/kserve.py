@@ -32,14 +32,14 @@ _CONNECTION_S = 600
 
 
 def run(models: Mapping[str, Path], options: Options, key: Path | None, tell: Callable[[str], None]) -> None:
-    """Serves until SIGTERM or Ctrl-C, and answers what was accepted. See `serving.serve`."""
+    """Serves until SIGTERM or Ctrl-C, and answers what was accepted. See `serve.serve`."""
     tell_open(options.host, tell)
     # It looks for requests at this interval, also when there are none.
     wait_ms = max(options.wait_ms, 1)
     join = aio.dynamically(batch_size=_ITEMS, max_batch_length=options.max_batch_tokens, timeout_ms=wait_ms)
     repository = kserve.ModelRepository()
     for name, folder in models.items():
-        repository.update(Served(name, folder, options, key, join, counts=True))
+        repository.update(Served(name, folder, options, key, join))
     app, plane = FastAPI(openapi_url=None), kserve.DataPlane(repository)
     app.add_api_route("/metrics", kserve.metrics_handler, methods=["GET"])
     add_endpoints(app, plane, options)

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..arguments import shown
 from ..errors import BundleError, FeedError
@@ -27,41 +28,29 @@ PLACES = 16
 """The places of a request's texts, each padded to the longest, for each token that it may have."""
 
 
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass(frozen=True)
 class Options:
     """How bundles are served. Each attribute is an option of the command line, with its help in the metadata."""
 
-    host: str = field(
-        default="127.0.0.1", metadata={"help": "Where to listen; 0.0.0.0 = on every address of the machine."}
-    )
-    port: int = field(default=8080, metadata={"help": "HTTP port."})
-    grpc_port: int = field(default=8081, metadata={"help": "gRPC port; 0 = no gRPC."})
-    threads: int = field(
-        default=0, metadata={"help": "Compute threads; 0 = the runtime's choice, and 1 a replica on Ray."}
-    )
-    max_batch_tokens: int = field(
-        default=1024, metadata={"help": "Requests are joined up to so many tokens; 0 = one at a time."}
-    )
-    wait_ms: int = field(default=2, metadata={"help": "How long a request waits for others to join it."})
-    max_waiting: int = field(default=256, metadata={"help": "Requests at a time; further ones are answered with 503."})
-    max_request_tokens: int = field(
-        default=65536, metadata={"help": "The most tokens of a request; items, for a model without."}
-    )
-    max_request_bytes: int = field(default=8 << 20, metadata={"help": "The most bytes of a request; 413 beyond."})
-    max_response_bytes: int = field(
-        default=64 << 20, metadata={"help": "The most bytes of an answer; 413 to what asks for more."}
-    )
-    client_s: int = field(
-        default=60, metadata={"help": "Seconds in which a client has to send a request, and to take its answer."}
-    )
-    grace_s: int = field(
-        default=30, metadata={"help": "Seconds for the requests that were accepted, once the server is told to stop."}
-    )
-    replicas: int = field(default=1, metadata={"help": "Ray: processes; each has every model."})
-    address: str = field(
-        default="", metadata={"help": "Ray: a cluster's address; default: RAY_ADDRESS, or a new cluster here."}
-    )
-    metrics_port: int = field(default=0, metadata={"help": "Ray: port of a new cluster's metrics; 0 = any."})
+    host: str = _option("127.0.0.1", "Where to listen; 0.0.0.0 = on every address of the machine.")
+    port: int = _option(8080, "HTTP port.")
+    grpc_port: int = _option(8081, "gRPC port; 0 = no gRPC.")
+    threads: int = _option(0, "Compute threads; 0 = the runtime's choice, and 1 a replica on Ray.")
+    max_batch_tokens: int = _option(1024, "Requests are joined up to so many tokens; 0 = one at a time.")
+    wait_ms: int = _option(2, "How long a request waits for others to join it.")
+    max_waiting: int = _option(256, "Requests at a time; further ones are answered with 503.")
+    max_request_tokens: int = _option(65536, "The most tokens of a request; items, for a model without.")
+    max_request_bytes: int = _option(8 << 20, "The most bytes of a request; 413 beyond.")
+    max_response_bytes: int = _option(64 << 20, "The most bytes of an answer; 413 to what asks for more.")
+    client_s: int = _option(60, "Seconds in which a client has to send a request, and to take its answer.")
+    grace_s: int = _option(30, "Seconds for the requests that were accepted, once the server is told to stop.")
+    replicas: int = _option(1, "Ray: processes; each has every model.")
+    address: str = _option("", "Ray: a cluster's address; default: RAY_ADDRESS, or a new cluster here.")
+    metrics_port: int = _option(0, "Ray: port of a new cluster's metrics; 0 = any.")
 
     def __post_init__(self) -> None:
         """Raises BundleError for a number that is too small, or for a port too large."""

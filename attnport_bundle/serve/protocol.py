@@ -11,7 +11,7 @@ import struct
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -25,37 +25,35 @@ from .options import MOST_DIMS, MOST_NAMES, MOST_PARTS, Options, within
 
 Array = np.ndarray[Any, Any]
 
-DATATYPES = {
-    "bool": "BOOL",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
+
+class _Kind(NamedTuple):
+    """A datatype of the protocol.
+
+    Attributes:
+        dtype: Of its arrays.
+        contents: Where gRPC has values that are not raw; "" of a datatype that JSON does not have either.
+        letters: The most letters of a value of an answer in JSON, with the comma behind it.
+    """
+
+    dtype: str
+    contents: str = ""
+    letters: int = 0
+
+
+_KINDS = {
+    "BOOL": _Kind("bool", "bool_contents", 6),
+    "INT32": _Kind("int32", "int_contents", 12),
+    "INT64": _Kind("int64", "int64_contents", 21),
+    "FP16": _Kind("float16"),
+    "FP32": _Kind("float32", "fp32_contents", 16),
+    "FP64": _Kind("float64", "fp64_contents", 25),
+    "BYTES": _Kind("object", "bytes_contents"),
 }
-_BYTES = "BYTES"
-_DTYPES = {datatype: np.dtype(name) for name, datatype in DATATYPES.items()} | {_BYTES: np.dtype(object)}
+DATATYPES = {kind.dtype: datatype for datatype, kind in _KINDS.items()}
+"""The datatype of each dtype; texts are arrays of objects."""
 _TAKES: Mapping[str, tuple[type, ...]] = {"b": (bool,), "i": (int,), "f": (int, float), "O": (str,)}
 """The types of JSON that a kind of tensor takes: 1.5 is no integer, true is no number, null is no text."""
-_SAID = {
-    type(None): "null",
-    bool: "a boolean",
-    int: "an integer",
-    float: "a number",
-    str: "text",
-    dict: "an object",
-}
-_LETTERS = {"BOOL": 6, "INT32": 12, "INT64": 21, "FP32": 16, "FP64": 25}
-"""The most letters of a value in JSON, with the comma behind it. JSON has no float16."""
-_CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    _BYTES: "bytes_contents",
-}
-"""Where gRPC has the values of a tensor that are not raw."""
+_SAID = {type(None): "null", bool: "a boolean", int: "an integer", float: "a number", str: "text", dict: "an object"}
 HEADER = "Inference-Header-Content-Length"
 """The header that says how long the JSON before binary data is."""
 ASK_BINARY = '{"parameters": {"binary_data_output": true}}'
@@ -130,7 +128,7 @@ def from_http(body: bytes, header: str | None, known: Sequence[str], options: Op
     except ValidationError as err:
         first = err.errors(include_url=False, include_context=False, include_input=False)[0]
         raise _not_of_it(f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}") from err
-    _require_names([each.name for each in found.inputs], [each.name for each in found.outputs or ()], known)
+    _require_names(found.inputs, found.outputs or (), known)
     begin, arrays = len(text), {}
     for each in found.inputs:
         size = _parameters(each).get("binary_data_size")
@@ -191,7 +189,7 @@ def from_grpc(request: Any, known: Sequence[str], options: Options) -> Asked:
     """Reads a request of gRPC, a ModelInferRequest; see `from_http`."""
     for what, several in (("inputs", request.inputs), ("outputs", request.outputs)):
         within(len(several), MOST_NAMES, what, "Send what the model has.")
-    _require_names([each.name for each in request.inputs], [each.name for each in request.outputs], known)
+    _require_names(request.inputs, request.outputs, known)
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise _not_of_it(f"it has {len(request.inputs)} inputs and {len(raw)} raw contents")
@@ -202,10 +200,8 @@ def from_grpc(request: Any, known: Sequence[str], options: Options) -> Asked:
             raise _not_of_it(f"input {shown(each.name)} has the shape {list(each.shape)}")
         if raw and each.HasField("contents"):
             raise _not_of_it(f"input {shown(each.name)} has contents and raw contents")
-        if raw:
-            arrays[each.name] = _array(each, _of_bytes, raw[at], options)
-        else:
-            arrays[each.name] = _array(each, _of_contents, each.contents, options)
+        read, values = (_of_bytes, raw[at]) if raw else (_of_contents, each.contents)
+        arrays[each.name] = _array(each, read, values, options)
     prompt = None
     if "prompt" in request.parameters:
         given = request.parameters["prompt"]
@@ -225,39 +221,37 @@ def _not_of_it(problem: str) -> FeedError:
     return FeedError(f"the request is not of the protocol: {problem}.")
 
 
-def _require_names(inputs: Sequence[str], outputs: Sequence[str], known: Sequence[str]) -> None:
+def _require_names(inputs: Iterable[Any], outputs: Iterable[Any], known: Sequence[str]) -> None:
     """Raises FeedError for a name that is there twice, and for inputs that the model does not have."""
-    for what, names in (("input", inputs), ("output", outputs)):
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise FeedError(f"{what} {shown(twice)} is there twice; name each once.")
-    for name in inputs:
-        if name not in known:
-            raise FeedError(f"input {shown(name)}: the model has no such input; expected {', '.join(known)}.")
+    for what, parts in (("input", inputs), ("output", outputs)):
+        seen: set[str] = set()
+        for name in (part.name for part in parts):
+            if name in seen:
+                raise FeedError(f"{what} {shown(name)} is there twice; name each once.")
+            if what == "input" and name not in known:
+                raise FeedError(f"input {shown(name)}: the model has no such input; expected {', '.join(known)}.")
+            seen.add(name)
 
 
 def _array(tensor: Any, read: Callable[[Any, str, int], Any], values: Any, options: Options) -> Array:
     """A tensor of a request. Raises FeedError if its values do not fit its shape or datatype."""
     count = math.prod(tensor.shape)
     try:
-        if tensor.datatype not in _DTYPES:
-            raise ValueError(f"got datatype {tensor.datatype:.20}; expected {', '.join(_DTYPES)}")
-        if tensor.datatype == _BYTES:
+        if tensor.datatype not in _KINDS:
+            raise ValueError(f"got datatype {tensor.datatype:.20}; expected {', '.join(_KINDS)}")
+        if tensor.datatype == "BYTES":
             within(count, options.max_request_tokens, "texts", "Send them in several requests.")
-        array: Array = np.asarray(read(values, tensor.datatype, count), _DTYPES[tensor.datatype])
+        array: Array = np.asarray(read(values, tensor.datatype, count), _KINDS[tensor.datatype].dtype)
         return array.reshape(tuple(tensor.shape))
-    except FeedError as err:
-        raise FeedError(f"input {shown(tensor.name)}: {err}") from err
-    except UnicodeDecodeError as err:
-        raise FeedError(f"input {shown(tensor.name)}: a text is not UTF-8: {err.reason}.") from err
-    except (ValueError, TypeError, OverflowError, struct.error) as err:
-        raise FeedError(f"input {shown(tensor.name)}: {err}.") from err
+    except (FeedError, ValueError, TypeError, OverflowError, struct.error) as err:
+        problem = f"a text is not UTF-8: {err.reason}" if isinstance(err, UnicodeDecodeError) else str(err)
+        raise FeedError(f"input {shown(tensor.name)}: {problem.rstrip('.')}.") from err
 
 
 def _of_json(values: list[Any], datatype: str, count: int) -> Array:
     """The values of a list, or of lists in it. Raises ValueError for those that the datatype does not take."""
-    dtype, flat = _DTYPES[datatype], values
-    if datatype not in (*_LETTERS, _BYTES):
+    dtype, flat = np.dtype(_KINDS[datatype].dtype), values
+    if not _KINDS[datatype].contents:
         raise ValueError(f"JSON has no {datatype}; send binary data")
     for _ in range(MOST_DIMS):
         if list not in set(map(type, flat)):
@@ -279,8 +273,8 @@ def _of_bytes(data: bytes, datatype: str, count: int) -> Any:
     """The values of binary data. Raises ValueError or struct.error if it is cut short."""
     if datatype == "BOOL" and data.strip(b"\0\1"):
         raise ValueError("got bytes beside 0 and 1")
-    if datatype != _BYTES:
-        return np.frombuffer(data, _DTYPES[datatype])
+    if datatype != "BYTES":
+        return np.frombuffer(data, _KINDS[datatype].dtype)
     texts, at = [], 0
     for _ in range(count):
         (length,) = struct.unpack_from("<I", data, at)
@@ -288,26 +282,23 @@ def _of_bytes(data: bytes, datatype: str, count: int) -> Any:
         texts.append(data[at - length : at])
     if at != len(data):
         raise ValueError(f"got {len(data)} bytes; its {count} texts have {at}")
-    return _decoded(texts)
+    return [text.decode() for text in texts]
 
 
 def _of_contents(contents: Any, datatype: str, count: int) -> Any:
     """The values of a message InferTensorContents. Raises ValueError if it cannot have the datatype."""
-    if datatype not in _CONTENTS:
+    kind = _KINDS[datatype]
+    if not kind.contents:
         raise ValueError(f"{datatype} is taken as raw contents alone")
-    values = getattr(contents, _CONTENTS[datatype])
+    values = getattr(contents, kind.contents)
     if len(values) != count:
         raise ValueError(f"got {len(values)} values; its shape has {count}")
-    if datatype == _BYTES:
-        return _decoded(values)
-    array = np.empty(count, _DTYPES[datatype])
+    if datatype == "BYTES":
+        return [text.decode() for text in values]
+    array = np.empty(count, kind.dtype)
     for begin in range(0, count, _AT_ONCE):
         array[begin : begin + _AT_ONCE] = values[begin : begin + _AT_ONCE]
     return array
-
-
-def _decoded(texts: Iterable[bytes]) -> list[str]:
-    return [text.decode() for text in texts]
 
 
 def answer_bytes(datatype: str, count: int, *, binary: bool) -> int:
@@ -316,9 +307,10 @@ def answer_bytes(datatype: str, count: int, *, binary: bool) -> int:
     Raises:
         FeedError: JSON has no values of this kind.
     """
-    if not binary and datatype not in _LETTERS:
+    kind = _KINDS[datatype]
+    if not binary and not kind.letters:
         raise FeedError(f"JSON has no {datatype}; ask for binary data: {ASK_BINARY}.")
-    return count * (_DTYPES[datatype].itemsize if binary else _LETTERS[datatype])
+    return count * (np.dtype(kind.dtype).itemsize if binary else kind.letters)
 
 
 def written(model: str, asked: Asked, outputs: Mapping[str, Array]) -> Response:

@@ -19,7 +19,7 @@ from ray import serve
 from ..errors import BundleError
 from ..selftest import load_tested
 from . import package as kserve
-from .bundles import CODES, Served, Service, add_endpoints, tell_code
+from .bundles import STATUSES, Served, Service, add_endpoints, tell_code
 from .options import Options, is_local, tell_open, url
 
 APP, NEW = "attnport", "local"
@@ -48,7 +48,7 @@ class Bundles:
 
         repository = kserve.ModelRepository()
         for name, folder in models.items():
-            repository.update(Served(name, Path(folder), options, Path(key) if key else None, join, counts=False))
+            repository.update(Served(name, Path(folder), options, Path(key) if key else None, join))
         self._plane, self._options = kserve.DataPlane(repository), options
         self._service = Service(self._plane, None)
 
@@ -86,7 +86,7 @@ async def _answered(call: Callable[[Any, Any], Awaitable[Any]], request: Any, gr
     """Calls a method of KServe's service; an error has its status."""
     try:
         return await call(request, _NO_METADATA)
-    except tuple(CODES) as err:
+    except tuple(STATUSES) as err:
         tell_code(err, grpc_context)
         raise
 
@@ -113,7 +113,7 @@ def app(arguments: Mapping[str, Any]) -> serve.Application:
 
 
 def run(models: Mapping[str, Path], options: Options, key: Path | None, tell: Callable[[str], None]) -> None:
-    """Serves until SIGTERM or Ctrl-C, and answers what was accepted. See `serving.serve`."""
+    """Serves until SIGTERM or Ctrl-C, and answers what was accepted. See `serve.serve`."""
     address = options.address or os.environ.get("RAY_ADDRESS") or NEW
     if address == NEW:  # each replica tests the bundles too, but Ray tells of a failure in tracebacks of several trials
         for folder in models.values():

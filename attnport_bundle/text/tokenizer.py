@@ -38,61 +38,41 @@ class Tokenizer:
         """
         if not reads_text(io):
             raise BundleError(f"the model does not read text: it takes {', '.join(map(str, io.inputs))}.")
-        self._io, self._masked = io, _masked(io)
-        self._tensors = {spec.name: spec for spec in io.inputs if spec.name in (IDS, TYPES)}
-        last = self._tensors[IDS].dims[1]
-        fixed = last if isinstance(last, int) else 0
-        self._length = next((dim for dim in io.dims if dim.name == last), Dim("length", fixed, fixed, fixed))
+        self._io, self._length = io, text_length(io)
         longest = self._length.max if limit is None else min(integer("limit", limit, 1), self._length.max)
         self._words, self._rows = _read(path_argument("path", path), longest)
         # Lengths alone cannot say that padding stands before a text.
         self._left = self._words.left and all(mask.carries == "mask" for mask in io.padding_masks())
 
-    def encode(self, texts: Sequence[str], *, prompt: str = "") -> dict[str, np.ndarray[Any, Any]]:
+    def encode(
+        self, texts: Sequence[str], first: int = 0, *, prompt: str = "", places: int | None = None
+    ) -> dict[str, np.ndarray[Any, Any]]:
         """A row for each text, padded to the longest on the side that the file says.
 
         A text that is too long is cut at its end, or at its beginning if the file says so; the tokens around it stay.
 
         Args:
+            first: The number of the first text in messages.
             prompt: What is put before each text. The model does not pool its tokens if it takes a `pooled_mask`.
+            places: The most places of all texts with their padding; None = any number.
 
         Raises:
-            FeedError: there is no text, or something that is none; or the model takes no padding mask and the texts
-                have different lengths.
+            FeedError: there is no text, or something that is none; or there are too many places; or the model takes no
+                padding mask and the texts have different lengths.
         """
-        return self.encode_part(texts, 0, prompt)
-
-    def encode_part(
-        self, texts: Sequence[str], first: int, prompt: str, places: int | None = None
-    ) -> dict[str, np.ndarray[Any, Any]]:
-        """As `encode`, of texts the first of which is called number `first` in messages.
-
-        Args:
-            places: The most places of all texts with their padding, beyond which FeedError is raised; None = any.
-        """
-        import numpy as np
-
         require(isinstance(prompt, str), "prompt", prompt, "the text to put before each text")
         rows = self._rows([prompt + text for text in _checked(texts, first)])
-        lengths = [len(row.ids) for row in rows]
-        size = self._length.at_least(max(lengths))
+        size = self._length.at_least(max(len(row.ids) for row in rows))
         if places is not None and len(rows) * size > places:
             raise FeedError(
                 f"got {len(rows)} texts, padded to {size} tokens each; expected at most {places} tokens with padding. "
                 "Send long and short texts apart, or fewer at a time."
             )
-        feeds = {name: np.zeros((len(rows), size), dtype=spec.dtype) for name, spec in self._tensors.items()}
-        feeds[IDS][:] = self._words.pad_id
-        begins = [size - length if self._left else 0 for length in lengths]
-        for at, (row, begin) in enumerate(zip(rows, begins, strict=True)):
-            feeds[IDS][at, begin : begin + lengths[at]] = row.ids
-            if TYPES in feeds:
-                feeds[TYPES][at, begin : begin + lengths[at]] = row.type_ids
-        if self._masked or min(lengths) < size:
-            feeds |= padding_masks(self._io, lengths, size, left=self._left)
+        feeds = text_feeds(self._io, rows, self._words.pad_id, left=self._left)
         if prompt and POOLED in feeds:
             count = self._tokens_before(prompt)
-            for at, begin in enumerate(begins):
+            for at, row in enumerate(rows):
+                begin = size - len(row.ids) if self._left else 0
                 feeds[POOLED][at, begin : begin + count] = 0
         return feeds
 
@@ -106,12 +86,43 @@ def reads_text(io: IO) -> bool:
     """Whether a tokenizer makes every input of a model: token ids, with or without type ids and padding masks."""
     dims = {spec.name: spec.dims for spec in io.inputs}
     tensors = {IDS, TYPES} & dims.keys()
-    return IDS in dims and dims.keys() <= _masked(io) | {IDS, TYPES} and all(len(dims[name]) == 2 for name in tensors)
+    masks = {mask.input for mask in io.padding_masks()}
+    return IDS in dims and dims.keys() <= masks | {IDS, TYPES} and all(len(dims[name]) == 2 for name in tensors)
 
 
-def _masked(io: IO) -> set[str | None]:
-    """The inputs that are padding masks."""
-    return {mask.input for mask in io.masks if mask.input and "padding" in mask.kinds}
+def text_length(io: IO) -> Dim:
+    """How many tokens a text may have; a Dim of one size for a model that takes no other."""
+    last = next(spec for spec in io.inputs if spec.name == IDS).dims[1]
+    fixed = last if isinstance(last, int) else 0
+    return next((dim for dim in io.dims if dim.name == last), Dim("length", fixed, fixed, fixed))
+
+
+def text_feeds(
+    io: IO, rows: Sequence[Tokens], pad_id: int = 0, *, left: bool = False
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The ids and type ids of texts, padded to the longest, and the masks that say what is padding.
+
+    Args:
+        rows: One text or more.
+        left: Padding stands before a text, and not behind it.
+
+    Raises:
+        FeedError: the model takes no padding mask and the texts have different lengths.
+    """
+    import numpy as np
+
+    lengths = [len(row.ids) for row in rows]
+    size = text_length(io).at_least(max(lengths))
+    feeds = {spec.name: np.zeros((len(rows), size), spec.dtype) for spec in io.inputs if spec.name in (IDS, TYPES)}
+    feeds[IDS][:] = pad_id
+    for at, row in enumerate(rows):
+        begin = size - lengths[at] if left else 0
+        feeds[IDS][at, begin : begin + lengths[at]] = row.ids
+        if TYPES in feeds:
+            feeds[TYPES][at, begin : begin + lengths[at]] = row.type_ids
+    if io.padding_masks() or min(lengths) < size:
+        feeds |= padding_masks(io, lengths, size, left=left)
+    return feeds
 
 
 def _read(path: Path, longest: int) -> tuple[WordPiece | PackageTokenizer, Callable[[Sequence[str]], list[Tokens]]]:

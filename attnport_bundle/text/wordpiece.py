@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..errors import BundleError, IntegrityError
 from ..format.strict_json import decode, parse
@@ -26,22 +26,6 @@ PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 _LAST = 0x10FFFF
 IDS = 1 << 31
 """Ids are smaller than this, so that every integer dtype of a model can hold them."""
-
-
-@dataclass(frozen=True)
-class _Normalizer:
-    """Its rules are in `tokenizer.chars`."""
-
-    type: Literal["BertNormalizer"]
-    clean_text: bool
-    handle_chinese_chars: bool
-    strip_accents: bool | None
-    lowercase: bool
-
-
-@dataclass(frozen=True)
-class _PreTokenizer:
-    type: Literal["BertPreTokenizer"]
 
 
 @dataclass(frozen=True)
@@ -130,8 +114,6 @@ class WordPiece:
             ) from err
 
     def _read(self, value: Mapping[str, Any]) -> None:
-        decode(_Normalizer, value["normalizer"], "normalizer")
-        decode(_PreTokenizer, value["pre_tokenizer"], "pre_tokenizer")
         model = dict(_object(value, "model"))
         self._vocab = _vocabulary(model.pop("vocab"))
         self._longest_piece = max(map(len, self._vocab), default=0)
@@ -247,55 +229,47 @@ class Characters(dict[int, str]):
         """
         super().__init__()
         self._rules = [_rule(line) for line in data.decode("ascii").splitlines()]
-        self._firsts = [first for first, *_ in self._rules]
-        for (_, last, *_), first in zip(self._rules, self._firsts[1:], strict=False):
-            if first <= last:
-                raise ValueError(f"the line of {first:X} does not begin behind {last:X}")
+        self._firsts = [rule.first for rule in self._rules]
+        for rule, first in zip(self._rules, self._firsts[1:], strict=False):
+            if first <= rule.last:
+                raise ValueError(f"the line of {first:X} does not begin behind {rule.last:X}")
 
     def __missing__(self, code: int) -> str:
-        kind, changed = self._looked_up(code)
-        if kind == "changed":
-            self[code] = "".join(self._set_apart(self._looked_up(each)[0], each) for each in changed(code))
-        else:
-            self[code] = self._set_apart(kind, code)
+        found = self._looked_up(code)
+        changed = found.codes if found.what == "=" else [code + step for step in found.codes] or [code]
+        self[code] = "".join(map(self._set_apart, changed))
         return self[code]
 
-    def _looked_up(self, code: int) -> tuple[str, Callable[[int], Sequence[int]]]:
+    def _looked_up(self, code: int) -> _Rule:
         at = bisect.bisect_right(self._firsts, code) - 1
-        if at < 0 or code > self._rules[at][1]:
-            return "", _same
-        return self._rules[at][2:]
+        return self._rules[at] if at >= 0 and code <= self._rules[at].last else _Rule(code, code, "", [])
 
-    def _set_apart(self, kind: str, code: int) -> str:
-        return {"space": " ", "removed": "", "apart": f" {chr(code)} "}.get(kind, chr(code))
+    def _set_apart(self, code: int) -> str:
+        return {"space": " ", "removed": "", "apart": f" {chr(code)} "}.get(self._looked_up(code).what, chr(code))
 
 
-def _same(code: int) -> Sequence[int]:
-    return (code,)
+class _Rule(NamedTuple):
+    """What is done with the characters `first` to `last`. `codes` take the place of each, or one is added to it."""
+
+    first: int
+    last: int
+    what: str
+    codes: Sequence[int]
 
 
-def _rule(line: str) -> tuple[int, int, str, Callable[[int], Sequence[int]]]:
-    """The first and last character of a line, what is done with them, and what they become."""
-    if line.count(" ") < 2:
-        raise ValueError(f"{line!r:.60}: expected the first and last character, and a rule")
-    first, last, what, *given = line.split(" ")
-    codes = [_code(each) for each in (first, last, *given)]
-    begin, end = codes[:2]
-    if begin > end:
-        raise ValueError(f"{line!r:.60}: the first is behind the last")
-    if what in ("space", "removed", "apart") and not given:
-        return begin, end, what, _same
-    if what in ("+", "-") and len(given) == 1:
-        step = codes[2] if what == "+" else -codes[2]
-        if begin + step < 0 or end + step > _LAST:
-            raise ValueError(f"{line!r:.60}: there is no such character")
-        return begin, end, "changed", lambda code: (code + step,)
-    if what == "=" and given:
-        return begin, end, "changed", lambda code: codes[2:]
-    raise ValueError(f"{line!r:.60}: no such rule")
+_LINE = re.compile(
+    "([0-9A-F]{1,6}) ([0-9A-F]{1,6}) (?:(space|removed|apart)|([+-]) ([0-9A-F]{1,6})|(=)((?: [0-9A-F]{1,6})+))"
+)
 
 
-def _code(text: str) -> int:
-    if not re.fullmatch("[0-9A-F]{1,6}", text) or int(text, 16) > _LAST:
-        raise ValueError(f"{text!r:.60} is no code point in upper-case hexadecimal digits")
-    return int(text, 16)
+def _rule(line: str) -> _Rule:
+    found = _LINE.fullmatch(line)
+    if found is None:
+        raise ValueError(f"{line!r:.60}: expected the first and last character, in upper-case digits, and a rule")
+    begin, end, alone, sign, step, equals, given = found.groups()
+    codes = [int(f"{sign}{step}", 16)] if sign else [int(code, 16) for code in (given or "").split()]
+    first, last = int(begin, 16), int(end, 16)
+    limits = [first, last, *((first + codes[0], last + codes[0]) if sign else codes)]
+    if first > last or min(limits) < 0 or max(limits) > _LAST:
+        raise ValueError(f"{line!r:.60}: the first is behind the last, or there is no such character")
+    return _Rule(first, last, alone or sign or equals, codes)

@@ -183,7 +183,7 @@ def test_what_is_no_text_is_refused_by_its_number(tmp_path: Path) -> None:
         with pytest.raises(FeedError, match=words):
             tokenizer.encode(["a", wrong])  # type: ignore[list-item]
     with pytest.raises(FeedError, match=r"texts\[2001\]: got None"):
-        tokenizer.encode_part(["a", None], 2000, "")  # type: ignore[list-item]
+        tokenizer.encode(["a", None], 2000)  # type: ignore[list-item]
 
 
 class Unsaid:
@@ -201,9 +201,9 @@ def test_what_cannot_be_printed_is_refused_as_what_it_is(tmp_path: Path) -> None
 def test_texts_padded_beyond_the_places_that_a_caller_has_are_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer(save(tmp_path, "byte_pairs"), ALL)
     texts = ["a " * LONGEST, *["a"] * 9]
-    assert tokenizer.encode_part(texts, 0, "", 10 * LONGEST)["input_ids"].shape == (10, LONGEST)
+    assert tokenizer.encode(texts, places=10 * LONGEST)["input_ids"].shape == (10, LONGEST)
     with pytest.raises(FeedError, match=rf"got 10 texts, padded to {LONGEST} tokens each; expected at most"):
-        tokenizer.encode_part(texts, 0, "", 10 * LONGEST - 1)
+        tokenizer.encode(texts, places=10 * LONGEST - 1)
 
 
 def test_tokens_around_a_text_need_room(tmp_path: Path) -> None:

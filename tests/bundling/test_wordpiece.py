@@ -117,6 +117,19 @@ def changed(path: Path, folder: Path, change: Callable[[Any], None]) -> Path:
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: value.update(normalizer={"type": "NFC"}),
+        lambda value: value.update(normalizer=None),
+        lambda value: value.pop("normalizer"),
+        lambda value: value["pre_tokenizer"].update(type="Whitespace"),
+    ],
+)
+def test_other_rules_than_berts_have_no_table(minilm: Path, tmp_path: Path, change: Callable[[Any], None]) -> None:
+    assert character_table(changed(minilm, tmp_path, change)) is None
+
+
+@pytest.mark.parametrize(
     "line",
     ["41 5A + 20", "4E00 9FFF apart", "C0 C5 = 61", "0 8 removed", "A0 A0 space"],
 )
@@ -142,9 +155,6 @@ def test_a_table_that_says_something_else_is_refused(line: str) -> None:
 
 OTHERS: dict[str, tuple[Callable[[Any], None], str]] = {
     "byte pairs": (lambda value: value["model"].update(type="BPE"), "model.type: got 'BPE'"),
-    "another normalizer": (lambda value: value.update(normalizer={"type": "NFC"}), "normalizer: key"),
-    "none": (lambda value: value.update(normalizer=None), "normalizer: got None"),
-    "another pre-tokenizer": (lambda value: value["pre_tokenizer"].update(type="Whitespace"), "pre_tokenizer.type"),
     "another template": (lambda value: value["post_processor"].update(type="ByteLevel"), "post_processor.type"),
     "two texts": (lambda value: value["post_processor"].update(single=value["post_processor"]["pair"]), "one place"),
     "a token in normalised text": (lambda value: value["added_tokens"][0].update(normalized=True), "added_tokens[0]"),

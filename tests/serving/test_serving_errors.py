@@ -81,18 +81,18 @@ def answers(served: Served, *requests: Asked) -> list[Any]:
 
 
 def test_a_wrong_request_costs_none_of_those_beside_it(small: Path) -> None:
-    served = Served("small", small, Options(), None, together, counts=True)
+    served = Served("small", small, Options(), None, together)
     wrong = Asked({"text": np.ones(1, np.int64)}, {}, binary=True)
     first, refused, last = answers(served, asked("One text."), wrong, asked("Two.", "More, and longer."))
     assert isinstance(refused, InvalidInput)
     assert first["logits"].shape == (1, 5)
     assert last["logits"].shape == (2, 5)
-    (alone,) = answers(Served("small", small, Options(), None, together, counts=True), asked("One text."))
+    (alone,) = answers(Served("small", small, Options(), None, together), asked("One text."))
     np.testing.assert_allclose(first["logits"], alone["logits"], atol=1e-5)
 
 
 def test_a_runtime_that_fails_is_no_fault_of_the_request(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = Served("small", small, Options(), None, together, counts=True)
+    served = Served("small", small, Options(), None, together)
 
     def fail(*given: Any, **options: Any) -> None:
         raise BundleError("onnxruntime failed: no memory")
@@ -104,7 +104,7 @@ def test_a_runtime_that_fails_is_no_fault_of_the_request(small: Path, monkeypatc
 
 
 def test_what_there_is_no_room_for_is_refused_and_the_others_answered(small: Path) -> None:
-    served = Served("small", small, Options(max_waiting=2), None, together, counts=True)
+    served = Served("small", small, Options(max_waiting=2), None, together)
     *accepted, refused = answers(served, asked("One text."), asked("Two."), asked("Three."))
     assert [each["logits"].shape for each in accepted] == [(1, 5), (1, 5)]
     assert isinstance(refused, Busy)

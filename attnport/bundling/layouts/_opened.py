@@ -13,7 +13,7 @@ from attnport import optional
 from attnport.errors import RuntimeMissing, UsageError
 from attnport_bundle.format.manifest import Manifest
 from attnport_bundle.model import Model
-from attnport_bundle.runtimes import Port, cpu
+from attnport_bundle.runtimes import Port, Session, cpu
 from attnport_bundle.runtimes.openvino import PRECISIONS, infer
 
 Run = Callable[..., Mapping[str, Any]]
@@ -56,14 +56,17 @@ def in_openvino(manifest: Manifest, form: str, path: Path, settings: Mapping[str
     return Model(manifest, form, _Session(module, lambda feeds: infer(request, made, feeds, names))).run
 
 
-class _Session:
+class _Session(Session):
     """As much of a session as `Model.run` uses."""
 
     def __init__(self, module: Any, run: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
         self.provider, self.version, self.machine = module.__name__, str(module.__version__), cpu()
         self.inputs: tuple[Port, ...] = ()
         self.outputs: tuple[Port, ...] = ()
-        self.run = self.run_device = run
+        self._run = run
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        return self._run(feeds)
 
     def give_back(self) -> bool:
         return False
