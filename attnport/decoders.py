@@ -9,7 +9,7 @@ from attnport.artifacts import IOContract, Window
 from attnport.dims import TensorSpec
 from attnport.errors import UsageError
 from attnport_bundle.errors import FeedError
-from attnport_bundle.format.decoder import Cache, Covers, Decoder, Roles, not_generating, roles_of
+from attnport_bundle.format.decoder import Cache, Covers, Decoder, Roles, not_generating
 from attnport_bundle.format.decoder import Window as Kept
 from attnport_bundle.format.expressions import names
 
@@ -30,7 +30,7 @@ def decoder_of(io: IOContract) -> Decoder:
 
 def roles_in(io: IOContract) -> Roles:
     """What the inputs and outputs of a decoder with a cache are for. Raises as `decoder_of`."""
-    return roles_of(io, decoder_of(io))
+    return Roles(io, decoder_of(io))
 
 
 def decoder_roles(io: IOContract) -> Roles | None:

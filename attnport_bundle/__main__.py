@@ -10,7 +10,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     test.add_argument("--key", type=Path, help="public key (PEM, from outside) that the bundle must be signed with")
     bench = _verb(verbs, "bench", _bench, "time one shape")
     bench.add_argument("--shape", type=_shape, default={}, metavar="batch=8,seq=128", help="default: the usual sizes")
-    bench.add_argument("--seconds", type=_seconds, default=2.0, help="how long samples are taken (default: 2)")
+    bench.add_argument("--seconds", type=float, default=2.0, help="how long samples are taken (default: 2)")
     bench.add_argument("--form", help="which form (default: the first that can be opened)")
     _serve_arguments(verbs)
     options = parser.parse_args(arguments)
@@ -73,19 +73,15 @@ def _shape(text: str) -> dict[str, int]:
     return sizes
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds <= timing.MOST_SECONDS:
-        raise argparse.ArgumentTypeError(f"got {text}; expected more than 0 and at most {timing.MOST_SECONDS:g}")
-    return seconds
-
-
 def _serve(options: argparse.Namespace) -> int:
     from . import serve
     from .serve.options import chosen
 
     folder = HERE if options.folder is None and not options.model else options.folder
-    serve.serve(serve.named(options.model, folder), options.engine, chosen(options), options.key, _tell)
+    served = serve.named(options.model, folder)
+    serve.serve(
+        served, options.engine, chosen(options), options.key, lambda line: print(line, file=sys.stderr, flush=True)
+    )
     return 0
 
 
@@ -93,26 +89,18 @@ def _no_serving(options: argparse.Namespace) -> int:
     raise RuntimeMissing('bundles are served by the installed reader; pip install "attnport-bundle[kserve]".')
 
 
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _selftest(options: argparse.Namespace) -> int:
     report = checking.selftest(options.folder, options.threads, options.key)
     if options.json:
         print(json.dumps(dataclasses.asdict(report), indent=1))
-    else:
-        _print_checks(report)
-    return report.exit_code
-
-
-def _print_checks(report: checking.Report) -> None:
+        return report.exit_code
     width = max(len(row.check) for row in report.rows)
     for row in report.rows:
         print(f"{row.check:<{width}}  {row.verdict:<7}  {row.detail}")
     if report.unverified:
         print("This bundle is UNVERIFIED: a form in it was not compared with its source when it was made.")
     print("OK" if report.exit_code == 0 else f"NOT OK (exit {report.exit_code})")
+    return report.exit_code
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -122,32 +110,22 @@ def _bench(options: argparse.Namespace) -> int:
         report = timing.bench(model, options.shape, options.seconds)
     if options.json:
         print(json.dumps({"load_ns": load_ns, "threads": options.threads, **dataclasses.asdict(report)}, indent=1))
-    else:
-        _print_times(report, load_ns, options.threads)
-    return 0
-
-
-def _print_times(report: timing.Report, load_ns: int, threads: int | None) -> None:
-    p90 = "too few samples" if report.p90_ns is None else _milliseconds(report.p90_ns)
+        return 0
     settled = "settled" if report.settled else "NOT settled: medians still differ by more than 5 %"
-    _print_rows(
-        {
-            "form": report.form,
-            "runtime": f"{report.runtime} {report.version}, {report.provider}",
-            "threads": "the runtime's own choice" if threads is None else str(threads),
-            "shape": ", ".join(f"{name}={size}" for name, size in report.sizes.items()),
-            "load": f"{_milliseconds(load_ns)}, files compared and model opened",
-            "warm-up": f"{report.warmup_runs} calls, {settled}",
-            "samples": str(len(report.samples_ns)),
-            "median": _milliseconds(report.median_ns),
-            "p90": p90,
-        }
-    )
-
-
-def _print_rows(rows: Mapping[str, str]) -> None:
-    for name, value in rows.items():
-        print(f"{name:<8} {value}")
+    rows = {
+        "form": report.form,
+        "runtime": f"{report.runtime} {report.version}, {report.provider}",
+        "threads": "the runtime's own choice" if options.threads is None else str(options.threads),
+        "shape": ", ".join(f"{name}={size}" for name, size in report.sizes.items()),
+        "load": f"{_milliseconds(load_ns)}, files compared and model opened",
+        "warm-up": f"{report.warmup_runs} calls, {settled}",
+        "samples": str(len(report.samples_ns)),
+        "median": _milliseconds(report.median_ns),
+        "p90": "too few samples" if report.p90_ns is None else _milliseconds(report.p90_ns),
+    }
+    for name, row in rows.items():
+        print(f"{name:<8} {row}")
+    return 0
 
 
 def _milliseconds(duration_ns: float) -> str:

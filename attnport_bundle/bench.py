@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from . import feeds as feeding
 from .arguments import integer, mapping, number
 from .errors import FeedError
-from .format.contract import IO, MaskSpec, TensorSpec
+from .format.contract import IO
 from .model import Model
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def bench(
         settled=settled,
         samples_ns=tuple(samples),
         median_ns=float(median(samples)),
-        p90_ns=_quantile(samples, 0.9) if len(samples) >= P90_SAMPLES else None,
+        p90_ns=quantiles(samples, n=10, method="inclusive")[-1] if len(samples) >= P90_SAMPLES else None,
     )
 
 
@@ -108,12 +108,6 @@ def _warm_up(call: Callable[[], int], limit_ns: int) -> tuple[int, bool]:
         before = now
 
 
-def _quantile(samples: list[int], share: float) -> float:
-    import numpy as np
-
-    return float(np.quantile(samples, share))
-
-
 def sample_feeds(io: IO, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
     """Random inputs that the contract allows, without padding or hidden positions. Every call gives the same.
 
@@ -122,40 +116,22 @@ def sample_feeds(io: IO, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, 
     """
     import numpy as np
 
-    _check_sizes(io, sizes)
-    all_sizes = {dim.name: dim.opt for dim in io.dims} | dict(sizes)
-    masks = {mask.input: mask for mask in io.masks if mask.input}
-    random = np.random.default_rng(0)
-    return {
-        spec.name: _open_mask(masks[spec.name], spec, shape, all_sizes)
-        if spec.name in masks
-        else _drawn(spec, shape, random)
-        for spec, shape in ((spec, spec.shape(all_sizes)) for spec in io.inputs)
-    }
-
-
-def _check_sizes(io: IO, sizes: Mapping[str, int]) -> None:
-    """Checks sizes before anything is allocated, as a size out of range may not fit into memory."""
     known = {dim.name: dim for dim in io.dims}
-    for name, size in sizes.items():
+    for name, size in sizes.items():  # before anything is allocated: a size out of range may not fit into memory
         if name not in known:
             raise FeedError(f"dim {name!r}: the model has no such dim; expected {', '.join(known)}.")
         if not known[name].takes(integer(f"dim {name!r}", size, 0)):
             raise FeedError(f"dim {name!r}: got {size}; expected {known[name].span}.")
-
-
-def _open_mask(
-    mask: MaskSpec, spec: TensorSpec, shape: tuple[int, ...], sizes: Mapping[str, int]
-) -> np.ndarray[Any, np.dtype[Any]]:
-    """A mask that hides nothing: full lengths, ids of one document, or marks that make every position global."""
-    import numpy as np
-
-    value = sizes[mask.keys] if mask.keys else int(mask.carries != "mask" or mask.polarity == "keep")
-    return np.full(shape, value, dtype=spec.dtype)
-
-
-def _drawn(spec: TensorSpec, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray[Any, np.dtype[Any]]:
-    if spec.dtype.startswith("float"):
-        return random.standard_normal(shape).astype(spec.dtype)
-    # The valid range of an integer input without a limit is unknown; the model was tried with 0 and 1.
-    return random.integers(0, spec.high or 2, shape).astype(spec.dtype)
+    all_sizes = {dim.name: dim.opt for dim in io.dims} | dict(sizes)
+    masks, feeds = {mask.input: mask for mask in io.masks if mask.input}, {}
+    random = np.random.default_rng(0)
+    for spec in io.inputs:
+        shape, mask = spec.shape(all_sizes), masks.get(spec.name)
+        if mask is not None:  # full lengths, ids of one document, or marks that make every position global
+            value = all_sizes[mask.keys] if mask.keys else int(mask.carries != "mask" or mask.polarity == "keep")
+            feeds[spec.name] = np.full(shape, value, dtype=spec.dtype)
+        elif spec.dtype.startswith("float"):
+            feeds[spec.name] = random.standard_normal(shape).astype(spec.dtype)
+        else:  # without a limit of integers, the valid range is unknown: models are tried with 0 and 1
+            feeds[spec.name] = random.integers(0, spec.high or 2, shape).astype(spec.dtype)
+    return feeds

@@ -10,9 +10,8 @@ to even, as in ml_dtypes and PyTorch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .arguments import integer, several
 from .errors import BundleError, FeedError, RuntimeMissing, UsageError
@@ -29,8 +28,7 @@ def check_feeds(io: IO, feeds: Mapping[str, object]) -> dict[str, int]:
         FeedError: a missing or unknown name, a wrong dtype, rank, size or value; names the tensor, got and expected.
     """
     sizes = check_shapes(io, feeds)
-    for spec in io.inputs:
-        _check_values(spec, _plain(spec, feeds[spec.name], spec.dtype))
+    check_arrays(io, feeds)
     return sizes
 
 
@@ -40,22 +38,44 @@ def check_shapes(io: IO, feeds: Mapping[str, object], dtypes: Mapping[str, str] 
     for name in feeds:
         if name not in declared:
             raise FeedError(f"input {name!r}: the model has no such input; expected {', '.join(declared)}.")
-    sizes: dict[str, tuple[int, str]] = {}
-    computed: list[tuple[TensorSpec, tuple[int, ...]]] = []
-    known = {dim.name for dim in io.dims}
+    shapes = {}
     for spec in io.inputs:
         if spec.name not in feeds:
             raise FeedError(f"input {spec.name!r} is missing; expected {spec}.")
-        shape = _shape(spec, feeds[spec.name], (dtypes or {}).get(spec.name, spec.dtype))
-        for axis, (got, dim) in enumerate(zip(shape, spec.dims, strict=True)):
-            if isinstance(dim, int) or dim in known:
-                _check_size(io, spec, axis, got, dim, sizes)
-        if any(isinstance(dim, str) and dim not in known for dim in spec.dims):
-            computed.append((spec, shape))
-    found = {name: size for name, (size, _) in sizes.items()}
-    for spec, shape in computed:
-        _check_computed(spec, shape, found)
-    return found
+        shapes[spec] = _shape(spec, feeds[spec.name], (dtypes or {}).get(spec.name, spec.dtype))
+    sizes = _named_sizes(io, shapes)
+    for spec, shape in shapes.items():
+        try:
+            expected = spec.shape(sizes)
+        except UsageError as err:
+            raise FeedError(f"input {spec.name!r}: {err}") from err
+        for axis, (got, size, dim) in enumerate(zip(shape, expected, spec.dims, strict=True)):
+            if got != size:
+                at = "" if isinstance(dim, int) else f" with {_told(sizes)}"
+                raise FeedError(f"input {spec.name!r}: got size {got} on axis {axis}; expected {dim}{at}.")
+    return sizes
+
+
+def _named_sizes(io: IO, shapes: Mapping[TensorSpec, tuple[int, ...]]) -> dict[str, int]:
+    """The size of each named dim. Raises FeedError where inputs differ in it, or the model does not take it."""
+    known = {dim.name: dim for dim in io.dims}
+    sizes: dict[str, int] = {}
+    by: dict[str, str] = {}
+    for spec, shape in shapes.items():
+        for axis, (got, name) in enumerate(zip(shape, spec.dims, strict=True)):
+            if not isinstance(name, str) or name not in known:
+                continue
+            problem = f"input {spec.name!r}: got {name}={got} on axis {axis}; expected"
+            if sizes.setdefault(name, got) != got:
+                raise FeedError(f"{problem} {name}={sizes[name]} as in input {by[name]!r}.")
+            by.setdefault(name, spec.name)
+            if not known[name].takes(got):
+                raise FeedError(f"{problem} {known[name].span}.{_wider(known[name], got)}")
+    return sizes
+
+
+def _told(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def check_arrays(io: IO, feeds: Mapping[str, object]) -> None:
@@ -63,8 +83,13 @@ def check_arrays(io: IO, feeds: Mapping[str, object]) -> None:
     import numpy as np
 
     for spec in io.inputs:
-        if isinstance(feeds[spec.name], np.ndarray):
-            _check_values(spec, np.asarray(feeds[spec.name]))
+        given = feeds[spec.name]
+        if spec.high is None or not isinstance(given, np.ndarray) or not given.size:
+            continue
+        least, most = int(np.asarray(given).min()), int(np.asarray(given).max())
+        # ONNX counts a negative index from the end, so a negative id would give a wrong answer instead of an error.
+        if least < 0 or most >= spec.high:
+            raise FeedError(f"input {spec.name!r}: got values {least} to {most}; expected 0 to {spec.high - 1}.")
 
 
 def check_outputs(io: IO, sizes: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> None:
@@ -88,16 +113,8 @@ def check_outputs(io: IO, sizes: Mapping[str, int], shapes: Mapping[str, Sequenc
         except UsageError:  # an expression has no value at these sizes
             fits = False
         if not fits:
-            stated = ", ".join(f"{dim.name}={known[dim.name]}" for dim in io.dims if dim.name in known)
-            raise BundleError(f"output {spec.name!r}: got shape {shape}; expected {spec} with {stated or 'any size'}.")
-
-
-def _check_values(spec: TensorSpec, array: Any) -> None:
-    # ONNX counts a negative index from the end, so a negative id would give a wrong answer instead of an error.
-    if spec.high is not None and array.size and not (int(array.min()) >= 0 and int(array.max()) < spec.high):
-        raise FeedError(
-            f"input {spec.name!r}: got values {int(array.min())} to {int(array.max())}; expected 0 to {spec.high - 1}."
-        )
+            stated = _told({dim.name: known[dim.name] for dim in io.dims if dim.name in known}) or "any size"
+            raise BundleError(f"output {spec.name!r}: got shape {shape}; expected {spec} with {stated}.")
 
 
 def not_an_array(value: object, dtype: str) -> str:
@@ -117,19 +134,14 @@ def not_an_array(value: object, dtype: str) -> str:
     return f"got {name}; expected numpy.ndarray of {dtype}; {'.filled(value)' if masked else 'numpy.asarray'} makes one"
 
 
-def _plain(spec: TensorSpec, value: Any, wanted: str) -> np.ndarray[Any, Any]:
-    """The array as the runtime sees it, without any subclass. Raises FeedError if it is not an array."""
+def _shape(spec: TensorSpec, given: Any, wanted: str) -> tuple[int, ...]:
     import numpy as np
 
-    problem = not_an_array(value, wanted)
-    if problem:
-        raise FeedError(f"input {spec.name!r}: {problem}.")
-    return np.asarray(value)
-
-
-def _shape(spec: TensorSpec, given: object, wanted: str) -> tuple[int, ...]:
-    array = given if isinstance(given, Described) else _plain(spec, given, wanted)
-    shape, dtype = array.shape, str(array.dtype)
+    if not isinstance(given, Described):
+        if problem := not_an_array(given, wanted):
+            raise FeedError(f"input {spec.name!r}: {problem}.")
+        given = np.asarray(given)  # as the runtime sees it, without any subclass
+    shape, dtype = given.shape, str(given.dtype)
     if dtype != wanted:
         raise FeedError(f"input {spec.name!r}: got dtype {dtype}; expected {wanted}.")
     if len(shape) != len(spec.dims):
@@ -139,45 +151,12 @@ def _shape(spec: TensorSpec, given: object, wanted: str) -> tuple[int, ...]:
     return tuple(int(size) for size in shape)
 
 
-def _check_size(
-    io: IO, spec: TensorSpec, axis: int, got: int, dim: str | int, sizes: dict[str, tuple[int, str]]
-) -> None:
-    if isinstance(dim, int):
-        if got != dim:
-            raise FeedError(f"input {spec.name!r}: got size {got} on axis {axis}; expected {dim}.")
-        return
-    limit = next(known for known in io.dims if known.name == dim)
-    size, by = sizes.setdefault(dim, (got, spec.name))
-    if size != got:
-        raise FeedError(
-            f"input {spec.name!r}: got {dim}={got} on axis {axis}; expected {dim}={size} as in input {by!r}."
-        )
-    if not limit.takes(got):
-        raise FeedError(
-            f"input {spec.name!r}: got {dim}={got} on axis {axis}; expected {limit.span}.{_wider(limit, got)}"
-        )
-
-
 def _wider(dim: Dim, size: int) -> str:
     """The option that would have allowed a size beyond the range, as a sentence behind a message; "" if none."""
     if size % dim.step:
         return ""
     wide = Dim(dim.name, min(dim.min, size), dim.opt, max(dim.max, size), dim.step)
     return f" At export, --dim {wide} allows it, if the module does."
-
-
-def _check_computed(spec: TensorSpec, shape: tuple[int, ...], sizes: Mapping[str, int]) -> None:
-    """Checks the sizes that are expressions, when all named dims are known."""
-    at = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    try:
-        expected = spec.shape(sizes)
-    except UsageError as err:
-        raise FeedError(f"input {spec.name!r}: {err}") from err
-    for axis, (got, size) in enumerate(zip(shape, expected, strict=True)):
-        if got != size:
-            raise FeedError(
-                f"input {spec.name!r}: got size {got} on axis {axis}; expected {spec.dims[axis]} with {at}."
-            )
 
 
 def padding_masks(
@@ -248,8 +227,7 @@ def _padding_mask(
 _CPU, _CUDA = (1, 3), (2, 13)  # DLDeviceType: kDLCPU, kDLCUDAHost; kDLCUDA, kDLCUDAManaged
 
 
-@dataclass(frozen=True)
-class Described:
+class Described(NamedTuple):
     """Shape and dtype, in NumPy's terms, of a tensor whose values are not read."""
 
     shape: tuple[int, ...]
@@ -296,12 +274,14 @@ def bound(module: Any, session: Any, feeds: Mapping[str, Any], place: str) -> An
         if isinstance(tensor, np.ndarray):
             binding.bind_cpu_input(name, np.ascontiguousarray(tensor).reshape(tensor.shape))
             continue
-        _check(name, tensor, place)
-        described_as = described(name, tensor)
-        if described_as.dtype == "bool":
-            binding.bind_input(name, place, _index(tensor), np.bool_, list(described_as.shape), _address(name, tensor))
+        device = _device(name, tensor, place)
+        shape, dtype = described(name, tensor)
+        if dtype == "bool":
+            binding.bind_input(name, place, device, np.bool_, list(shape), _address(name, tensor, shape))
+        elif isinstance(tensor, module.OrtValue):
+            binding.bind_ortvalue_input(name, tensor)
         else:
-            binding.bind_ortvalue_input(name, _taken(module, name, tensor))
+            binding.bind_ortvalue_input(name, _taken(name, tensor, module.OrtValue.from_dlpack))
     return binding
 
 
@@ -313,49 +293,40 @@ def through_numpy(feeds: Mapping[str, Any]) -> dict[str, Any]:
     """
     import numpy as np
 
-    arrays = {}
+    arrays = dict(feeds)
     for name, tensor in feeds.items():
-        if isinstance(tensor, np.ndarray):
-            arrays[name] = tensor
-            continue
-        _check(name, tensor, "cpu")
-        try:
-            arrays[name] = np.from_dlpack(tensor)
-        except Exception as err:  # the libraries raise exceptions of different types
-            raise FeedError(f"input {name!r}: the tensor cannot be taken over: {err}") from err
+        if not isinstance(tensor, np.ndarray):
+            _device(name, tensor, "cpu")
+            arrays[name] = _taken(name, tensor, np.from_dlpack)
     return arrays
 
 
-def _check(name: str, tensor: Any, place: str) -> None:
-    kind = int(tensor.__dlpack_device__()[0])
-    if kind not in (_CUDA if place == "cuda" else _CPU):
-        raise FeedError(f"input {name!r}: got a tensor on DLPack device {kind}; the model computes on {place}.")
+def _device(name: str, tensor: Any, place: str) -> int:
+    """The number of a tensor's device. Raises FeedError for a tensor that cannot be taken over where it is."""
+    kind, number = tensor.__dlpack_device__()
+    if int(kind) not in (_CUDA if place == "cuda" else _CPU):
+        raise FeedError(f"input {name!r}: got a tensor on DLPack device {int(kind)}; the model computes on {place}.")
     if getattr(tensor, "requires_grad", False):
         raise FeedError(f"input {name!r}: the tensor carries gradients; call .detach().")
     contiguous = getattr(tensor, "is_contiguous", None)
     if contiguous is not None and not contiguous():
         raise FeedError(f"input {name!r}: the tensor is not contiguous; call .contiguous().")
+    return int(number)
 
 
-def _taken(module: Any, name: str, tensor: Any) -> Any:
-    if isinstance(tensor, module.OrtValue):
-        return tensor
+def _taken(name: str, tensor: Any, take: Callable[[Any], Any]) -> Any:
     try:
-        return module.OrtValue.from_dlpack(tensor)
+        return take(tensor)
     except Exception as err:  # the libraries raise exceptions of different types
         raise FeedError(f"input {name!r}: the tensor cannot be taken over: {err}") from err
 
 
-def _index(tensor: Any) -> int:
-    return int(tensor.__dlpack_device__()[1])
-
-
-def _address(name: str, tensor: Any) -> int:
+def _address(name: str, tensor: Any, shape: tuple[int, ...]) -> int:
     """The address of a boolean tensor, which PyTorch and onnxruntime both give by `data_ptr`."""
     pointer = getattr(tensor, "data_ptr", None)
     if pointer is None:
         raise FeedError(f"input {name!r}: got booleans of {type(tensor).__name__}, which has no data_ptr().")
-    return int(pointer()) if math.prod(described(name, tensor).shape) else 0
+    return int(pointer()) if math.prod(shape) else 0
 
 
 BFLOAT16 = "bfloat16"
@@ -368,9 +339,16 @@ def storage(dtype: str) -> str:
 
 def to_file(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
     """An array of the contract's dtype in the file's dtype; the array itself if they are the same."""
-    if dtype == BFLOAT16:
-        return _rounded(array)
-    return array.astype(dtype, copy=False)
+    if dtype != BFLOAT16:
+        return array.astype(dtype, copy=False)
+    import numpy as np
+
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes Inf
+        bits = np.ascontiguousarray(array, np.float32).reshape(array.shape).view(np.uint32)
+    upper = bits >> np.uint32(16)
+    rounded = (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
+    quiet = upper | np.uint32(0x40)  # a NaN must not be rounded to Inf
+    return np.where(np.isnan(array), quiet, rounded).astype(np.uint16)
 
 
 def from_file(array: np.ndarray[Any, Any], dtype: str, wanted: str) -> np.ndarray[Any, Any]:
@@ -380,14 +358,3 @@ def from_file(array: np.ndarray[Any, Any], dtype: str, wanted: str) -> np.ndarra
 
         array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return array.astype(wanted, copy=False)
-
-
-def _rounded(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    import numpy as np
-
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes Inf
-        bits = np.ascontiguousarray(array, np.float32).reshape(array.shape).view(np.uint32)
-    upper = bits >> np.uint32(16)
-    rounded = (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
-    quiet = upper | np.uint32(0x40)  # a NaN must not be rounded to Inf
-    return np.where(np.isnan(array), quiet, rounded).astype(np.uint16)

@@ -8,7 +8,6 @@ https://huggingface.co/docs/safetensors/index#format
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import feeds as feeding
 from .errors import BundleError, FeedError, IntegrityError, RuntimeMissing
+from .format.files import read_regular
 from .format.manifest import Bound, Form, Manifest
-from .format.onnx_file import open_regular
 from .format.strict_json import decode, parse
 
 if TYPE_CHECKING:
@@ -45,24 +44,22 @@ class GoldenCases:
         """Reads the file. Raises IntegrityError when it is not what the manifest says."""
         self.manifest = manifest
         self._path = folder / manifest.goldens.file
-        self._arrays = _read(self._path)
+        self._arrays = read_safetensors(read_regular(self._path, MAX_BYTES), str(self._path))
         dtypes = self._dtypes()
         differing = sorted(set(dtypes) ^ set(self._arrays))
         if differing:
             raise IntegrityError(f"{self._path}: {differing[0]!r} is on one side only of the manifest and the file.")
         for name, expected in dtypes.items():
-            if self._arrays[name].dtype != expected:
-                raise IntegrityError(
-                    f"{self._path}: {name!r}: got dtype {self._arrays[name].dtype}; expected {expected}."
-                )
+            got = self._arrays[name].dtype
+            if got != expected:
+                raise IntegrityError(f"{self._path}: {name!r}: got dtype {got}; expected {expected}.")
 
     def _dtypes(self) -> dict[str, str]:
         """The dtype of every array: inputs as the contract has them, references in float64."""
-        cases = dict.fromkeys(bound.case for bound in self.manifest.goldens.bounds)
-        found = {f"{case}/in/{spec.name}": spec.dtype for case in cases for spec in self.manifest.io.inputs}
+        found: dict[str, str] = {}
         for bound in self.manifest.goldens.bounds:
-            found[f"{bound.case}/out/{bound.output}"] = "float64"
-            found[f"{bound.case}/valid/{bound.output}"] = "bool"
+            found |= {f"{bound.case}/in/{spec.name}": spec.dtype for spec in self.manifest.io.inputs}
+            found |= {f"{bound.case}/out/{bound.output}": "float64", f"{bound.case}/valid/{bound.output}": "bool"}
         return found
 
     def inputs(self, case: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -86,47 +83,35 @@ class GoldenCases:
         for bound in self._bounds(self.manifest.forms[form]):
             if bound.case != last:
                 last = bound.case
-                feeds = self._checked_inputs(bound.case)
                 try:
-                    outputs, problem = run(**feeds), ""
+                    outputs, problem = run(**self.inputs(last)), ""
                 except RuntimeMissing:
                     raise
                 except BundleError as err:
                     outputs, problem = {}, str(err)
-            yield self._compare(bound, outputs.get(bound.output), problem)
+            expected, valid = (self._arrays[f"{bound.case}/{what}/{bound.output}"] for what in ("out", "valid"))
+            yield compare(bound, outputs.get(bound.output), expected, valid, problem)
 
-    def _checked_inputs(self, case: str) -> dict[str, np.ndarray[Any, Any]]:
-        """The inputs of a case. Raises IntegrityError where the contract does not allow them."""
-        feeds = self.inputs(case)
+    def _sizes(self, case: str) -> dict[str, int]:
+        """The named dims of a case. Raises IntegrityError where the contract does not allow its inputs."""
         try:
-            feeding.check_feeds(self.manifest.io, feeds)
+            return feeding.check_feeds(self.manifest.io, self.inputs(case))
         except FeedError as err:
             raise IntegrityError(f"{self._path}: case {case}: {err}") from err
-        return feeds
 
     def _bounds(self, form: Form) -> list[Bound]:
         """The bounds of a form's plan, of the cases that one of its profiles admits."""
         plan = [bound for bound in self.manifest.goldens.bounds if bound.plan == form.plan]
-        admitted = {bound.case: self._admitted(bound.case, form) for bound in plan}
-        found = [bound for bound in plan if admitted[bound.case]]
+        sizes = {case: self._sizes(case) for case in dict.fromkeys(bound.case for bound in plan)}
+        admitted = {
+            case for case in sizes if not form.profiles or any(each.admits(sizes[case]) for each in form.profiles)
+        }
+        found = [bound for bound in plan if bound.case in admitted]
         if not found:
             raise BundleError(f"there is no golden case of plan {form.plan} in the profiles of {form.file}.")
         if not any(self._arrays[f"{bound.case}/out/{bound.output}"].size for bound in found):
             raise BundleError(f"no golden case of plan {form.plan} has an output with an element to compare.")
         return found
-
-    def _admitted(self, case: str, form: Form) -> bool:
-        sizes = {
-            dim: size
-            for spec in self.manifest.io.inputs
-            for dim, size in zip(spec.dims, self._arrays[f"{case}/in/{spec.name}"].shape, strict=False)
-            if isinstance(dim, str)
-        }
-        return not form.profiles or any(profile.admits(sizes) for profile in form.profiles)
-
-    def _compare(self, bound: Bound, got: np.ndarray[Any, Any] | None, problem: str) -> Result:
-        key = f"{bound.case}/{{}}/{bound.output}"
-        return compare(bound, got, self._arrays[key.format("out")], self._arrays[key.format("valid")], problem)
 
 
 def compare(bound: Bound, got: Any, expected: Any, valid: Any, problem: str = "") -> Result:
@@ -162,24 +147,12 @@ def compare(bound: Bound, got: Any, expected: Any, valid: Any, problem: str = ""
     return Result(bound.case, bound.output, not problem, problem, rms, bound.rms_bound, largest, bound.max_bound)
 
 
-def _read(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
-    try:
-        with open_regular(path) as opened:
-            if os.fstat(opened.fileno()).st_size > MAX_BYTES:
-                raise ValueError(f"it is larger than {MAX_BYTES} bytes")
-            data = opened.read(MAX_BYTES)
-    except (OSError, ValueError) as err:
-        raise IntegrityError(f"{path}: cannot be read: {err}.") from err
-    return read_safetensors(data, str(path))
-
-
 MAX_BYTES = 1 << 30
 MAX_HEADER_BYTES = 4 << 20
 MAX_RANK = 32
 """What NumPy 1.26 can hold."""
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "BOOL": "bool"}
 """The dtypes of golden arrays, by the names that the format has for them."""
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "I64": 8, "I32": 4, "BOOL": 1}
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
 
@@ -194,14 +167,15 @@ class Entry:
 
     def __post_init__(self) -> None:
         shape, offsets = list(self.shape), list(self.data_offsets)
+        item_bytes = 1 if self.dtype == "BOOL" else int(self.dtype[1:]) // 8
         if len(shape) > MAX_RANK or min(shape, default=0) < 0:
             raise ValueError(f"got a shape of {len(shape)} sizes; expected at most {MAX_RANK}, none below 0")
         if len(offsets) != 2 or not 0 <= offsets[0] <= offsets[1]:
             raise ValueError(f"got data_offsets {offsets[:3]}; expected where the data begins and where it ends")
         # NumPy cannot hold every empty array either, so the sizes beside a 0 are limited too.
-        if math.prod(size or 1 for size in shape) * _ITEM_BYTES[self.dtype] > MAX_BYTES:
+        if math.prod(size or 1 for size in shape) * item_bytes > MAX_BYTES:
             raise ValueError(f"shape {shape} is larger than {MAX_BYTES} bytes")
-        if math.prod(shape) * _ITEM_BYTES[self.dtype] != offsets[1] - offsets[0]:
+        if math.prod(shape) * item_bytes != offsets[1] - offsets[0]:
             raise ValueError(f"shape {shape} does not fit its data of {offsets[1] - offsets[0]} bytes")
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import arguments, batches
 from . import feeds as feeding
-from .batches import Learned, Memory, limit_bytes
 from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing, escaped
 from .feeds import described, from_file, to_file
 from .format import files
@@ -44,15 +43,14 @@ class Model:
         passed_over: The forms that the bundle prefers to this one, each with the reason why it was not opened.
     """
 
-    def __init__(self, manifest: Manifest, form: str, session: Session) -> None:
+    def __init__(self, manifest: Manifest, form: str, session: Session, folder: Path | None = None) -> None:
         self.manifest = manifest
         self.form = form
         self.provider, self.version, self.machine = session.provider, session.version, session.machine
         self.passed_over: tuple[str, ...] = ()
         self._session: Session | None = session
-        self._folder: Path | None = None
+        self._folder = folder
         self._tokenizer: Tokenizer | None = None
-        self._learned = Learned()
 
     @property
     def io(self) -> BundleIO:
@@ -128,11 +126,7 @@ class Model:
         return feeding.padding_masks(self.io, lengths, size)
 
     def map(
-        self,
-        feeds: Mapping[str, np.ndarray[Any, Any]],
-        *,
-        tokens: int = batches.TOKENS,
-        max_memory: int | str | None = None,
+        self, feeds: Mapping[str, np.ndarray[Any, Any]], *, tokens: int = batches.TOKENS
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Runs any number of items, in batches of like length; results are in the order of the items.
 
@@ -141,24 +135,15 @@ class Model:
         Args:
             feeds: As of `run`, padded to the longest item, all at the end or all at the beginning.
             tokens: The most places of a batch, padding included.
-            max_memory: What the process may hold, resident, with all that it held before: bytes, or text such as
-                `512MB` or `1GiB`; None = no limit. Batches begin small, and grow as far as the limit allows by what
-                they were measured to take. Linux only.
 
         Raises:
-            FeedError: as `run`; or the model's padding masks are not `[batch, seq]`, or it has an output without items;
-                or the limit is too low, with what is held and needed.
+            FeedError: as `run`; or the model's padding masks are not `[batch, seq]`, or it has an output without items.
             BundleError: as `run`.
         """
-        return batches.mapped(self.run, self.io, feeds, tokens, memory=self._memory(max_memory))
+        return batches.mapped(self.run, self.io, feeds, tokens)
 
     def embed(
-        self,
-        texts: Iterable[str],
-        *,
-        prompt: str | None = None,
-        tokens: int = batches.TOKENS,
-        max_memory: int | str | None = None,
+        self, texts: Iterable[str], *, prompt: str | None = None, tokens: int = batches.TOKENS
     ) -> np.ndarray[Any, Any]:
         """The vectors of any number of texts, `[texts, width]` in their order; see `map`.
 
@@ -171,14 +156,14 @@ class Model:
 
         Raises:
             FeedError: there is no text, something is no text, or there is no such prompt; the model has no output that
-                is a vector for each text; or the limit is too low, as in `map`.
+                is a vector for each text.
             BundleError: as `run`; or the bundle has no tokenizer, or one that needs the package `tokenizers`, which is
                 not installed.
         """
-        before, memory = self.manifest.prompts.chosen(prompt), self._memory(max_memory)
+        before = self.manifest.prompts.chosen(prompt)
         batches.embedding(self.io)  # a model that is no embedder is refused before its tokenizer is read
         encode = functools.partial(self._text().encode, prompt=before)
-        return batches.embedded(self.run, self.io, encode, texts, tokens, memory)
+        return batches.embedded(self.run, self.io, encode, texts, tokens)
 
     def generate(self, prompts: Prompts, *, encoder: Model | None = None, **options: Any) -> Any:
         """Continues prompts token by token. All run as one batch, and the keys and values of earlier tokens are kept.
@@ -197,8 +182,8 @@ class Model:
             top_p: Draw among the likeliest that together have this probability.
             seed: Of the draws.
             beams: More than 1: beam search; None, the default, as many as the model was exported with.
-            repetition_penalty, no_repeat_ngram, min_tokens, suppress, ...: Every attribute of `rules.Rules`, of token
-                ids; None, the default, as the model was exported.
+            repetition_penalty, no_repeat_ngram, min_tokens, suppress, ...: Every attribute of `decoder.Rules`, of
+                token ids; None, the default, as the model was exported.
             stop: A token, or tokens or ids, behind which a text ends; None, the default, those of the export.
             as_text: Give texts and not ids; None, the default, where the prompts are texts.
             on_token: Called with the prompt's number and each new token, or of texts each new piece of text.
@@ -233,12 +218,6 @@ class Model:
     def _tokenizer_file(self) -> Path | None:
         tokenizer = self.manifest.tokenizer
         return self._folder / tokenizer.file if self._folder and tokenizer else None
-
-    def _memory(self, limit: int | str | None) -> Memory:
-        return Memory(limit_bytes(limit), self._learned, self._give_back)
-
-    def _give_back(self) -> bool:
-        return self._session is not None and self._session.give_back()
 
     def close(self) -> None:
         """Frees the model; closing twice is fine."""
@@ -290,33 +269,16 @@ def load(
     key = None if require_signature is None else arguments.path("require_signature", require_signature)
     manifest, _ = files.read_trusted(path, key)
     if arguments.flag("check_files", check_files):
-        files.require(path, manifest)
-    compiles = any(manifest.forms[name].runtime == "tensorrt_rtx" for name in _candidates(manifest, form))
-    store = None
-    if compiles:
+        files.require(path, files.check(path, manifest))
+    names, store = _candidates(manifest, form), None
+    if any(manifest.forms[name].runtime == "tensorrt_rtx" for name in names):
         from .runtimes.kernels import find
 
         store = find(path, keep)
-
-    def proved(name: str) -> Model:
-        model = Model(manifest, name, open_session(path, manifest, name, threads, store))
-        model._folder = path
-        try:
-            _prove(model, path)
-        except BaseException:
-            model.close()
-            raise
-        return model
-
-    return _first(manifest, _candidates(manifest, form), proved)
-
-
-def _first(manifest: Manifest, names: Sequence[str], opened: Callable[[str], Model]) -> Model:
-    """The first form that opens; warns of those passed over. Raises as `load`."""
     errors: dict[str, BundleError] = {}
     for name in names:
         try:
-            model = opened(name)
+            model = _proved(Model(manifest, name, open_session(path, manifest, name, threads, store), path), path)
         except BundleError as err:
             if not _may_pass_over(manifest, name, err):
                 raise
@@ -324,7 +286,7 @@ def _first(manifest: Manifest, names: Sequence[str], opened: Callable[[str], Mod
             continue
         model.passed_over = tuple(f"{missed}: {err}" for missed, err in errors.items())
         if errors:
-            warnings.warn(f"{name} runs; passed over: {' '.join(model.passed_over)}", BundleWarning, stacklevel=3)
+            warnings.warn(f"{name} runs; passed over: {' '.join(model.passed_over)}", BundleWarning, stacklevel=2)
         return model
     if len(errors) == 1:
         raise next(iter(errors.values()))
@@ -337,23 +299,28 @@ def _first(manifest: Manifest, names: Sequence[str], opened: Callable[[str], Mod
 def open_form(folder: Path, manifest: Manifest, form: str, threads: int | None = None) -> Model:
     """Opens one form of a bundle whose files were checked; the caller runs the goldens. Raises as `load`."""
     (name,) = _candidates(manifest, form)
-    return Model(manifest, name, open_session(folder, manifest, name, threads))
+    return Model(manifest, name, open_session(folder, manifest, name, threads), folder)
 
 
-def _prove(model: Model, folder: Path) -> None:
-    """Runs the goldens on a form that is `graph-only`.
+def _proved(model: Model, folder: Path) -> Model:
+    """The model, after the goldens if its form is `graph-only`; otherwise closes it.
 
     Raises:
         NumbersOff: an output exceeds its bound here.
         IntegrityError: the goldens differ from the manifest.
     """
     if model.manifest.forms[model.form].proof == "device":
-        return
-    results = list(GoldenCases(folder, model.manifest).check(model.form, model.run))
-    failed = [result for result in results if not result.passed]
-    if failed or not results:
-        first = f"{failed[0].case}, {failed[0].output}: {failed[0].reason}" if failed else "there is no golden case"
-        raise NumbersOff(f"{model.form} does not pass the goldens on {model.machine.device}: {first}.")
+        return model
+    try:
+        results = list(GoldenCases(folder, model.manifest).check(model.form, model.run))
+        failed = [result for result in results if not result.passed]
+        if failed or not results:
+            first = f"{failed[0].case}, {failed[0].output}: {failed[0].reason}" if failed else "there is no golden case"
+            raise NumbersOff(f"{model.form} does not pass the goldens on {model.machine.device}: {first}.")
+    except BaseException:
+        model.close()
+        raise
+    return model
 
 
 def _candidates(manifest: Manifest, form: str | None) -> tuple[str, ...]:

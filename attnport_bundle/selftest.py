@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from .errors import BundleError, IntegrityError, NumbersOff, RuntimeMissing
 from .format import files
 from .format.contract import Verdict
 from .format.manifest import SIGNATURE, Manifest
-from .goldens import GoldenCases, Result
+from .goldens import GoldenCases
 from .model import Model, load, open_form
 
 OK = 0
@@ -35,13 +35,19 @@ class Report:
     unverified: bool
 
 
-def selftest(folder: Path, threads: int | None = None, key: Path | None = None) -> Report:
+def selftest(
+    folder: Path,
+    threads: int | None = None,
+    key: Path | None = None,
+    check: Callable[[Path, Manifest], Sequence[files.FileProblem]] = files.check,
+) -> Report:
     """Checks a bundle. The model is opened only if every file is as it was bundled.
 
     Args:
         folder: The bundle.
         threads: Compute threads, 1 or more; None = the runtime's own choice.
         key: The public key that the bundle must be signed with, a PEM file from outside the bundle; None = not checked.
+        check: Finds what is wrong before a model is opened; `attnport verify` looks for more.
 
     Raises:
         BundleError: the folder is not a bundle, has a version that this reader does not know, or the key is refused.
@@ -50,21 +56,20 @@ def selftest(folder: Path, threads: int | None = None, key: Path | None = None) 
     """
     threads = arguments.threads(threads)
     manifest, fingerprint = files.read_trusted(folder, key)
-    problems = files.check(folder, manifest)
+    problems = check(folder, manifest)
     if problems:
-        rows = tuple(Row(finding.name, "FAIL", finding.problem) for finding in problems)
-        return Report(rows, IntegrityError.exit_code, manifest.unverified)
+        found = tuple(Row(each.name, "FAIL", each.problem) for each in problems)
+        return Report(found, IntegrityError.exit_code, manifest.unverified)
     size = sum(file.bytes for file in manifest.files.values())
     as_bundled = Row("files", "PASS", f"{len(manifest.files)} files, {size / 1e6:.1f} MB, as they were bundled")
-    rows = (_signature(folder, fingerprint), as_bundled)
-    code, ran, form_rows = OK, 0, []
+    unchecked = "not checked: no --key" if (folder / SIGNATURE).exists() else "not signed"
+    signed = Row("signature", "PASS", f"ed25519 {fingerprint}")
+    rows = [signed if fingerprint else Row("signature", "NOT_RUN", unchecked), as_bundled]
+    code, ran = OK, False
     for row, exit_code in _forms(folder, manifest, threads):
-        form_rows.append(row)
-        code = code or exit_code
-        ran += row.verdict != "NOT_RUN"
-    if not ran:
-        code = RuntimeMissing.exit_code
-    return Report((*rows, *form_rows), code, manifest.unverified)
+        rows.append(row)
+        code, ran = code or exit_code, ran or row.verdict != "NOT_RUN"
+    return Report(tuple(rows), code if ran else RuntimeMissing.exit_code, manifest.unverified)
 
 
 def load_tested(folder: Path, threads: int | None = None, key: Path | None = None) -> Model:
@@ -82,32 +87,25 @@ def load_tested(folder: Path, threads: int | None = None, key: Path | None = Non
     return load(folder, threads=threads, require_signature=key)
 
 
-def _signature(folder: Path, fingerprint: str) -> Row:
-    if fingerprint:
-        return Row("signature", "PASS", f"ed25519 {fingerprint}")
-    return Row("signature", "NOT_RUN", "not checked: no --key" if (folder / SIGNATURE).exists() else "not signed")
-
-
 def _forms(folder: Path, manifest: Manifest, threads: int | None) -> Iterator[tuple[Row, int]]:
     """Rows with their exit codes: one for each golden case of a form that runs, or one for a form that does not."""
+    try:
+        goldens = GoldenCases(folder, manifest)
+    except IntegrityError as err:
+        yield Row(manifest.goldens.file, "FAIL", str(err)), err.exit_code
+        return
     for name in manifest.order:
         opened = False
         try:
             with open_form(folder, manifest, name, threads) as model:
                 opened = True
-                goldens = GoldenCases(folder, manifest)
                 for result in goldens.check(name, model.run):
-                    code = OK if result.passed else NumbersOff.exit_code
                     verdict: Verdict = "PASS" if result.passed else "FAIL"
-                    yield Row(f"{name} {result.case} {result.output}", verdict, _detail(result)), code
+                    detail = result.reason or f"max error {result.max_error:.1e}, bound {result.max_bound:.1e}"
+                    row = Row(f"{name} {result.case} {result.output}", verdict, detail)
+                    yield row, OK if result.passed else NumbersOff.exit_code
         except RuntimeMissing as err:
             # If the form could be opened, all its cases must run; those that did not are not taken as passed.
             yield Row(name, "NOT_RUN", str(err)), RuntimeMissing.exit_code if opened else OK
         except BundleError as err:
             yield Row(name, "FAIL", str(err)), err.exit_code
-
-
-def _detail(result: Result) -> str:
-    if result.reason:
-        return result.reason
-    return f"max error {result.max_error:.1e}, bound {result.max_bound:.1e}"

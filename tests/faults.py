@@ -47,11 +47,11 @@ tests/masks/test_mask_builders.py
     + return value != 0
 tests/masks/test_mask_spec.py
   attnport_bundle/format/contract.py: a window is taken without its kind
-    - if self.window and "window" not in self.kinds:
-    + if self.window < 0 and "window" not in self.kinds:
+    - self.window > 0 and "window" not in kinds
+    + self.window < 0 and "window" not in kinds
   attnport_bundle/format/contract.py: one input may say two kinds of mask
-    - if len(expressible) != 1:
-    + if not expressible:
+    - len(says) != 1
+    + not says
 tests/test_dims.py
   attnport_bundle/format/contract.py: a size beyond the largest is taken
     - return self.min <= size <= self.max and size % self.step == 0
@@ -169,14 +169,14 @@ tests/attacks/test_attacks.py
     - if path.is_symlink() or digest_file(path) != manifest.files.get(name):
     + if path.is_symlink():
   attnport_bundle/format/files.py: a changed file of the same size is opened
-    - return "" if sha.hexdigest() == sha256 else "changed: its SHA-256 is not that of the manifest"
+    - return "" if sha.hexdigest() == expected.sha256 else "changed: its SHA-256 is not that of the manifest"
     + return ""
   attnport_bundle/format/files.py: links are followed
     - if entry.is_symlink():
     + if False:
-  attnport_bundle/format/files.py: weights are read beyond the end of their file
-    - if reference.offset < 0 or length < 0 or reference.offset + length > size:
-    + if reference.offset < 0 or length < 0:
+  attnport/bundling/verifying.py: weights beyond the end of their file are taken
+    - if offset > end or end > size:
+    + if offset > end:
 tests/bundling/test_signature.py
   attnport_bundle/format/files.py: a bundle without a signature is as good as a signed one
     - raise IntegrityError(f"{folder} is not signed: it has no {SIGNATURE}.")
@@ -203,17 +203,16 @@ tests/bundling/test_first_open.py
     + return unproved or isinstance(err, RuntimeMissing)
 tests/bundling/test_bundle_feeds.py
   attnport_bundle/feeds.py: negative ids are taken
-    - not (int(array.min()) >= 0 and int(array.max()) < spec.high)
-    + not int(array.max()) < spec.high
+    - if least < 0 or most >= spec.high:
+    + if most >= spec.high:
 tests/bundling/test_reader_masks.py
   attnport_bundle/feeds.py: masks to hide keep the padding
     - values = (~keep_BT).astype(spec.dtype)
     + values = keep_BT.astype(spec.dtype)
-tests/bundling/test_bundle_names.py
+tests/bundling/test_manifest_rules.py
   attnport_bundle/format/manifest.py: code beside the reader is taken
     - if name.lower().startswith(_PYTHON) and not name.startswith(_READER):
     + if False:
-tests/bundling/test_manifest_rules.py
   attnport_bundle/format/manifest.py: a form that failed parity may be in a bundle
     - if "FAIL" in (self.verdict, *parts):
     + if self.verdict == "FAIL":

@@ -1,7 +1,7 @@
 """The order of the layers, read from the imports of every file.
 
-    attnport_bundle < bodies, budget, errors, jsonfile, module_path, optional, patches, registry, transaction,
-        user_cache, user_code, version
+    attnport_bundle < bodies, budget, errors, jsonfile, module_path, onnx_walk, optional, patches, registry,
+        transaction, user_cache, user_code, version
         < dims, example_values, known, masks < latencies, machines, parities, precisions < artifacts < decoders
         < {sources | models | exporter | runtimes | cases | bundling | reporting | auditing}
         < folder < processes < parity < latency < verbs < console < artifact < testing < cli
@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "errors",
         "jsonfile",
         "module_path",
+        "onnx_walk",
         "optional",
         "patches",
         "registry",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attnport.errors import ArtifactError, IntegrityError
-from attnport_bundle.format.onnx_file import references
+from attnport.onnx_walk import references
 
 # Opset, IR version and the oldest ONNX Runtime that loads them, measured with models on 1.22 to 1.31.
 _OLDEST = ((23, 11, "1.23"), (25, 13, "1.24"), (26, 13, "1.25"))

@@ -176,7 +176,7 @@ def _contract(manifest: Manifest) -> spec.BundleIO:
                 hint="Cast inside the module, so that its inputs and outputs are arrays that NumPy has.",
             )
     try:
-        spec.check_contract(contract)
+        contract.check()
     except UsageError as err:  # the ModelSpec of a factory may contradict itself
         raise UsageError(f"{manifest.name}: {err}", hint="Correct the ModelSpec, and export again.") from err
     return contract

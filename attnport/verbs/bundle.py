@@ -16,6 +16,7 @@ from attnport.bundling.backends import Backend, choose
 from attnport.bundling.judging import FUSION, PARITY, gate, judge
 from attnport.bundling.layouts import base as layouts
 from attnport.bundling.readme import package_of
+from attnport.bundling.verifying import check
 from attnport.bundling.write import needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
 from attnport.folder.verdicts import read_parity
@@ -214,7 +215,7 @@ def _try(staged: Path, tell: Callable[[str], None]) -> None:
     from attnport_bundle.selftest import selftest
 
     try:
-        report = selftest(staged)
+        report = selftest(staged, check=check)
     except BundleError as err:  # the artifact has something that a reader refuses, such as a long declaration
         problem = str(err).removeprefix(f"{staged}{os.sep}")
         raise ArtifactError(

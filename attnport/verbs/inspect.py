@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from attnport.artifacts import MANIFEST, EngineRecord, FusionReport, IOContract, Manifest
+from attnport.bundling.verifying import check
 from attnport.errors import ArtifactError, IntegrityError
 from attnport.exporter.inspect_graph import GraphFacts, graph_facts
 from attnport.folder.verdicts import read_parity
@@ -154,7 +155,7 @@ def _verdicts(folder: Path, manifest: Manifest) -> dict[str, str]:
 
 def _bundle(folder: Path) -> Inspection:
     manifest = bundle_manifest.read(folder)
-    bundle_files.require(folder, manifest)
+    bundle_files.require(folder, check(folder, manifest))
     preferred = manifest.forms[manifest.order[0]]
     return Inspection(
         path=str(folder),

@@ -41,14 +41,13 @@ class _OnRows(ABC):
         *,
         error: str = "error",
         tokens: int = batches.TOKENS,
-        max_memory: int | str | None = None,
         threads: int | None = None,
         form: str | None = None,
         require_signature: str | os.PathLike[str] | None = None,
     ) -> None:
         self._folder = os.fspath(path("folder", folder))
         self._error = error
-        self._limits: dict[str, Any] = {"tokens": tokens, "max_memory": max_memory}
+        self._tokens = tokens
         self._threads = threads
         self._how: dict[str, Any] = {"form": form, "require_signature": require_signature}
         self._opened: Model | None = None
@@ -134,7 +133,7 @@ class _OnRows(ABC):
 
     @abstractmethod
     def _known_to_run(self) -> bool:
-        """Runs something that the model takes, within the same limits. Returns whether its result is right."""
+        """Runs something that the model takes. Returns whether its result is right."""
 
 
 class Embed(_OnRows):
@@ -146,7 +145,7 @@ class Embed(_OnRows):
         output: The column of vectors.
         prompt: As of `Model.embed`.
         error: The column that says what is wrong with a row, "" for the others.
-        tokens, max_memory: As of `embed`, for each process that runs this.
+        tokens: As of `embed`, for each process that runs this.
         threads: Compute threads; None = the CPUs that Ray gives the actor or task, and outside of Ray the runtime's own
             choice.
         form, require_signature: As of `load`.
@@ -162,8 +161,7 @@ class Embed(_OnRows):
         **options: Any,
     ) -> None:
         super().__init__(folder, **options)
-        self._column, self._output = column, output
-        self._prompt: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
+        self._column, self._output, self._prompt = column, output, prompt
 
     def _outputs(self) -> tuple[TensorSpec, ...]:
         io = self._model.io
@@ -183,7 +181,7 @@ class Embed(_OnRows):
         return len(self._vectors(["a"])) == 1
 
     def _vectors(self, texts: list[str]) -> Any:
-        return self._model.embed(texts, **self._limits, **self._prompt)
+        return self._model.embed(texts, prompt=self._prompt, tokens=self._tokens)
 
 
 class Run(_OnRows):
@@ -196,7 +194,7 @@ class Run(_OnRows):
     Args:
         folder: The bundle, which every machine reads under this path.
         outputs: The outputs to add; None = all.
-        error, tokens, max_memory, threads, form, require_signature: As of `Embed`.
+        error, tokens, threads, form, require_signature: As of `Embed`.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, outputs: Sequence[str] | None = None, **options: Any) -> None:
@@ -229,13 +227,13 @@ class Run(_OnRows):
         along = place(model.io)
         items = {spec: [item(spec, values[at]) for at in part] for spec, values in rows.items()}
         sizes = lengths(items, along)
-        outputs = model.map(feeds(items, sizes, along, model.masks), **self._limits)
+        outputs = model.map(feeds(items, sizes, along, model.masks), tokens=self._tokens)
         return {spec.name: cut(spec, outputs[spec.name], sizes, along) for spec in self._outputs()}
 
     def _known_to_run(self) -> bool:
         """The first golden case: its inputs are in the bundle, and what comes out."""
         goldens = GoldenCases(Path(self._folder), self._model.manifest)
-        return next(goldens.check(self._model.form, lambda **feeds: self._model.map(feeds, **self._limits))).passed
+        return next(goldens.check(self._model.form, lambda **feeds: self._model.map(feeds, tokens=self._tokens))).passed
 
 
 def _cpus_of_ray() -> int | None:

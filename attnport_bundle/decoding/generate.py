@@ -12,7 +12,7 @@ from ..arguments import flag, integer, mapping, require, several
 from ..errors import BundleError, FeedError, UsageError
 from ..feeds import not_an_array
 from ..format.contract import IO, TensorSpec
-from ..format.decoder import NAMES, Decoder, Roles, Rules, roles_of
+from ..format.decoder import NAMES, Decoder, Roles, Rules
 from ..text.tokenizer import IDS, open_file, text_feeds, text_length
 from ..text.wordpiece import Tokens
 from .caches import Decoding, MakeSteps, Run
@@ -64,7 +64,7 @@ def generate(
     start, stop = _named(start, "start"), _named(stop, "stop")
     stops = decoder.stop if stop is None else stop
     as_text = texts if as_text is None else flag("as_text", as_text)
-    roles, context = roles_of(io, decoder), _arrays(io, context)
+    roles, context = Roles(io, decoder), _arrays(io, context)
     named = any(isinstance(each, str) for each in (*(start or ()), *stops))
     words = _Words(tokenizer) if as_text or named or (texts and encoder is None) else None
     if encoder is not None:

@@ -184,39 +184,32 @@ class MaskSpec:
         ):
             if got not in known:
                 raise UsageError(f"mask {what} {got!r}; expected one of {', '.join(known)}.")
-        problem = self._problem()
-        if problem:
+        if problem := self._problem():
             raise UsageError(f"mask {self}: {problem}.")
 
     def _problem(self) -> str:
         """Why the combination has no meaning, or ""."""
-        if len(set(self.kinds)) != len(self.kinds):
-            return "a kind is named twice; each is there once"
-        if "none" in self.kinds and len(self.kinds) > 1:
-            return "none hides nothing and does not combine with other kinds; none is alone"
-        if self.window < 0:
-            return f"got window {self.window}; expected 0 or more"
-        if self.window and "window" not in self.kinds:
-            return f"got window {self.window} without the kind window"
-        if self.carries == "mask":
-            return "" if self.keys is None else f"got keys={self.keys!r}; only lengths count the keys of a dim"
-        if self.input is None:
-            return f"got {self.carries} without the input that holds them"
-        expressible = [kind for kind in self.kinds if kind in CARRIES[self.carries]]
-        if len(expressible) != 1:
-            expected = ", ".join(CARRIES[self.carries])
-            return f"{self.carries} cannot say {', '.join(self.kinds)}; expected exactly one of {expected}"
-        others = set(self.kinds) - {*expressible, *COMPUTED, *["padding"] * (self.carries == "ids")}
-        if others:
-            return (
-                f"{self.carries} of {expressible[0]} cannot say {', '.join(sorted(others))} as well; "
-                "use another input for that"
-            )
-        if self.polarity != "keep":
-            return f"got polarity {self.polarity} for {self.carries}; only a mask has one"
-        if self.keys is not None and self.carries != "lengths":
-            return f"got keys={self.keys!r}; only lengths count the keys of a dim"
-        return ""
+        kinds, carries, named = self.kinds, self.carries, ", ".join(self.kinds)
+        says = [kind for kind in kinds if kind in CARRIES[carries]]
+        others = set(kinds) - {*says, *COMPUTED, *["padding"] * (carries == "ids")}
+        problems = {
+            "a kind is named twice; each is there once": len(set(kinds)) < len(kinds),
+            "none hides nothing and does not combine with other kinds; none is alone": "none" in kinds
+            and len(kinds) > 1,
+            f"got window {self.window}; expected 0 or more": self.window < 0,
+            f"got window {self.window} without the kind window": self.window > 0 and "window" not in kinds,
+            f"got keys={self.keys!r}; only lengths count the keys of a dim": self.keys is not None
+            and carries != "lengths",
+        }
+        if carries != "mask":
+            expected, more = ", ".join(CARRIES[carries]), ", ".join(sorted(others))
+            problems |= {
+                f"got {carries} without the input that holds them": self.input is None,
+                f"{carries} cannot say {named}; expected exactly one of {expected}": len(says) != 1,
+                f"{carries} of {', '.join(says)} cannot say {more} as well; use another input for that": bool(others),
+                f"got polarity {self.polarity} for {carries}; only a mask has one": self.polarity != "keep",
+            }
+        return next((problem for problem, found in problems.items() if found), "")
 
     def __str__(self) -> str:
         text = "+".join(self.kinds)
@@ -246,11 +239,10 @@ class IO:
         for names in ([x.name for x in self.inputs], [x.name for x in self.outputs], [dim.name for dim in self.dims]):
             if len(set(names)) != len(names):
                 raise UsageError(f"a name is there twice among {', '.join(names)}.")
-        known = {dim.name for dim in self.dims}
+        known, given = {dim.name for dim in self.dims}, set(self.given())
         for dim in self.dims:
             if dim.opt < 1:
                 raise UsageError(f"dim {dim}: got the usual size 0; expected 1 or more.")
-        given = set(self.given())
         for tensor in (*self.inputs, *self.outputs):
             _check_sizes(tensor, known, given)
         for tensor in self.outputs:
@@ -258,7 +250,7 @@ class IO:
                 raise UsageError(f"output {tensor.name!r}: got high {tensor.high}; only inputs have one.")
         inputs = {tensor.name: tensor for tensor in self.inputs}
         for mask in self.masks:
-            _check_carried(mask, None if mask.input is None else inputs.get(mask.input), known)
+            _check_carried(mask, inputs.get(mask.input or ""), known)
         if not self.inputs or not self.outputs:
             raise UsageError("a model has at least one input and one output.")
 
@@ -266,34 +258,33 @@ class IO:
 def _check_sizes(tensor: TensorSpec, known: Set[str], given: Set[str]) -> None:
     """Raises UsageError unless each dim is a size, a name or an expression of names in `given`."""
     for dim in tensor.dims:
-        if dim in known if isinstance(dim, str) else dim >= 0:
-            continue
-        problem = ""
-        if isinstance(dim, str):
+        problem = "" if isinstance(dim, str) or dim >= 0 else "it is below 0"
+        if isinstance(dim, str) and dim not in known:
             try:
                 unknown = sorted(expressions.names(dim) - given)
+                problem = f"no input has {', '.join(unknown)}" if unknown else ""
             except ValueError as err:
-                problem = f" ({err})"
-            else:
-                if not unknown:
-                    continue
-                problem = f" (no input has {', '.join(unknown)})"
-        raise UsageError(f"tensor {tensor.name!r}: got dim {dim!r}{problem}; known are {', '.join(sorted(known))}.")
+                problem = str(err)
+        if problem:
+            names = ", ".join(sorted(known))
+            raise UsageError(f"tensor {tensor.name!r}: got dim {dim!r} ({problem}); known are {names}.")
 
 
 def _check_carried(mask: MaskSpec, carrier: TensorSpec | None, dims: set[str]) -> None:
     """Raises UsageError unless the input that carries a mask, and the dims, fit the mask."""
-    if carrier is None and mask.input is not None:
-        raise UsageError(f"a mask is carried by {mask.input!r}, which is no input.")
-    rank = RANKS.get(mask.carries)
-    if carrier is not None and rank is not None and len(carrier.dims) != rank:
-        raise UsageError(f"{carrier} carries {mask.carries}, which have rank {rank}.")
-    if carrier is not None and mask.carries in OF_INTEGERS and carrier.dtype not in _INTEGERS:
-        raise UsageError(f"{carrier} carries {mask.carries}, which are integers.")
-    if carrier is not None and mask.polarity == "additive" and "float" not in carrier.dtype:
-        raise UsageError(f"{carrier} carries an additive mask, which is of floats.")
     if mask.keys is not None and mask.keys not in dims:
         raise UsageError(f"{mask.input!r} counts {mask.keys!r}, which is no dim.")
+    if mask.input is None:
+        return
+    if carrier is None:
+        raise UsageError(f"a mask is carried by {mask.input!r}, which is no input.")
+    rank = RANKS.get(mask.carries, len(carrier.dims))
+    if len(carrier.dims) != rank:
+        raise UsageError(f"{carrier} carries {mask.carries}, which have rank {rank}.")
+    if mask.carries in OF_INTEGERS and carrier.dtype not in _INTEGERS:
+        raise UsageError(f"{carrier} carries {mask.carries}, which are integers.")
+    if mask.polarity == "additive" and "float" not in carrier.dtype:
+        raise UsageError(f"{carrier} carries an additive mask, which is of floats.")
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..arguments import flag, integer, number, several
 from ..errors import FeedError, UsageError
@@ -201,91 +201,80 @@ class _Check:
     def all(self) -> None:
         decoder = self._decoder
         masks = (decoder.mask, decoder.window.mask if decoder.window else None)
-        _once(
-            [decoder.ids, decoder.positions, *masks, *(cache.input for cache in decoder.caches)], self._inputs, "input"
-        )
+        taken = [decoder.ids, decoder.positions, *masks, *(cache.input for cache in decoder.caches)]
+        _once(taken, self._inputs, "input")
         _once([decoder.logits, *(cache.output for cache in decoder.caches)], self._outputs, "output")
         for what, tokens in (("stop", decoder.stop), ("start", decoder.start)):
             _require(not tokens or min(tokens) >= 0, f"got {what} {list(tokens)}; expected token ids of 0 or more")
-        ids = self._inputs[decoder.ids]
-        _require(ids.high is not None and len(ids.dims) == 2 and ids.dims[0] in self._dims and (
-            ids.dims[1] == 1 or ids.dims[1] in self._dims), f"{ids}: expected [batch, seq], with a high")  # fmt: skip
-        batch, seq = ids.dims
-        logits = self._outputs[decoder.logits]
-        _require(
-            logits.dims in ((batch, ids.high), (batch, seq, ids.high)), f"{logits} does not score the {ids.high} ids"
-        )
-        self._caches(str(batch), seq)
-        self._masks(batch, seq)
-        changing = {str(seq), *self._lengths("all"), *self._lengths("window")} & self._dims.keys()
+        ids, logits = self._inputs[decoder.ids], self._outputs[decoder.logits]
+        two = ids.high is not None and len(ids.dims) == 2
+        fits = two and ids.dims[0] in self._dims and (ids.dims[1] == 1 or ids.dims[1] in self._dims)
+        _require(fits, f"{ids}: expected [batch, seq], with a high")
+        batch, seq = str(ids.dims[0]), ids.dims[1]
+        known = ((batch, ids.high), (batch, seq, ids.high))
+        _require(logits.dims in known, f"{logits} does not score the {ids.high} ids")
+        for cache in decoder.caches:
+            self._cache(cache, batch, seq)
+        far, near = self._lengths("all"), self._lengths("window")
+        self._kinds(far, near)
+        self._masks(batch, seq, next(iter(far or near), None), next(iter(near), None))
+        changing = {str(seq), *far, *near} & self._dims.keys()
         for name in context_of(decoder, self._inputs):
-            sizes = [dim for dim in self._inputs[name].dims if isinstance(dim, str)]
-            grows = any(changing & expressions.names(dim) for dim in sizes)
+            grows = any(changing & expressions.names(dim) for dim in self._inputs[name].dims if isinstance(dim, str))
             _require(not grows, f"{self._inputs[name]} differs from step to step, and nothing says what it is for")
 
-    def _lengths(self, holds: str) -> list[str]:
+    def _lengths(self, holds: str) -> set[str]:
         """The dims that are the lengths of caches."""
-        return sorted({str(self._inputs[cache.input].dims[cache.axis]) for cache in self._decoder.caches
-                       if cache.axis is not None and cache.holds == holds})  # fmt: skip
+        return {str(self._inputs[cache.input].dims[cache.axis]) for cache in self._decoder.caches
+                if cache.axis is not None and cache.holds == holds}  # fmt: skip
 
-    def _caches(self, batch: str, seq: str | int) -> None:
-        decoder = self._decoder
+    def _cache(self, cache: Cache, batch: str, seq: str | int) -> None:
+        """Checks one cache, and the output that follows it."""
+        taken, given, axis = self._inputs[cache.input], self._outputs[cache.output], cache.axis
+        _require((axis is None) is (cache.holds is None), f"{cache.input}: a state, and nothing else, has no axis")
+        _require(batch in taken.dims, f"{taken}: a cache has the dim {batch}")
+        expected = [taken.dims]
+        if axis is not None:
+            own = 0 <= axis < len(taken.dims) and taken.dims[axis] in self._dims.keys() - {batch, str(seq)}
+            _require(own, f"{taken}: its length is no dim of its own at axis {axis}")
+            new = self._decoder.output_holds == "new"
+            lengths: Sequence[str | int] = [seq] if new else _grown(taken.dims[axis], seq)
+            expected = [(*taken.dims[:axis], each, *taken.dims[axis + 1 :]) for each in lengths]
+        _require(given.dims in expected, f"{given} does not follow {taken}")
+
+    def _kinds(self, far: set[str], near: set[str]) -> None:
+        """Checks what caches of all tokens, of a window, and states have to do with each other."""
+        decoder, window = self._decoder, self._decoder.window
+        growing = bool(far or near)
         _require(bool(decoder.caches), "it has no cache")
-        growing = [cache for cache in decoder.caches if cache.axis is not None]
-        _require(
-            bool(growing) is (decoder.output_holds is not None), "output_holds is null where every cache is a state"
-        )
-        for cache in decoder.caches:
-            taken, given = self._inputs[cache.input], self._outputs[cache.output]
-            _require(
-                (cache.axis is None) is (cache.holds is None), f"{cache.input}: a state, and nothing else, has no axis"
-            )
-            _require(batch in taken.dims, f"{taken}: a cache has the dim {batch}")
-            expected = [taken.dims]
-            if (axis := cache.axis) is not None:
-                _require(0 <= axis < len(taken.dims) and taken.dims[axis] in self._dims.keys() - {batch, str(seq)},
-                         f"{taken}: its length is no dim of its own at axis {axis}")  # fmt: skip
-                length = taken.dims[axis]
-                lengths = [seq] if decoder.output_holds == "new" else [f"{length}+{seq}", f"{seq}+{length}"]
-                expected = [(*taken.dims[:axis], each, *taken.dims[axis + 1 :]) for each in lengths]
-            _require(given.dims in expected, f"{given} does not follow {taken}")
-        far, near = self._lengths("all"), self._lengths("window")
-        _require(
-            len(far) < 2 and len(near) < 2 and far != (near or None), "caches of one kind have one length of their own"
-        )
-        window = decoder.window
+        _require(growing is (decoder.output_holds is not None), "output_holds is null where every cache is a state")
+        alike = len(far) < 2 and len(near) < 2 and not far & near
+        _require(alike, "caches of one kind have one length of their own")
         _require(bool(near) is (window is not None), "caches of a window, and nothing else, have a window")
         if window:
             _require(decoder.output_holds == "all", "the outputs of caches with a window hold all of them")
-            _require((window.mask is not None) is bool(far) is (decoder.positions is None),
-                     "the window has a mask of its own, or all caches are of it and positions is an input")  # fmt: skip
+            own = (window.mask is not None) is bool(far) is (decoder.positions is None)
+            _require(own, "the window has a mask of its own, or all caches are of it and positions is an input")
         else:
             _require(decoder.positions is None, "positions are for models with a window alone")
-        least = {self._dims[name].min for name in (*far, *near)}
+        least = {self._dims[name].min for name in far | near}
         _require(len(least) < 2, "caches begin with different numbers of places")
         _require(decoder.mask is not None or not any(least), "its cache cannot be empty, and no mask hides a place")
 
-    def _masks(self, batch: str | int, seq: str | int) -> None:
-        decoder = self._decoder
-        past = next(iter(self._lengths("all") or self._lengths("window")), None)
-        _require((decoder.mask is None) is (decoder.mask_covers is None), "mask_covers is null where mask is")
-        _require((past is None) is (decoder.mask_covers == "new") or decoder.mask is None,
-                 'mask_covers is "new" where every cache is a state, and nowhere else')  # fmt: skip
-        _require(decoder.window is None or decoder.mask_covers == "all", 'with a window, mask_covers is "all"')
-        near = next(iter(self._lengths("window")), None)
-        covered: dict[str | None, list[str | int | None]] = {
-            "all": [f"{past}+{seq}", f"{seq}+{past}"],
-            "past": [past],
-            "new": [seq],
-            None: [],
-        }
-        self._mask(decoder.mask, batch, covered[decoder.mask_covers])
-        self._mask(decoder.window.mask if decoder.window else None, batch, [f"{near}+{seq}", f"{seq}+{near}"])
+    def _masks(self, batch: str, seq: str | int, past: str | None, near: str | None) -> None:
+        decoder, covers = self._decoder, self._decoder.mask_covers
+        _require((decoder.mask is None) is (covers is None), "mask_covers is null where mask is")
+        of_states = (past is None) is (covers == "new") or decoder.mask is None
+        _require(of_states, 'mask_covers is "new" where every cache is a state, and nowhere else')
+        _require(decoder.window is None or covers == "all", 'with a window, mask_covers is "all"')
+        covered: dict[str | None, Collection[str | int | None]] = {"past": [past], "new": [seq]}
+        self._mask(decoder.mask, batch, covered.get(covers, _grown(past, seq)))
+        self._mask(decoder.window.mask if decoder.window else None, batch, _grown(near, seq))
         if decoder.positions is not None:
             spec = self._inputs[decoder.positions]
             _require(spec.high is not None and spec.dims == (batch, seq), f"{spec}: expected positions with a high")
 
-    def _mask(self, name: str | None, batch: str | int, lengths: Collection[str | int | None]) -> None:
+    def _mask(self, name: str | None, batch: str, lengths: Collection[str | int | None]) -> None:
         if name is None:
             return
         held = [mask for mask in self._io.masks if mask.input == name]
@@ -293,6 +282,11 @@ class _Check:
         spec = self._inputs[name]
         fits = len(spec.dims) == 2 and spec.dims[0] == batch and spec.dims[1] in lengths
         _require(keeps and fits, f"{spec}: expected a mask that keeps, [{batch}, {' or '.join(map(str, lengths))}]")
+
+
+def _grown(length: str | int | None, seq: str | int) -> list[str]:
+    """The size of a length and the new tokens, in both ways to write it."""
+    return [f"{length}+{seq}", f"{seq}+{length}"]
 
 
 def _once(names: Collection[str | None], known: Collection[str], what: str) -> None:
@@ -315,8 +309,7 @@ def context_of(decoder: Decoder, inputs: Collection[str]) -> list[str]:
     return [name for name in inputs if name not in used]
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """Caches that hold the last tokens alone.
 
     Attributes:
@@ -332,76 +325,43 @@ class Kept:
     most: int
 
 
-@dataclass(frozen=True)
 class Roles:
-    """A decoder's inputs and outputs, and what follows from their dims.
+    """A decoder's inputs and outputs, which fit its contract, and what follows from their dims.
 
     Attributes:
         ids, mask, mask_covers, positions, logits: As of `Decoder`.
         caches: Inputs, each with the output that follows it and the axis of its length, None for a state.
         returns_whole_cache: Whether the outputs of caches are whole caches, and not what is to be put behind them.
+        scores_every_token: Whether there are scores after every new token, and not after the last alone.
+        mask_covers_new: Whether a mask can say that new tokens are padding.
         context: The other inputs, which are the same at every step: those of cross-attention.
         past, start: The dim of the cache's length, "" without one, and how many empty places it begins with.
         longest_seq, longest_past: The most new tokens of a pass, and the most tokens before them.
         window: The caches that hold the last tokens alone; None = all hold all.
     """
 
-    ids: TensorSpec
-    mask: TensorSpec | None
-    mask_covers: str | None
-    positions: TensorSpec | None
-    logits: TensorSpec
-    caches: tuple[tuple[TensorSpec, str, int | None], ...]
-    returns_whole_cache: bool
-    context: tuple[TensorSpec, ...]
-    past: str
-    start: int
-    longest_seq: int
-    longest_past: int
-    window: Kept | None
-
-    @property
-    def scores_every_token(self) -> bool:
-        """Whether there are scores after every new token, and not after the last alone."""
-        return len(self.logits.dims) == 3
-
-    @property
-    def mask_covers_new(self) -> bool:
-        """Whether a mask can say that new tokens are padding."""
-        return self.mask_covers in ("all", "new")
-
-
-def roles_of(io: IO, decoder: Decoder) -> Roles:
-    """The roles of inputs and outputs in a contract that the decoder fits."""
-    inputs = {spec.name: spec for spec in io.inputs}
-    dims = {dim.name: dim for dim in io.dims}
-    ids = inputs[decoder.ids]
-    length = {cache.input: str(inputs[cache.input].dims[cache.axis]) for cache in decoder.caches
-              if cache.axis is not None}  # fmt: skip
-    near = frozenset(cache.input for cache in decoder.caches if cache.holds == "window")
-    past = next((length[name] for name in length if name not in near), next(iter(length.values()), ""))
-    start = dims[past].min if past else 0
-    mask, positions = inputs.get(decoder.mask or ""), inputs.get(decoder.positions or "")
-    kept, longest = None, dims[past].max if past else _UNLIMITED
-    if decoder.window:
-        kept_mask = inputs[decoder.window.mask or decoder.mask or ""]
-        kept = Kept(near, kept_mask, decoder.window.places, dims[length[next(iter(near))]].max)
-        if kept.most < kept.places:  # so few that none may go
-            longest = min(longest, kept.most)
-        elif positions and positions.high:
-            longest = start + positions.high - 1
-    return Roles(
-        ids=ids,
-        mask=mask,
-        mask_covers=decoder.mask_covers,
-        positions=positions,
-        logits=next(spec for spec in io.outputs if spec.name == decoder.logits),
-        caches=tuple((inputs[cache.input], cache.output, cache.axis) for cache in decoder.caches),
-        returns_whole_cache=decoder.output_holds != "new",
-        context=tuple(inputs[name] for name in context_of(decoder, inputs)),
-        past=past,
-        start=start,
-        longest_seq=dims[str(ids.dims[1])].max if ids.dims[1] in dims else 1,
-        longest_past=longest,
-        window=kept,
-    )
+    def __init__(self, io: IO, decoder: Decoder) -> None:
+        inputs, dims = {spec.name: spec for spec in io.inputs}, {dim.name: dim for dim in io.dims}
+        self.ids = inputs[decoder.ids]
+        self.mask, self.positions = inputs.get(decoder.mask or ""), inputs.get(decoder.positions or "")
+        self.mask_covers, self.mask_covers_new = decoder.mask_covers, decoder.mask_covers in ("all", "new")
+        self.logits = next(spec for spec in io.outputs if spec.name == decoder.logits)
+        self.scores_every_token = len(self.logits.dims) == 3
+        self.caches = tuple((inputs[cache.input], cache.output, cache.axis) for cache in decoder.caches)
+        self.returns_whole_cache = decoder.output_holds != "new"
+        self.context = tuple(inputs[name] for name in context_of(decoder, inputs))
+        self.longest_seq = dims[str(self.ids.dims[1])].max if self.ids.dims[1] in dims else 1
+        lengths = {cache.holds: str(inputs[cache.input].dims[cache.axis]) for cache in decoder.caches
+                   if cache.axis is not None}  # fmt: skip
+        self.past = lengths.get("all") or lengths.get("window", "")
+        self.start = dims[self.past].min if self.past else 0
+        self.longest_past = dims[self.past].max if self.past else _UNLIMITED
+        self.window: Kept | None = None
+        if decoder.window:
+            names = frozenset(cache.input for cache in decoder.caches if cache.holds == "window")
+            places, most = decoder.window.places, dims[lengths["window"]].max
+            self.window = Kept(names, inputs[decoder.window.mask or decoder.mask or ""], places, most)
+            if most < places:  # so few that none may go
+                self.longest_past = min(self.longest_past, most)
+            elif self.positions and self.positions.high:
+                self.longest_past = self.start + self.positions.high - 1

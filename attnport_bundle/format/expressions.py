@@ -7,8 +7,9 @@ There are names, whole numbers, `+ - * // %`, `min(a,b)`, `max(a,b)` and parenth
 from __future__ import annotations
 
 import functools
+import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 MAX_LETTERS = 400
 MAX_DEPTH = 16
@@ -16,9 +17,10 @@ MAX_DEPTH = 16
 LARGEST = 2**53 - 1
 
 _TOKEN = re.compile(r" *([A-Za-z_][A-Za-z0-9_]*|[0-9]+|//|[-+*%(),])")
-_SUMS = ("+", "-")
-_PRODUCTS = ("*", "//", "%")
-_CALLS: dict[str, Callable[[int, int], int]] = {"min": min, "max": max}
+_SUMS = {"+": operator.add, "-": operator.sub}
+_PRODUCTS = {"*": operator.mul, "//": operator.floordiv, "%": operator.mod}
+_CALLS = {"min": min, "max": max}
+_OPERATIONS: dict[str, Callable[[int, int], int]] = {**_SUMS, **_PRODUCTS, **_CALLS}
 Step = int | str | tuple[str]
 """A number, a name, or an operation on the last two values."""
 
@@ -39,7 +41,9 @@ def evaluate(text: str, sizes: Mapping[str, int]) -> int:
     for step in steps(text):
         if isinstance(step, tuple):
             second, first = values.pop(), values.pop()
-            values.append(_apply(step[0], first, second))
+            if step[0] in ("//", "%") and second < 1:
+                raise ValueError(f"it divides by {second}")
+            values.append(_OPERATIONS[step[0]](first, second))
         elif isinstance(step, str) and step not in sizes:
             raise ValueError(f"{step} has no size")
         else:
@@ -49,16 +53,6 @@ def evaluate(text: str, sizes: Mapping[str, int]) -> int:
     if values[0] < 0:
         raise ValueError(f"the size is {values[0]}")
     return values[0]
-
-
-def _apply(operation: str, first: int, second: int) -> int:
-    if operation in ("//", "%"):
-        if second < 1:
-            raise ValueError(f"it divides by {second}")
-        return first // second if operation == "//" else first % second
-    if operation in _CALLS:
-        return _CALLS[operation](first, second)
-    return first + second if operation == "+" else first - second if operation == "-" else first * second
 
 
 @functools.lru_cache(maxsize=256)
@@ -100,7 +94,7 @@ class _Reader:
     def product(self, depth: int) -> None:
         self._row(_PRODUCTS, self.value, depth)
 
-    def _row(self, operations: tuple[str, ...], part: Callable[[int], None], depth: int) -> None:
+    def _row(self, operations: Collection[str], part: Callable[[int], None], depth: int) -> None:
         part(depth)
         while self.tokens and self.tokens[-1] in operations:
             operation = self.tokens.pop()

@@ -1,6 +1,6 @@
 """The folder of a bundle against its manifest, and the manifest's signature.
 
-No file may be changed, missing, added, a link, or refer elsewhere. `bundle.sig` is the Ed25519 signature of the
+No file may be changed, missing, added or a link. `bundle.sig` is the Ed25519 signature of the
 manifest, which holds the digest of every file. The public key always comes from outside the bundle: a key inside would
 only prove that the bundle agrees with itself. Ed25519: https://www.rfc-editor.org/rfc/rfc8032. Keys are PEM files, as
 `openssl genpkey -algorithm ed25519` makes them.
@@ -8,17 +8,18 @@ only prove that the bundle agrees with itself. Ed25519: https://www.rfc-editor.o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from ..errors import BundleError, IntegrityError, RuntimeMissing
-from .manifest import ENGINES, MANIFEST, SIGNATURE, Form, Manifest, from_bytes, read_bytes, shown_name
-from .onnx_file import open_regular, references
+from .manifest import MANIFEST, SIGNATURE, File, Manifest, from_bytes, read_bytes, shown_name
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -30,37 +31,49 @@ _PREFIX = b"attnport-bundle-signature-v1\0"
 _P = 2**255 - 19
 
 
+# Not every system has all of these flags.
+_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens `path` for reading.
+
+    Raises:
+        OSError: it cannot be opened, or is a link.
+        ValueError: it is not a regular file.
+    """
+    # The descriptor makes sure that the file that is checked is the one that is read.
+    file = open(os.open(path, os.O_RDONLY | _FLAGS), "rb")  # noqa: PTH123, SIM115 - see above; the caller closes it
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise ValueError("not a regular file")
+
+
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """The bytes of a bundled file. Raises IntegrityError if it cannot be read, or has more than `most` bytes."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if most is not None and size > most:
+                raise ValueError(f"got {size} bytes; expected at most {most}")
+            return file.read()
+    except OSError as err:
+        raise IntegrityError(f"{path}: cannot be read: {err.strerror}.") from err
+    except ValueError as err:
+        raise IntegrityError(f"{path}: {err}.") from err
+
+
 def message(manifest: bytes) -> bytes:
     """The signed text: a prefix, followed by the bytes of `bundle.json`."""
     return _PREFIX + manifest
 
 
-def read_signature(folder: Path) -> bytes | None:
-    """The signature in the bundle `folder`; None = it is not signed.
-
-    Raises:
-        IntegrityError: there is something of that name, but it is not a signature.
-    """
-    path = folder / SIGNATURE
-    if not os.path.lexists(path):
-        return None
-    try:
-        with open_regular(path) as file:
-            data = file.read(BYTES + 1)
-    except (OSError, ValueError) as err:
-        raise IntegrityError(f"{path} is not a signature: it is no regular file that can be read.") from err
-    if len(data) != BYTES:
-        got = f"more than {BYTES}" if len(data) > BYTES else len(data)
-        raise IntegrityError(f"{path} is not a signature: got {got} bytes; expected {BYTES}.")
-    return data
-
-
-def check_signature(manifest: bytes, signature: bytes | None, key: Path, folder: Path) -> str:
+def check_signature(manifest: bytes, key: Path, folder: Path) -> str:
     """Checks the signature of a manifest, before anything in the manifest is used.
 
     Args:
         manifest: The bytes of `bundle.json`.
-        signature: The bytes of `bundle.sig`; None = the bundle has none.
         key: The public key, a PEM file.
         folder: The bundle; the key may not lie in it.
 
@@ -73,16 +86,19 @@ def check_signature(manifest: bytes, signature: bytes | None, key: Path, folder:
         RuntimeMissing: the package cryptography is not installed.
     """
     public, fingerprint = _public_key(key, folder)
-    if signature is None:
-        raise IntegrityError(f"{folder} is not signed: it has no {SIGNATURE}.")
     from cryptography.exceptions import InvalidSignature
 
+    path, signature = folder / SIGNATURE, b""
+    if not os.path.lexists(path):
+        raise IntegrityError(f"{folder} is not signed: it has no {SIGNATURE}.")
+    with contextlib.suppress(OSError, ValueError), open_regular(path) as file:
+        signature = file.read(BYTES + 1)
+    if len(signature) != BYTES:
+        raise IntegrityError(f"{path} is not a signature: expected a regular file of {BYTES} bytes.")
     try:
         public.verify(signature, message(manifest))
     except InvalidSignature as err:
-        raise IntegrityError(
-            f"{folder / SIGNATURE}: the signature is not one of this manifest with the key {fingerprint}."
-        ) from err
+        raise IntegrityError(f"{path}: the signature is not one of this manifest with the key {fingerprint}.") from err
     return fingerprint
 
 
@@ -150,7 +166,7 @@ def read_trusted(folder: Path, key: Path | None) -> tuple[Manifest, str]:
         RuntimeMissing: a key is given and the package cryptography is not installed.
     """
     data = read_bytes(folder)
-    fingerprint = "" if key is None else check_signature(data, read_signature(folder), key, folder)
+    fingerprint = "" if key is None else check_signature(data, key, folder)
     return from_bytes(data, str(folder / MANIFEST)), fingerprint
 
 
@@ -170,9 +186,8 @@ def check(folder: Path, manifest: Manifest) -> list[FileProblem]:
     return list(itertools.islice(_problems(folder, manifest), MAX_PROBLEMS))
 
 
-def require(folder: Path, manifest: Manifest) -> None:
-    """Raises IntegrityError for the first problem that `check` finds, and says how many more there are."""
-    problems = check(folder, manifest)
+def require(folder: Path, problems: Sequence[FileProblem]) -> None:
+    """Raises IntegrityError for the first of a bundle's problems, if any, and says how many more there are."""
     if problems:
         more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
         raise IntegrityError(
@@ -181,28 +196,16 @@ def require(folder: Path, manifest: Manifest) -> None:
 
 
 def _problems(folder: Path, manifest: Manifest) -> Iterator[FileProblem]:
-    problems: dict[str, str] = {}
+    seen = set()
     for name, problem in _walk(folder, manifest):
-        problems[name] = problem
+        seen.add(name)
         if problem:
             yield FileProblem(shown_name(name), problem)
-    damaged = any(problems.values())
-    for name, expected in manifest.files.items():
-        if problems.get(name):  # reported above; it may be a pipe, and reading it would wait
-            continue
-        problem = _compare(folder / name, expected.bytes, expected.sha256) if name in problems else "missing"
-        if problem:
-            damaged = True
-            yield FileProblem(name, problem)
-    if damaged:  # a model is parsed only once it is known to be the bundled one
-        return
-    for form in manifest.forms.values():
-        if form.runtime not in ENGINES:
-            yield from _external(folder, manifest, form)
+    yield from (FileProblem(name, "missing") for name in manifest.files if name not in seen)
 
 
 def _walk(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Every entry with its problem, "" if it has none. Links are not followed."""
+    """Every entry with its problem, "" if it has none. No link is followed, and nothing but a listed file is opened."""
     folders = {parent.as_posix() for name in manifest.files for parent in Path(name).parents}
     pending = [""]
     while pending:
@@ -224,22 +227,22 @@ def _walk(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
                     yield name, "added: this folder is not part of the bundle"
             elif not entry.is_file(follow_symlinks=False):
                 yield name, "not a regular file"
-            elif name == SIGNATURE:  # to check it takes a key: see signature.py
+            elif name == SIGNATURE:
                 size = entry.stat(follow_symlinks=False).st_size
                 yield name, "" if size == BYTES else f"not a signature: got {size} bytes; expected {BYTES}"
-            elif name not in manifest.files and name != MANIFEST:
-                yield name, "added: this file is not part of the bundle"
+            elif name in manifest.files:
+                yield name, _compare(folder / name, manifest.files[name])
             else:
-                yield name, ""
+                yield name, "" if name == MANIFEST else "added: this file is not part of the bundle"
 
 
-def _compare(path: Path, size: int, sha256: str) -> str:
+def _compare(path: Path, expected: File) -> str:
     """What differs between a file and its record; "" = nothing."""
     try:
         with open_regular(path) as file:
             got = os.fstat(file.fileno()).st_size
-            if got != size:
-                return f"changed: got {got} bytes; expected {size}"
+            if got != expected.bytes:
+                return f"changed: got {got} bytes; expected {expected.bytes}"
             sha = hashlib.sha256()
             while chunk := file.read(1 << 20):
                 sha.update(chunk)
@@ -247,33 +250,4 @@ def _compare(path: Path, size: int, sha256: str) -> str:
         return f"cannot be read: {err.strerror}"
     except ValueError as err:
         return str(err)
-    return "" if sha.hexdigest() == sha256 else "changed: its SHA-256 is not that of the manifest"
-
-
-def _external(folder: Path, manifest: Manifest, form: Form) -> Iterator[FileProblem]:
-    """Problems of external data: in a file other than the model's weights files, beyond its end, or overlapping."""
-    ranges: dict[str, set[tuple[int, int]]] = {}
-    try:
-        for reference in references(folder / form.file):
-            if reference.location not in form.external:
-                where = f"takes weights from {reference.location!r}"
-                yield FileProblem(form.file, f"{where}; its weights files are {', '.join(form.external) or 'none'}")
-                return
-            size = manifest.files[reference.location].bytes
-            length = size - reference.offset if reference.length is None else reference.length
-            if reference.offset < 0 or length < 0 or reference.offset + length > size:
-                beyond = f"bytes {reference.offset} to {reference.offset + length} of {reference.location}"
-                yield FileProblem(form.file, f"takes weights from {beyond}, which has {size}")
-                return
-            if length:
-                ranges.setdefault(reference.location, set()).add((reference.offset, length))
-    except ValueError as err:
-        yield FileProblem(form.file, f"not a model that can be read: {err}")
-        return
-    for location, used in ranges.items():
-        end = 0
-        for offset, length in sorted(used):
-            if offset < end:
-                yield FileProblem(form.file, f"takes overlapping weights from {location} at byte {offset}")
-                return
-            end = offset + length
+    return "" if sha.hexdigest() == expected.sha256 else "changed: its SHA-256 is not that of the manifest"

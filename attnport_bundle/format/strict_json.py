@@ -17,6 +17,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, NewType, TypeVar
 
+from ..arguments import shown
 from ..errors import IntegrityError, UsageError, is_printable
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique: dict[str, Any] = {}
     for key, value in pairs:
         if key in unique:
-            raise ValueError(f"key {_short(key)} is there twice")
+            raise ValueError(f"key {shown(key)} is there twice")
         unique[key] = value
     return unique
 
@@ -68,7 +69,7 @@ def _no_constant(text: str) -> Any:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{_short(text)} is out of range")
+        raise ValueError(f"{shown(text)} is out of range")
     return value
 
 
@@ -103,16 +104,14 @@ def _decode(kind: Any, value: Any, where: str, own: bool) -> Any:
         return {_key(args[0], key, where, own): _decode(args[1], item, f"{where}.{key}", own) for key, item in items}
     elif origin is Literal and any(type(value) is type(arg) and value == arg for arg in args):
         return value
-    elif kind is AnyText and type(value) is str:
-        _check_text(value, where, printable=False)
+    elif kind in (str, AnyText) and type(value) is str:
+        _check_text(value, where, printable=kind is str, own=own)
         return value
     elif type(value) is int and kind in (int, float) and (own or abs(value) <= MAX_INTEGER):
         return kind(value)
     elif type(value) is kind and kind is not int:
-        if kind is str:
-            _check_text(value, where, any_text=own)
         return value
-    raise IntegrityError(f"{where}: got {_short(value)}; expected {_type_name(kind)}.")
+    raise IntegrityError(f"{where}: got {shown(value)}; expected {_type_name(kind)}.")
 
 
 def _key(kind: type, key: str, where: str, own: bool) -> Any:
@@ -124,11 +123,11 @@ def _key(kind: type, key: str, where: str, own: bool) -> Any:
 
 def _decode_dataclass(kind: type, value: Any, where: str, own: bool) -> Any:
     if not isinstance(value, dict):
-        raise IntegrityError(f"{where}: got {_short(value)}; expected {_type_name(kind)}.")
+        raise IntegrityError(f"{where}: got {shown(value)}; expected {_type_name(kind)}.")
     hints = _hints(kind)
     for key in value:
         if key not in hints:
-            raise IntegrityError(f"{where}: unknown key {_short(key)}.")
+            raise IntegrityError(f"{where}: unknown key {shown(key)}.")
     for field in dataclasses.fields(kind):
         if field.name not in value and not (own and _has_default(field)):
             raise IntegrityError(f"{where}: key {field.name!r} is missing.")
@@ -162,18 +161,13 @@ def _fits(kind: Any, value: Any) -> bool:
     return type(value) is kind or (kind is float and type(value) is int)
 
 
-def _check_text(value: str, where: str, *, printable: bool = True, any_text: bool = False) -> None:
+def _check_text(value: str, where: str, *, printable: bool, own: bool) -> None:
     """Refuses control characters and the like where messages print the text to a terminal."""
     if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise IntegrityError(f"{where}: half of a surrogate pair.")
-    if not any_text and ((printable and not is_printable(value)) or len(value) > MAX_TEXT):
+    if not own and ((printable and not is_printable(value)) or len(value) > MAX_TEXT):
         kind = "printable text" if printable else "text"
-        raise IntegrityError(f"{where}: got {_short(value)}; expected {kind} of at most {MAX_TEXT} characters.")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+        raise IntegrityError(f"{where}: got {shown(value)}; expected {kind} of at most {MAX_TEXT} characters.")
 
 
 def _type_name(kind: Any) -> str:

@@ -76,9 +76,6 @@ class Session(Protocol):
         """
         return dict(self.run(through_numpy(feeds)))
 
-    def give_back(self) -> bool:
-        """Gives the system what the runtime keeps between calls. Returns whether it can; nothing else changes."""
-
     def close(self) -> None:
         """Frees the session."""
 

@@ -21,8 +21,8 @@ import warnings
 from pathlib import Path
 
 from ..errors import BundleError, BundleWarning
+from ..format.files import open_regular
 from ..format.manifest import Manifest
-from ..format.onnx_file import open_regular
 from . import Machine
 
 VARIABLE = "ATTNPORT_CACHE"

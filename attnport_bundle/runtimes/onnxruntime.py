@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BundleError, RuntimeMissing, escaped
 from ..feeds import BFLOAT16, bound, storage
 from ..format.decoder import IN_PLACE, Roles
+from ..format.files import read_regular
 from ..format.manifest import Form
-from ..format.onnx_file import read_regular
 from . import Port, Session, cpu
 
 if TYPE_CHECKING:
@@ -171,10 +171,6 @@ class OnnxRuntimeSession(Session):
 
         run = InPlace.of(self._module, self._session) if self.provider == CPU else None
         return Buffers(run, roles) if run else None
-
-    def give_back(self) -> bool:
-        """The arena shrinks only at the end of a call, by an option of that call: not here."""
-        return False
 
     def close(self) -> None:
         """Frees the session."""

@@ -131,12 +131,6 @@ class Stepping:
                     return None
             return States(self._made, roles, self._guard)
 
-    def give_back(self) -> None:
-        """Frees the pool and what was compiled for sizes."""
-        with self._lock:
-            if self._made is not None:
-                self._made.release_memory()
-
     def close(self) -> None:
         """Frees the model, once no batch uses it."""
         with self._lock:
@@ -208,17 +202,6 @@ class OpenVinoSession(Session):
         """Every output by name, in the file's own dtypes."""
         with self._lock:
             return infer(self._request, self._made, feeds, tuple(port.name for port in self.outputs))
-
-    def give_back(self) -> bool:
-        """Frees the pool and what was compiled for sizes; the C library has to be asked to pass it on."""
-        with self._lock:
-            if self._made is not None:
-                self._made.release_memory()
-        self.new_steps.give_back()
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
-        return True
 
     def close(self) -> None:
         """Frees the model."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import BundleError, FeedError, IntegrityError, RuntimeMissing, escaped
 from ..feeds import BFLOAT16, storage
+from ..format.files import read_regular
 from ..format.manifest import Manifest, shown_name
-from ..format.onnx_file import read_regular
 from . import Port, Range, Session, cuda
 from .kernels import Cache, RuntimeCache, entry
 
@@ -113,10 +113,6 @@ class EngineSession(Session):
         for name, array in outputs.items():
             context.set_tensor_address(name, self._buffer(name, array.nbytes))
         return context, is_new, uploads, outputs
-
-    def give_back(self) -> bool:
-        """What an engine keeps is memory of the GPU."""
-        return False
 
     def close(self) -> None:
         """Frees memory, contexts and engine, and closes the device; closing twice is fine."""

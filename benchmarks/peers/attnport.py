@@ -38,11 +38,11 @@ def _precision(plan: str) -> str:
 
 
 def embedder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[list[str], int], Any]:
-    """`Model.embed` of a bundle within the limit of memory, in batches of its own."""
+    """`Model.embed` of a bundle, in batches of its own."""
     from attnport_bundle import load
 
     opened = load(model["bundle"], form=variant, threads=threads)
-    return lambda texts, batch: opened.embed(texts, max_memory=model["max_memory"])
+    return lambda texts, batch: opened.embed(texts)
 
 
 def decoder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[int], Any]:

@@ -2,7 +2,9 @@
 
 A description: `about` (one sentence), `on` (`bundle`, `artifact`, `hf` or `server`), `do` (steps, see `STEPS`; of a
 server see `body`), `reseal` (the attacker can write the manifest too: sizes and digests are made to fit afterwards),
-`exit` (2 or 6; of a server the status of HTTP), `says` (a part of the message). It may have `signed` (the bundle is
+`exit` (2 or 6; of a server the status of HTTP), `says` (a part of the message). It may have `readers` (the exit code of
+a reader inside of an application for what only `attnport verify` looks for: 2 where the runtime refuses it, 0 where
+nobody uses it; see FORMAT.md, Verify), `signed` (the bundle is
 signed before the attack), `key` (what the reader checks it with: `right`, `other`, `small_order`, `inside` the bundle,
 `linked` into it; else nothing) and `found` (`open` or `run`: what has to happen before a reader can know; else nothing
 has to).
@@ -44,6 +46,11 @@ class Attack:
     signed: bool = False
     key: str | None = None
     found: str = "files"
+    readers: int = -1
+
+    def __post_init__(self) -> None:
+        if self.readers < 0:
+            object.__setattr__(self, "readers", self.exit)
 
 
 def read(path: Path) -> Attack:

@@ -10,7 +10,6 @@ import pytest
 
 from attnport_bundle import load
 from attnport_bundle.arguments import LARGEST, flag, integer, mapping, number, path, several
-from attnport_bundle.batches import limit_bytes
 from attnport_bundle.bench import bench
 from attnport_bundle.corpus import Run
 from attnport_bundle.decoding.choosing import Options
@@ -92,27 +91,6 @@ def test_a_bundle_is_not_looked_for_in_what_is_no_path(tmp_path: Path) -> None:
             load(tmp_path, require_signature=value)
         with pytest.raises(BundleError, match="cache: got"):
             load(tmp_path, cache=value)
-
-
-@pytest.mark.parametrize(
-    ("limit", "size"),
-    [(5, 5), (np.int64(5), 5), ("5B", 5), ("1.5 KiB", 1536), ("0.1GB", 100_000_000), ("2TB", 2 * 10**12)],
-)
-def test_limits_of_memory_are_bytes_or_text(limit: Any, size: int) -> None:
-    assert limit_bytes(limit) == size
-
-
-@pytest.mark.parametrize(
-    "limit",
-    [0, -1, 1.5, True, "", "5", "0B", "-1B", "9" * 400 + "B", "9" * 18 + "TB", "1e3B", "٣B", 10**400, 10**5000, [5]],
-    ids=_kind,
-)
-def test_limits_of_memory_that_are_none_are_refused(limit: Any) -> None:
-    with pytest.raises(
-        FeedError,
-        match=r"^max_memory: got .*; expected (bytes, or text such as|1 byte or more|less than 2\*\*63 bytes)",
-    ):
-        limit_bytes(limit)
 
 
 @pytest.mark.parametrize(

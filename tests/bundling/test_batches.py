@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from attnport_bundle import batches
-from attnport_bundle.batches import Learned
 from attnport_bundle.errors import BundleError, FeedError
 from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.format.manifest import Prompts, TokenizerFiles
@@ -86,7 +85,7 @@ def test_a_place_is_real_where_one_of_several_masks_says_so() -> None:
 
 def test_a_batch_has_items_of_like_length() -> None:
     lengths = [int(length) for length in np.random.default_rng(0).integers(1, 60, 500)]
-    found = list(batches.groups(lengths, lambda _: 256, Dim("batch", 1, 1, 64)))
+    found = list(batches.groups(lengths, 256, Dim("batch", 1, 1, 64)))
     assert sorted(at for batch in found for at in batch) == list(range(500))
     computed = sum(len(batch) * max(lengths[at] for at in batch) for batch in found)
     assert computed < 1.1 * sum(lengths)
@@ -94,7 +93,7 @@ def test_a_batch_has_items_of_like_length() -> None:
 
 def test_a_full_batch_takes_nothing_that_is_much_shorter() -> None:
     lengths = [64, 60, 49, 47, 33, 32, 31, 30, 29, 10, 10, 10, 7, 7]
-    found = [[lengths[at] for at in batch] for batch in batches.groups(lengths, lambda _: 1024, Dim("batch", 1, 1, 64))]
+    found = [[lengths[at] for at in batch] for batch in batches.groups(lengths, 1024, Dim("batch", 1, 1, 64))]
     assert found == [[64, 60, 49], [47, 33, 32], [31, 30, 29, 10, 10], [10, 7, 7]]
 
 
@@ -192,7 +191,7 @@ class Embedder(Model):
         io = IO(inputs, (ROWS, VECTORS), DIMS, (MaskSpec(("padding",), "attention_mask"),))
         files = tokenizer and TokenizerFiles(tokenizer, None)
         self.manifest: Any = SimpleNamespace(io=io, tokenizer=files, prompts=Prompts(), text_limit=None)
-        self._folder, self._tokenizer, self._learned = folder, None, Learned()
+        self._folder, self._tokenizer = folder, None
 
     def run(self, **feeds: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
         return Runs()(ids=feeds["input_ids"], mask=feeds["attention_mask"])

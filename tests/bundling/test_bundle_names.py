@@ -7,17 +7,6 @@ import pytest
 from attnport_bundle.format.manifest import check_names
 
 
-@pytest.mark.parametrize("name", ["CON", "nul.txt", "a/Aux", "com1.bin", "LPT9", "CONIN$", "nul .txt"])
-def test_names_of_windows_devices_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="Windows has a device"):
-        check_names([name])
-
-
-@pytest.mark.parametrize("name", ["console", "null.txt", "com", "com10", "auxiliary/x", "a.nul", "lptx"])
-def test_names_that_only_look_like_devices_are_fine(name: str) -> None:
-    check_names([name])
-
-
 @pytest.mark.parametrize("name", ["a/b.txt", "a.b-c_d", "one two/3 (4).x"])
 def test_plain_names_are_fine(name: str) -> None:
     check_names({name: None})

@@ -95,8 +95,8 @@ def test_what_is_not_the_fault_of_the_rows_is_raised(
         Run(app)({"ids": np.ones((3, 4))})
     with pytest.raises(FeedError, match=r"batch: got builtins\.list"):
         Run(app)([1, 2])
-    with pytest.raises(FeedError, match="max_memory: the process holds"):
-        Run(app, max_memory="1MB")(rows())
+    with pytest.raises(FeedError, match="tokens: got 0"):
+        Run(app, tokens=0)(rows())
     run = Run(app)
     run(rows())
     monkeypatch.setattr(Model, "map", lambda *args, **options: 1 / 0)

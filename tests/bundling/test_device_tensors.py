@@ -48,8 +48,8 @@ def test_memory_is_bound_and_not_copied(monkeypatch: pytest.MonkeyPatch, model: 
     seen: dict[str, int] = {}
     taken = device._taken
 
-    def noted(module: Any, name: str, tensor: Any) -> Any:
-        value = taken(module, name, tensor)
+    def noted(name: str, tensor: Any, take: Any) -> Any:
+        value = taken(name, tensor, take)
         seen[name] = value.data_ptr()
         return value
 
@@ -68,7 +68,7 @@ def test_booleans_are_bound_where_they_lie(tmp_path: Path) -> None:
     text = '<ir_version: 10, opset_import: ["" : 18]> g (bool[n] m) => (bool[n] y) {y = Not(m)}'
     negated = session(tmp_path, text)
     mask = torch.tensor([True, False, True])
-    assert device._address("m", mask) == mask.data_ptr()
+    assert device._address("m", mask, (3,)) == mask.data_ptr()
     assert negated.run_device({"m": mask})["y"].numpy().tolist() == [False, True, False]
     mask.logical_not_()
     assert negated.run_device({"m": mask})["y"].numpy().tolist() == [True, False, True]

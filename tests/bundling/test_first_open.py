@@ -119,10 +119,9 @@ def test_of_several_reasons_numbers_that_are_off_count_most(app: Path, cache: Pa
 
 
 def test_a_file_that_is_not_the_bundled_one_is_never_passed_over(app: Path, cache: Path) -> None:
-    reform(
-        app, {"new": UNPROVED | {"requires": {"runtime": "1.28", "exact": False, "opset": 21, "sm": []}}, "good": {}}
-    )
-    with pytest.raises(IntegrityError, match="got opset 23; the manifest says 21"):
+    dtypes = manifest(app)["forms"]["ort_cpu"]["dtypes"] | {"pooled": "float16"}
+    reform(app, {"new": UNPROVED | {"dtypes": dtypes}, "good": {}})
+    with pytest.raises(IntegrityError, match="'pooled' is float32; the manifest says float16"):
         load(app, cache=cache)
 
 

@@ -16,7 +16,7 @@ from attnport_bundle import FeedError, IntegrityError, Model
 from attnport_bundle.errors import UsageError
 from attnport_bundle.feeds import check_feeds, padding_masks
 from attnport_bundle.format.contract import CARRIES, IO, RANKS, Dim, MaskSpec, TensorSpec
-from attnport_bundle.format.manifest import check_contract, read
+from attnport_bundle.format.manifest import BundleIO, read
 
 
 def test_padding_masks_from_lengths(model: Model) -> None:
@@ -59,9 +59,9 @@ def test_padding_masks_of_other_meanings_and_shapes(polarity: Any, dtype: str, d
     assert check_feeds(contract, {"m": mask}) == {"b": 1, "t": 2}
 
 
-def carried(tensor: TensorSpec, mask: MaskSpec) -> IO:
+def carried(tensor: TensorSpec, mask: MaskSpec) -> BundleIO:
     hidden = TensorSpec("x", "float32", ("b", "t"), None)
-    return IO((tensor, hidden), (hidden,), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 9)), (mask,))
+    return BundleIO((tensor, hidden), (hidden,), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 9)), (mask,))
 
 
 def test_lengths_go_in_as_they_are() -> None:
@@ -126,7 +126,7 @@ def test_masks_that_make_no_sense_are_refused(name: str) -> None:
     change, words = WRONG_MASKS[name]
     right = {"kinds": ("padding",), "input": "n", "polarity": "keep", "alignment": "upper_left", "window": 0}
     with pytest.raises(UsageError, match=re.escape(words)):
-        check_contract(carried(TensorSpec("n", "int64", ("b",), None), MaskSpec(**{**right, **change})))  # type: ignore[arg-type]
+        carried(TensorSpec("n", "int64", ("b",), None), MaskSpec(**{**right, **change})).check()  # type: ignore[arg-type]
 
 
 def test_no_key_of_a_mask_may_be_left_out(app: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every attack on a bundle gets the Python reader's exit code from the C++ one, but those that only `verify` finds."""
+"""Every attack on a bundle gets the exit code from the C++ reader that it gets from the one in Python."""
 
 from __future__ import annotations
 
@@ -26,27 +26,6 @@ from attnport_bundle.selftest import selftest  # noqa: E402 - behind those
 
 ALL = [attacks.read(path) for path in sorted(ATTACKS.glob("*.json"))]
 ON_BUNDLES = [attack for attack in ALL if attack.on == "bundle"]
-REFUSED_BY_THE_RUNTIME = """
-    external_absolute external_beyond external_digits_of_another_script external_hexadecimal external_leaves
-    external_negative external_other_file external_overlap external_plus_sign form_is_its_weights
-    form_takes_goldens model_calls_itself model_calls_itself_by_alias model_calls_itself_by_overload
-    model_calls_itself_in_a_graph model_calls_itself_unused model_chain model_circle model_deep_by_parts
-    model_doubling model_doubling_called_19 model_doubling_called_40 model_doubling_in_loop
-    model_doubling_in_training model_field_zero model_function_twice model_graph_by_default model_graph_handed
-    model_groups model_groups_in_attribute model_length_endless model_nested_ifs_32768 model_nested_ifs_33
-    model_nested_in_function model_nested_in_training model_opset_twice model_sparse_in_nested_function
-    resealed_truncated_model resealed_truncated_weights
-"""
-UNSEEN = """
-    contract_opset external_hidden external_wrapped_enum external_wrapped_tag fusion_more_than_there_are
-    golden_of_other_plan model_graphs_of_one_node model_group model_many_functions model_sparse_in_training
-    model_tree_of_ifs parity_over_its_bound provenance_digest
-"""
-ONLY_VERIFY = dict.fromkeys(REFUSED_BY_THE_RUNTIME.split(), 2) | dict.fromkeys(UNSEEN.split(), 0)
-"""The attacks on what only `attnport verify` looks into, by their exit codes in C++: see FORMAT.md, "Verify".
-
-ONNX Runtime refuses most by itself. What nobody sees here is not used by the model, or says nothing of its numbers.
-"""
 ROW = re.compile(r"(?P<check>.*?) {2,}(?P<verdict>PASS|FAIL|NOT_RUN) +(?P<detail>.*)")
 
 
@@ -91,7 +70,7 @@ def in_cpp(build: Build, app: Path, key: Path | None, *more: str) -> Answer:
 
 
 def compare(attack: attacks.Attack, got: Answer) -> None:
-    wanted = ONLY_VERIFY.get(attack.name, attack.exit)
+    wanted = attack.readers
     assert got.code == wanted, f"{attack.about} Got exit {got.code}: {got.words}"
     assert bool(got.words) is bool(wanted)
     assert is_printable(got.words), "text of the bundle reaches the terminal as it is"

@@ -1,4 +1,4 @@
-"""Any bytes as an ONNX file: every external file that onnx's own parser sees is one that the reader sees."""
+"""Any bytes as an ONNX file: every external file that onnx's own parser sees is one that the walk sees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from scratch import scratch
 
-from attnport_bundle.format.onnx_file import opset, references
+from attnport.onnx_walk import opset, references
 
 _FILE = scratch() / "model.onnx"
 
@@ -31,8 +31,8 @@ def one(data: bytes) -> bool:
     for tensor in _tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             locations = [entry.value for entry in tensor.external_data if entry.key == "location"]
-            assert set(locations) <= found, f"onnx takes weights from {locations}; the reader saw {sorted(found)}"
-            assert found, "onnx takes a tensor for external that the reader does not"
+            assert set(locations) <= found, f"onnx takes weights from {locations}; the walk saw {sorted(found)}"
+            assert found, "onnx takes a tensor for external that the walk does not"
     return True
 
 

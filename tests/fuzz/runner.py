@@ -16,7 +16,7 @@ import atheris
 def main() -> None:
     """Instruments the reader, imports the target, and leaves the rest to libFuzzer."""
     name, *options = sys.argv[1:]
-    with atheris.instrument_imports(include=["attnport_bundle"]):
+    with atheris.instrument_imports(include=["attnport_bundle", "attnport.onnx_walk"]):
         target: Any = importlib.import_module(f"fuzz_{name}")
     mutate = getattr(target, "mutate", None)
 

@@ -68,8 +68,5 @@ class _Session(Session):
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         return self._run(feeds)
 
-    def give_back(self) -> bool:
-        return False
-
     def close(self) -> None:
         pass

@@ -1,4 +1,4 @@
-// Runs many items on a model that is made up: that of tests/bundling/limited_memory.py.
+// Runs many items on a model that is made up: that of tests/cpp/test_cpp_map.py.
 //
 // A line is a case: LENGTHS TOKENS LEAST STEP. Answers with the shapes of the calls, then the elements of rows and
 // vectors, or the message of what was thrown. A word behind the numbers says that the inputs are padded at the `left`, or
