@@ -79,8 +79,10 @@ test: $(VENV)/.dev
 	-$(BIN)/python tools/cpp_setup.py
 	@$(MAKE) --no-print-directory --jobs 2 lint quick-tests
 
+# In the order of tests/conftest.py: by itself, pytest-xdist begins with the files of most tests.
 quick-tests: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow and not gpu" --durations=15 --numprocesses $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not gpu" --durations=15 --numprocesses $(JOBS) --dist loadfile \
+		--no-loadscope-reorder
 
 # In a copy of the working tree. Interrupted, it goes on where it was; FAULTS="latency" are those that have this text.
 test-faults: $(VENV)/.dev
@@ -110,7 +112,7 @@ bench-env: $(VENV)/.demo $(PEER_ENVS)
 bench-quick: $(VENV)/.demo
 	$(BIN)/python benchmarks/compare.py --quick --seconds 130
 
-# In the order of tests/cpp/conftest.py: by itself, pytest-xdist begins with the files of most tests.
+# In the order of tests/cpp/conftest.py.
 cpp-test: $(VENV)/.dev
 	$(BIN)/python tools/cpp_setup.py --all
 	ATTNPORT_CPP_REQUIRED=1 $(BIN)/python -m pytest --durations=8 --numprocesses $(JOBS) --dist loadfile \

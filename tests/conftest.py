@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import functools
 import gc
+import importlib
 import os
 import shutil
 import sys
@@ -21,6 +23,7 @@ from attnport.folder.trust import require
 from attnport.folder.workspace import change
 
 HERE = Path(__file__).parent
+LONG = ("cpp", "decoding", "door", "exporter", "contract", "parity", "latency", "verbs")
 WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "quick", "slow", "red", "blue")
 
 
@@ -90,20 +93,59 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "COMMAND", (str(HERE / "idle_worker.py"),))
 
 
+@pytest.fixture
+def unconfined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`audit`, and `export` of a file of ONNX, work in this process: one of their own takes seconds to import PyTorch.
+
+    What limits the process is tested by `tests/attacks`.
+    """
+    from attnport.folder.refusals import as_attnport_error
+
+    def here(verb: str, what: str, files: Any, *limits: Any, **arguments: Any) -> Any:
+        *_, listeners = limits
+        try:
+            return sys.modules[f"attnport.verbs.{verb}"]._carry_out(arguments, listeners)
+        except Exception as err:
+            if (known := as_attnport_error(err)) is None:
+                raise
+            raise known from err
+
+    for verb in ("audit", "export"):
+        monkeypatch.setattr(importlib.import_module(f"attnport.verbs.{verb}"), "confined", here)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts folders of long files first: with many short ones at the end, parallel runs end at about the same time."""
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
+        return LONG.index(folder) if folder in LONG else len(LONG)
+
+    items.sort(key=place)
+
+
 def pytest_collection_finish() -> None:
     """Makes exports take a third less, where tests export again and again in one process.
 
     The collector looks at what the imports made no more, and more rarely at the rest; torch's exporter is given the
-    list of ONNX functions that the first export made. It parses the source of 500 functions to make one.
+    table of ONNX functions that the first export made. It parses the source of 500 functions to make one.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     if "torch" in sys.modules:
         with contextlib.suppress(ImportError, AttributeError):  # another version of torch has it elsewhere
-            from torch.onnx._internal.exporter._registration import onnxscript_apis
+            from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-            onnxscript_apis.get_torchlib_ops = functools.cache(onnxscript_apis.get_torchlib_ops)
+            made = functools.cache(ONNXRegistry.from_torchlib)
+            ONNXRegistry.from_torchlib = classmethod(lambda cls, **given: _copied(made(**given)))
+
+
+def _copied(registry: Any) -> Any:
+    """A registry to which an export may add functions of its own."""
+    copied = copy.copy(registry)
+    copied.functions = {target: list(known) for target, known in registry.functions.items()}
+    return copied
 
 
 @pytest.fixture(scope="session")

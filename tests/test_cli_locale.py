@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from attnport.folder.workspace import change
 
 NAME = "İstanbul ışığı"
 # Files in ASCII, without Python's own way to UTF-8, and a terminal in an encoding that lacks most letters.
@@ -22,20 +25,23 @@ def attnport(*arguments: object) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, capture_output=True, check=False, env={**os.environ, **NARROW})
 
 
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact of a model with a name beyond ASCII, made in that locale."""
-    folder = tmp_path_factory.mktemp("locale")
-    text = (Path(__file__).parent / "tiny_model.py").read_text(encoding="utf-8")
-    (folder / "model.py").write_text(text.replace('ModelSpec("tiny"', f'ModelSpec("{NAME}"'), encoding="utf-8")
-    done = attnport("export", f"{folder / 'model.py'}:spec", "-o", folder / "out")
-    assert done.returncode == 0, done.stderr
-    return folder / "out"
+@pytest.fixture
+def artifact(tiny_artifact: Path) -> Path:
+    """An artifact of a model with a name beyond ASCII."""
+    with change(tiny_artifact) as edit:
+        assert edit.manifest is not None
+        edit.manifest = dataclasses.replace(edit.manifest, name=NAME)
+        edit.finish("export", "")
+    return tiny_artifact
 
 
 @pytest.mark.slow
-def test_a_manifest_is_utf_8_in_every_locale(artifact: Path) -> None:
-    assert json.loads((artifact / "attnport.json").read_text(encoding="utf-8"))["name"] == NAME
+def test_a_manifest_is_utf_8_in_every_locale(tmp_path: Path) -> None:
+    text = (Path(__file__).parent / "tiny_model.py").read_text(encoding="utf-8")
+    (tmp_path / "model.py").write_text(text.replace('ModelSpec("tiny"', f'ModelSpec("{NAME}"'), encoding="utf-8")
+    done = attnport("export", f"{tmp_path / 'model.py'}:spec", "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "attnport.json").read_text(encoding="utf-8"))["name"] == NAME
 
 
 @pytest.mark.parametrize("arguments", [("fuse", "--target", "ort_cpu"), ("verify",), ("inspect",)])

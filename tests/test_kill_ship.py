@@ -32,7 +32,7 @@ from attnport.verbs.verify import raise_for, verify
 HERE = Path(__file__).parent
 SHIP = ("attnport.cli", "ship", f"{HERE / 'ship_model.py'}:spec", "--budget", "1")
 EXPORT = ("attnport.cli", "export", f"{HERE / 'ship_model.py'}:spec")
-MOMENTS = 10
+MOMENTS = 6
 REPORTS = {"fusion.json": FusionReport, "parity.json": ParityReport, "latency.json": LatencyReport}
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
@@ -167,7 +167,7 @@ def test_ship_killed_at_random_moments_leaves_the_artifact_whole_or_absent(
         target = tmp_path / f"{moment}" / "out"
         target.parent.mkdir()
         process = start(SHIP, target)
-        time.sleep(seconds * (moment + chance.random()) / MOMENTS)  # one in each tenth of the time
+        time.sleep(seconds * (moment + chance.random()) / MOMENTS)  # one in each sixth of the time
         process.kill()
         killed += finish(process) == -signal.SIGKILL
         found.append(whole(target))

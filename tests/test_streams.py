@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 from refusing import call, contents, refused
+from representatives import representatives
 
 from attnport.console.streams import Foreign, no_command_in_json, prepare_streams
 from attnport_bundle.errors import is_printable
 
 ROOT = Path(__file__).parent.parent
 GOOD, BAD, WRONG = ("list", "targets"), ("verify", "/nowhere"), ("vrify", "/nowhere")
+MORE_HELP = (("--version",), ("verify", "--help"))
+CLOSED = ("<&- >&- 2>&-", ">&-", "2>&-", ">&- 2>&-")
 ODD = os.fsdecode(b"odd\xff")
 
 
@@ -38,8 +41,14 @@ def told(done: subprocess.CompletedProcess[str], code: int) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize(("arguments", "code"), [(GOOD, 0), (("--help",), 0), (BAD, 2), (WRONG, 2)])
+@pytest.mark.parametrize(
+    ("closed", "arguments", "code"),
+    [
+        pytest.param(closed, *given, marks=[] if closed == CLOSED[0] or given == (BAD, 2) else pytest.mark.slow)
+        for closed in CLOSED
+        for given in ((GOOD, 0), (("--help",), 0), (BAD, 2), (WRONG, 2))
+    ],
+)
 def test_closed_streams_change_no_exit_code(closed: str, arguments: tuple[str, ...], code: int) -> None:
     told(shell(f"$ATTNPORT {closed}", *arguments), code)
 
@@ -61,7 +70,10 @@ def test_the_number_of_a_closed_stream_is_given_to_no_file() -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [GOOD, (*GOOD, "--json"), ("--help",), ("--version",), ("verify", "--help")])
+@pytest.mark.parametrize(
+    "arguments",
+    [GOOD, (*GOOD, "--json"), ("--help",), *(pytest.param(one, marks=pytest.mark.slow) for one in MORE_HELP)],
+)
 def test_output_that_cannot_be_written_is_a_failure(arguments: tuple[str, ...]) -> None:
     done = shell("$ATTNPORT >/dev/full", *arguments)
     assert "the output on stdout was cut short: No space left on device" in told(done, 2)
@@ -73,7 +85,9 @@ def test_a_full_stdout_takes_no_verdict(tiny_artifact: Path) -> None:
     assert "cut short" in told(shell("$ATTNPORT >/dev/full", "verify", str(tiny_artifact)), 6)
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(GOOD, 0), ((*GOOD, "-v"), 0), (BAD, 2), (WRONG, 2)])
+@pytest.mark.parametrize(
+    ("arguments", "code"), representatives([(GOOD, 0), ((*GOOD, "-v"), 0), (BAD, 2), (WRONG, 2)], [(GOOD, 0), (BAD, 2)])
+)
 def test_messages_that_cannot_be_written_change_no_exit_code(arguments: tuple[str, ...], code: int) -> None:
     for stderr in ("2>/dev/full", "2> >(true)", "2>/dev/null"):
         done = shell(f"sleep 0.1; $ATTNPORT {stderr}", *arguments)

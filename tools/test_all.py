@@ -1,8 +1,9 @@
-"""Runs every test, one file at a time, slow ones first, and continues where an earlier run stopped.
+"""Runs every test, files with slow ones first, and continues where an earlier run stopped.
 
 A file that passed is not run again as long as the working tree is unchanged: its result is kept under
 `.cache/test-all`, in a folder named by the state of the tree. A file that failed, or exceeded the limit, is run again.
-Each file has a process of its own, so that a crash of a runtime only loses the results of one file.
+A few files of a folder share a process, unless they are named. A file that fails there is run again by itself, and so
+is each if the process dies: a crash of a runtime only loses the results of one file.
 
     python tools/test_all.py [--fresh] [--jobs 2] [--limit-minutes 80] [TEST_FILE ...] [-- PYTEST_ARGUMENT ...]
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import queue
@@ -21,11 +23,13 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_MINUTES = 80.0
+TOGETHER, SLOW_TOGETHER = 15, 4
+"""Files that share a process. Its start, and what their fixtures share, is half of the time of a small file."""
 ELSEWHERE = ("tests/serving/", "tests/layouts/")
 """These need other environments, which `make serve-test` and `make layouts-test` set up."""
 
@@ -65,90 +69,133 @@ def tree_state(root: Path) -> str:
     return state.hexdigest()[:16]
 
 
-def test_files(root: Path) -> list[str]:
-    """Returns the test files below `tests` but those of `ELSEWHERE`, by name; files with a slow test come first.
+def test_groups(root: Path) -> list[list[str]]:
+    """Returns the test files below `tests` but those of `ELSEWHERE`, in groups that share a process.
 
-    If a long file starts last, one processor waits for the other: in name order the run took a fifth longer.
+    Files with a slow test come first: if a long file started last, one processor would wait for the other.
     """
     files = sorted(path.relative_to(root).as_posix() for path in (root / "tests").rglob("test_*.py"))
     files = [file for file in files if not file.startswith(ELSEWHERE)]
-    return sorted(files, key=lambda file: not _has_slow((root / file).read_text(encoding="utf-8")))
+    groups: list[list[str]] = []
+    for slow, most in ((True, SLOW_TOGETHER), (False, TOGETHER)):
+        chosen = [file for file in files if _has_slow((root / file).read_text(encoding="utf-8")) == slow]
+        for _, folder in itertools.groupby(chosen, lambda file: file.rpartition("/")[0]):
+            within = list(folder)
+            groups += [within[at : at + most] for at in range(0, len(within), most)]
+    return groups
 
 
 def _has_slow(text: str) -> bool:
-    return "pytest.mark.slow" in text or "representatives(" in text
+    return any(sign in text for sign in ("pytest.mark.slow", "representatives(", "crossed("))
 
 
-def count(report: Path) -> Counts:
-    """Counts the tests in a JUnit XML report. A missing or incomplete report (the process died) is one failure."""
+def count(report: Path, file: str = "") -> Counts:
+    """Counts the tests in a JUnit XML report, or those of one file in it.
+
+    A missing or incomplete report (the process died) is one failure.
+    """
     try:
-        suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+        cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     except (OSError, ElementTree.ParseError):
         return Counts(failed=1)
-    total = Counts()
-    for suite in suites:
-        tests, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
-        failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
-        total += Counts(tests - failed - skipped, failed, skipped, float(suite.get("time", 0)))
+    total, module = Counts(), file.removesuffix(".py").replace("/", ".")
+    for case in cases:
+        if file and not f"{case.get('classname')}.".startswith(f"{module}."):
+            continue
+        found = {child.tag for child in case}
+        failed = bool(found & {"failure", "error"})
+        skipped = "skipped" in found and not failed
+        total += Counts(not (failed or skipped), failed, skipped, float(case.get("time", 0)))
     return total
 
 
-def run_file(root: Path, file: str, limit_s: float, arguments: Sequence[str], place: str = "0/1") -> tuple[Counts, str]:
-    """Runs pytest on one file, as run number/runs of those that run at once. Returns the counts and what it printed."""
+def run_files(
+    root: Path, files: Sequence[str], limit_s: float, arguments: Sequence[str], place: str = "0/1"
+) -> tuple[dict[str, Counts], str]:
+    """Runs pytest on files in one process, as run number/runs of those that run at once.
+
+    Returns the counts of each, and what pytest printed. Of several files, those that fail are run again by themselves,
+    and all if the process dies.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         began = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *arguments, file]
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *arguments, *files]
         try:
             done = subprocess.run(
                 command, cwd=root, timeout=limit_s, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True, errors="replace",
                 env={**os.environ, "ATTNPORT_TEST_RUN": place},  # tests/conftest.py gives each its own processors
             )  # fmt: skip
+            output, total = done.stdout, count(report)
+            # 5: no test was selected. Any other bad exit without a counted failure (a crash after the report) is one.
+            if done.returncode not in (0, 5) and not total.failed:
+                total += Counts(failed=1)
         except subprocess.TimeoutExpired as err:
             printed = err.stdout.decode(errors="replace") if isinstance(err.stdout, bytes) else err.stdout or ""
-            output = f"{printed}\n{file}: stopped after {limit_s / 60:.0f} minutes; split it.\n"
-            return Counts(failed=1, seconds=time.monotonic() - began), output
-        counts = count(report)
-        # 5: no test was selected. Any other bad exit without a counted failure (a crash after the report) is a failure.
-        if done.returncode not in (0, 5) and not counts.failed:
-            counts += Counts(failed=1)
-        return counts, done.stdout
+            output = f"{printed}\n{' '.join(files)}: stopped after {limit_s / 60:.0f} minutes; split it.\n"
+            total = Counts(failed=1, seconds=time.monotonic() - began)
+        if len(files) == 1:
+            return {files[0]: total}, output
+        counts = {file: count(report, file) for file in files}
+    # Where tests failed and each is in a file's counts, the other files are good.
+    whole = replace(sum(counts.values(), Counts()), seconds=total.seconds) == total
+    for file in [file for file in files if counts[file].failed or not whole]:
+        found, printed = run_files(root, [file], limit_s, arguments, place)
+        counts, output = counts | found, output + printed
+    return counts, output
 
 
 def run(
-    root: Path, files: Sequence[str], limit_s: float, fresh: bool, arguments: Sequence[str], jobs: int = 1
+    root: Path,
+    groups: Sequence[Sequence[str]],
+    limit_s: float,
+    fresh: bool,
+    arguments: Sequence[str],
+    jobs: int = 1,
 ) -> Counts:
-    """Runs the files that have not passed in this state of the tree, `jobs` at a time. Returns the counts of all."""
+    """Runs the files that have not passed in this state of the tree, `jobs` groups at a time; each has a process.
+
+    Returns the counts of all.
+    """
     done = root / ".cache" / "test-all" / hashlib.sha256((tree_state(root) + repr(arguments)).encode()).hexdigest()[:16]
     done.mkdir(parents=True, exist_ok=True)
+    every = [file for group in groups for file in group]
+    numbers = {file: f"[{number}/{len(every)}]" for number, file in enumerate(every, 1)}
     places: queue.SimpleQueue[str] = queue.SimpleQueue()
     for place in range(jobs):
         places.put(f"{place}/{jobs}")
 
-    def run_one(numbered: tuple[int, str]) -> Counts:
-        number, file = numbered
-        stamp = done / (file.replace("/", "__") + ".json")
-        if stamp.exists() and not fresh:
-            counts, how, output = Counts(**json.loads(stamp.read_text())), "done before", ""
-        else:
-            print(f"[{number}/{len(files)}] {file}", flush=True)
+    def run_group(files: Sequence[str]) -> Counts:
+        stamps = {file: done / (file.replace("/", "__") + ".json") for file in files}
+        counts = {
+            file: Counts(**json.loads(stamp.read_text()))
+            for file, stamp in stamps.items()
+            if stamp.exists() and not fresh
+        }
+        lines = [(file, "done before") for file in counts]
+        output, rest = "", [file for file in files if file not in counts]
+        if rest:
+            print(*(f"{numbers[file]} {file}" for file in rest), sep="\n", flush=True)
             place = places.get()
-            (counts, output), how = run_file(root, file, limit_s, arguments, place), "done"
+            found, output = run_files(root, rest, limit_s, arguments, place)
             places.put(place)
-            if not counts.failed:
-                draft = stamp.with_suffix(".new")
-                draft.write_text(json.dumps(asdict(counts)))
-                draft.replace(stamp)
-        print(  # in one call, so that the output of parallel files does not mix
-            f"{output}[{number}/{len(files)}] {file}: {how}, {counts.passed} passed, {counts.failed} failed, "
-            f"{counts.skipped} skipped, {counts.seconds:.0f} s",
-            flush=True,
+            counts, lines = counts | found, [*lines, *((file, "done") for file in rest)]
+            for file in rest:
+                if not found[file].failed:
+                    draft = stamps[file].with_suffix(".new")
+                    draft.write_text(json.dumps(asdict(found[file])))
+                    draft.replace(stamps[file])
+        told = "\n".join(
+            f"{numbers[file]} {file}: {how}, {counts[file].passed} passed, {counts[file].failed} failed, "
+            f"{counts[file].skipped} skipped, {counts[file].seconds:.0f} s"
+            for file, how in lines
         )
-        return counts
+        print(f"{output}{told}", flush=True)  # in one call, so that the output of parallel files does not mix
+        return sum(counts.values(), Counts())
 
     with ThreadPoolExecutor(jobs) as pool:
-        return sum(pool.map(run_one, enumerate(files, 1)), Counts())
+        return sum(pool.map(run_group, groups), Counts())
 
 
 def main() -> int:
@@ -156,18 +203,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", help="test files; default: all")
     parser.add_argument("--fresh", action="store_true", help="also run files that have passed")
-    parser.add_argument("--jobs", type=int, default=1, help="files at a time")
-    parser.add_argument("--limit-minutes", type=float, default=LIMIT_MINUTES, help="longest time for one file")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--limit-minutes", type=float, default=LIMIT_MINUTES, help="longest time for a process")
     own, arguments = sys.argv[1:], []
     if "--" in own:
         at = own.index("--")
         own, arguments = own[:at], own[at + 1 :]
     options = parser.parse_args(own)
-    files = options.files or test_files(ROOT)
-    total = run(ROOT, files, options.limit_minutes * 60, options.fresh, arguments, options.jobs)
+    groups = [[file] for file in options.files] or test_groups(ROOT)
+    total = run(ROOT, groups, options.limit_minutes * 60, options.fresh, arguments, options.jobs)
     print(
         f"test-all: {total.passed} passed, {total.failed} failed, {total.skipped} skipped "
-        f"in {len(files)} files, {total.seconds:.0f} s"
+        f"in {sum(map(len, groups))} files, {total.seconds:.0f} s"
     )
     return 1 if total.failed or not total.passed else 0
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 STAGE = "export"
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
+_LARGE_BYTES = 1 << 26
 
 
 def export(
@@ -328,15 +329,17 @@ def _made(
         if left := sorted({node.op_type for node in captured.model.graph if node.domain}):
             note(f"{', '.join(left)}: left as they are, so that only runtimes that have them run the graph")
         del captured  # the graph holds the module's weights
-        gc.collect()
+        model = changing.path(MODEL)
+        size_bytes = sum(path.stat().st_size for path in (model, model.with_name(WEIGHTS)) if path.is_file())
+        _collect(size_bytes)
         reference, eager = _Opened(traced, float64=True), _Opened(traced)
         with contextlib.closing(reference), contextlib.closing(eager):
-            check_dims(spec.io, guards, changing.path(MODEL), reference, eager, progress, _moved(traced), note, reads)
+            check_dims(spec.io, guards, model, reference, eager, progress, _moved(traced), note, reads)
             if spec.source.in_memory:
                 progress("storing the module")
                 _store(spec, changing, reference, note)
         del traced, reference, eager  # they hold the module; golden outputs are those of one made anew
-        gc.collect()
+        _collect(size_bytes)
         progress("golden outputs in float64")
         write_golden(spec, changing.path(GOLDEN))
         if spec.tokenizer is not None:
@@ -359,6 +362,12 @@ def _made(
             notes=tuple(notes),
         )
         return changing.finish(STAGE, digest)
+
+
+def _collect(size_bytes: int) -> None:
+    """Has weights freed that nothing but circles of objects holds; with PyTorch loaded, it takes as long as a trace."""
+    if size_bytes > _LARGE_BYTES:
+        gc.collect()
 
 
 def _store(spec: ModelSpec, changing: Change, reference: _Opened, tell: Callable[[str], None]) -> None:

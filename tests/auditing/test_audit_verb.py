@@ -27,6 +27,7 @@ from attnport.verbs.fuse import fuse
 from attnport.verbs.report import SENTENCE
 from attnport.verbs.verify import verify
 
+pytestmark = pytest.mark.usefixtures("unconfined")
 X = np.random.default_rng(0).normal(size=(2, 5, 16)).astype(np.float32)
 
 

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from attnport.auditing.findings import MOST
 from attnport.verbs.audit import AuditReport, audit
 
+pytestmark = pytest.mark.usefixtures("unconfined")
 TEXT = b"Dear Dr. Miller, thank you for your letter of May; the results of Mr. Jones are with us. Yours, B."
 
 

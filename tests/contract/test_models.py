@@ -45,7 +45,6 @@ QUICK = (
     "masked_self_attention",
     "relative_bias_attention",
     "state_space_layer",
-    "t5",
     "vision_transformer",
 )
 EXPORTED = representatives(base.names(), QUICK)

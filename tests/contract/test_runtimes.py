@@ -44,16 +44,11 @@ def there(name: str) -> Runtime:
     return base.get(name)
 
 
-@pytest.fixture(params=base.names())
+# torch.compile compiles for seconds, in every test; tests/runtimes/test_torch_compile.py has quick ones.
+@pytest.fixture(params=representatives(base.names(), set(base.names()) - {"torch_compile"}))
 def usable(request: pytest.FixtureRequest) -> Runtime:
     """A runtime that can open a model here."""
     return there(request.param)
-
-
-# torch.compile compiles for seconds, for each plan and size: it is tried quickly by the other tests.
-compiled_slowly = pytest.mark.parametrize(
-    "usable", representatives(base.names(), set(base.names()) - {"torch_compile"}), indirect=True
-)
 
 
 @pytest.fixture(params=[name for name in base.names() if base.get(name).opens == "onnx"])
@@ -203,7 +198,6 @@ def test_what_ran_is_what_the_numbers_show(usable: Runtime, model: Model, plan: 
     assert session.ran.provider
 
 
-@compiled_slowly
 @pytest.mark.parametrize("seq", [1, 7, 32])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_size_gives_the_references_numbers(usable: Runtime, model: Model, batch: int, seq: int) -> None:
@@ -212,7 +206,6 @@ def test_every_size_gives_the_references_numbers(usable: Runtime, model: Model, 
     np.testing.assert_allclose(found, reference(model, given), atol=BAND[usual(usable)][1])
 
 
-@compiled_slowly
 @pytest.mark.parametrize("plan", BAND)
 def test_an_attention_row_with_no_allowed_key_gives_zero(usable: Runtime, model: Model, plan: str) -> None:
     if plan not in plans(usable):
@@ -245,7 +238,6 @@ def test_closing_twice_is_fine_and_running_afterwards_is_not(usable: Runtime, mo
             session.run(feeds())
 
 
-@compiled_slowly
 def test_ten_sessions_one_after_another_leave_nothing_behind(usable: Runtime, model: Model) -> None:
     grown = grown_bytes(lambda: usable.open(opening(usable, model)))
     assert grown < 5 * WEIGHTS_BYTES, f"{grown / 2**20:.0f} MiB"

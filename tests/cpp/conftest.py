@@ -63,11 +63,21 @@ def cpp_clang() -> Build:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test of a build waits for the compiler; the longest file comes first, so that others run beside it."""
+    """The first test of a build waits for the compiler; the longest file comes first, so that others run beside it.
+
+    What is slow anyway is run under the sanitizers alone.
+    """
+    items[:] = [item for item in items if not _is_slow_and_plain(item)]
     items.sort(key=lambda item: item.path != cpp_builds.HERE / "test_cpp_tidy.py")
     for item in items:
         if item.path.is_relative_to(cpp_builds.HERE) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(1800))
+
+
+def _is_slow_and_plain(item: pytest.Item) -> bool:
+    given = getattr(item, "callspec", None)
+    plain = given is not None and given.params.get("cpp_build") == "cpp_shared"
+    return plain and item.get_closest_marker("slow") is not None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

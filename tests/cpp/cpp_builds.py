@@ -117,11 +117,12 @@ def common(compiler: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Build:
-    """A configured build of `tests/cpp`. Its targets are built when a test asks for them, and again after a change."""
+    """A configured build of `tests/cpp`. Its targets are built when a test of this process first asks for them."""
 
     folder: Path
     sanitized: bool = False
 
+    @functools.cache  # noqa: B019 (there are a few builds; where nothing changed, Ninja takes longer than most programs)
     def make(self, *targets: str) -> None:
         with locked(f"build/{self.folder.name}"):
             done = cmake("--build", self.folder, *(("--target", *targets) if targets else ()))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 import transformers
 from decoders import END, VOCABULARY, letters
 from encoder_decoders import KINDS, Once, answered, sounds
+from refusing import call
 from representatives import representatives
 from torch import nn
 
@@ -119,13 +118,10 @@ def test_a_bundle_of_each_part_answers_too(artifacts: Once, tmp_path: Path) -> N
 
 def test_the_command_line_says_what_is_missing(artifacts: Once) -> None:
     decoder, encoder = artifacts("t5")
-
-    def attnport_(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "attnport.cli", "generate", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    done = attnport_(decoder, "--encoder", encoder, "--prompt", "ab", "--prompt", "c d", "--max-tokens", 5, "--json")
-    assert done.returncode == 0, done.stderr
+    done = call(
+        "generate", decoder, "--encoder", encoder, "--prompt", "ab", "--prompt", "c d", "--max-tokens", 5, "--json"
+    )
+    assert done.exit_code == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["answers"], told["tokens"], len(told["texts"])) == (True, 10, 2)
     for arguments, said in (
@@ -136,8 +132,8 @@ def test_the_command_line_says_what_is_missing(artifacts: Once) -> None:
         (("--encoder", decoder, "--prompt", "a"), "give an array for each by its name"),
         (("--encoder", encoder, "--prompt", "a", "--start", "nothing"), "start: got 'nothing'"),
     ):
-        done = attnport_(decoder, *arguments)
-        assert done.returncode == 2, done.stderr
+        done = call("generate", decoder, *arguments)
+        assert done.exit_code == 2, done.stderr
         assert said in done.stderr
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoders import KINDS, QUICK, continued, exported
+from decoders import KINDS, QUICK, continued, exported, saved
+from refusing import call
 from representatives import representatives
 
 from attnport.artifacts import ParityReport
@@ -169,37 +170,28 @@ def test_models_that_keep_no_cache_of_every_token_are_refused_with_a_reason(tmp_
 
 
 def test_the_command_line_exports_and_continues(tmp_path: Path) -> None:
-    from decoders import saved
-
     weights, out = saved("gpt2", tmp_path / "weights"), tmp_path / "out"
 
-    def attnport(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "attnport.cli", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+    def generated(*options: object, code: int = 0) -> Any:
+        done = call("generate", out, "--prompt", "ab", *options)
+        assert done.exit_code == code, done.output
+        return done.stderr if code else json.loads(done.stdout) if "--json" in options else done.stdout
 
-    done = attnport("export", f"hf:{weights}", "-o", out, "--with-past")
-    assert done.returncode == 0, done.stderr
-    assert attnport("fuse", out, "--target", "ort_cpu").returncode == 0
-    done = attnport("generate", out, "--prompt", "ab", "--prompt", "c d", "--max-tokens", 5, "--json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    assert call("export", f"hf:{weights}", "-o", out, "--with-past").exit_code == 0
+    assert call("fuse", out, "--target", "ort_cpu").exit_code == 0
+    told = generated("--prompt", "c d", "--max-tokens", 5, "--json")
     assert told["prompts"] == ["ab", "c d"]
     assert told["tokens"] == 10
     assert all(told["texts"])
-    done = attnport("generate", out, "--prompt", "ab", "--max-tokens", 5)
+    command = [sys.executable, "-m", "attnport.cli", "generate", str(out), "--prompt", "ab", "--max-tokens", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert f"ab{told['texts'][0]}" in done.stdout
     options = ("--min-tokens", 4, "--repetition-penalty", 1.5, "--no-repeat-ngram", 1, "--beams", 2)
-    done = attnport("generate", out, "--prompt", "ab", "--max-tokens", 30, "--json", *options)
-    assert done.returncode == 0, done.stderr
-    (text,) = json.loads(done.stdout)["texts"]
+    (text,) = generated("--max-tokens", 30, "--json", *options)["texts"]
     assert len(set(text)) == len(text) >= 4
-    done = attnport("generate", out, "--prompt", "ab", "--max-tokens", 500)
-    assert done.returncode == 2
-    assert "the model keeps at most" in done.stderr
+    assert "the model keeps at most" in generated("--max-tokens", 500, code=2)
     for form, reason in (("ort_cpu.fp16", "not in fp16"), ("ort_cpu.int8", "attnport tune")):
-        done = attnport("generate", out, "--prompt", "ab", "--runtime", form)
-        assert done.returncode == 3
-        assert reason in done.stderr
+        assert reason in generated("--runtime", form, code=3)
 
 
 def test_no_prompt_is_refused(tmp_path: Path) -> None:

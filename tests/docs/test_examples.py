@@ -33,6 +33,8 @@ READERS_OWN = {
     "tune out/": "tune out/ --budget 5",
     "tune text/": "tune text/ --budget 5",
     "attnport ship ": "attnport ship --budget 3 ",
+    " --budget 300": "",
+    "--starts 5": "--starts 2",
     " [--fail-on-regression]": "",
     " --fail-on-regression": "",
     "attnport gpu-check": "attnport gpu-check --budget 1",

@@ -60,17 +60,7 @@ AS_A_WHOLE: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-QUICK = (
-    "views",
-    "parts",
-    "types",
-    "an output twice",
-    "sums of products",
-    "sizes",
-    "in place",
-    "in a part",
-    "rows in one",
-)
+QUICK = ("views", "types", "an output twice", "sizes", "in a part")
 
 
 class Module(nn.Module):

@@ -20,6 +20,8 @@ from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 
+pytestmark = pytest.mark.usefixtures("unconfined")
+
 ROOM = 6
 """Places of a cache of a window alone."""
 

@@ -14,7 +14,7 @@ from attnport.errors import ExportError
 
 SIZES = ({"batch": 2, "seq": 7, "mem": 4}, {"batch": 3, "seq": 1, "mem": 2}, {"batch": 1, "seq": 12, "mem": 9})
 CASES: dict[str, library_modules.Library | huggingface.Pretrained] = {**library_modules.CASES, **huggingface.CASES}
-QUICK = {"attention_causal_padding", "bert-eager", "t5-sdpa"}
+QUICK = {"attention_causal_padding", "bert-eager"}
 REFUSED = "longformer-eager"
 each = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES if name != REFUSED]
@@ -70,6 +70,7 @@ def test_eager_and_sdpa_are_one_model_and_the_mask_matters() -> None:
     assert distance([whole[0]], [found[0]]) > 1e-3
 
 
+@pytest.mark.slow
 def test_longformer_is_refused_by_the_line_that_takes_a_size_out_of_the_graph() -> None:
     """It divides a length as a tensor, which no trace can follow; transformers has it so."""
     with pytest.raises(ExportError, match=r"needs the values of a tensor.*\(modeling_longformer.py, line \d+: .*view"):

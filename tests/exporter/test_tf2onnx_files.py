@@ -20,6 +20,8 @@ from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 
+pytestmark = pytest.mark.usefixtures("unconfined")
+
 FOLDER = Path(__file__).parent / "tf2onnx"
 PADDING = "padding(attention_mask)"
 MASKS = {"mha_pad_13": PADDING, "mha_causal_18": "causal", "bert_google_18": PADDING, "bert_hf_13": PADDING}

@@ -16,7 +16,7 @@ from torch import nn
 
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
-from attnport.errors import UnavailableError
+from attnport.errors import FeedError, UnavailableError, UsageError
 from attnport.runtimes import torch_compile
 from attnport.runtimes.base import Opening
 
@@ -76,6 +76,11 @@ def test_the_module_is_compiled_as_it_is_written(how: str) -> None:
     raw = Attention(how)(**{name: torch.from_numpy(array) for name, array in feeds().items()})
     np.testing.assert_allclose(session.run(feeds())["y"], raw.numpy(), atol=2e-6)
     assert "inductor" in session.ran.provider
+    with pytest.raises(FeedError, match="'keep'"):
+        session.run({"x": feeds()["x"]})
+    session.close()
+    with pytest.raises(UsageError, match="closed"):
+        session.run(feeds())
 
 
 @pytest.mark.slow

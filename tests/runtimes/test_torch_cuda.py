@@ -84,7 +84,12 @@ def test_a_gpu_is_named_with_its_capability_and_has_bf16_from_ampere_on(
 
 
 @pytest.mark.parametrize(
-    ("name", "plan"), [("torch_eager_cuda", "fp32"), ("torch_eager_cuda", "bf16"), ("torch_compile_cuda", "fp32")]
+    ("name", "plan"),
+    [
+        ("torch_eager_cuda", "fp32"),
+        ("torch_eager_cuda", "bf16"),
+        pytest.param("torch_compile_cuda", "fp32", marks=pytest.mark.slow),
+    ],
 )
 def test_what_comes_back_is_what_the_module_gives(name: str, plan: str, devices: list[HostDevice]) -> None:
     on_cpu = base.get("torch_eager").open(opening(plan=plan))

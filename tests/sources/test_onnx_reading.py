@@ -20,6 +20,8 @@ from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 
+pytestmark = pytest.mark.usefixtures("unconfined")
+
 
 def written(model: onnx.ModelProto, folder: Path) -> Path:
     (folder / "theirs.onnx").write_bytes(model.SerializeToString())

@@ -44,8 +44,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(tool: ModuleType, project: Path, *names: str, limit_s: float = 60) -> tuple[int, ...]:
-    files = [f"tests/{name}.py" for name in names]
-    total = tool.run(project, files, limit_s, False, ["-p", "no:cacheprovider"])
+    return run_groups(tool, project, [[f"tests/{name}.py"] for name in names], limit_s)
+
+
+def run_groups(tool: ModuleType, project: Path, groups: list[list[str]], limit_s: float = 60) -> tuple[int, ...]:
+    total = tool.run(project, groups, limit_s, False, ["-p", "no:cacheprovider"])
     return total.passed, total.failed, total.skipped
 
 
@@ -75,6 +78,24 @@ def test_any_change_of_the_tree_runs_everything_again(tool: ModuleType, project:
     (project / "module.py").write_text("x = 1\n")
     run(tool, project, "test_good")
     assert runs(project) == 2
+
+
+def test_files_of_one_process_are_counted_each_and_run_alone_where_one_fails(tool: ModuleType, project: Path) -> None:
+    (project / "tests" / "test_good_2.py").write_text("class TestAll:\n    def test_one(self): pass\n")
+    group = [f"tests/{name}.py" for name in ("test_good", "test_good_2", "test_empty")]
+    assert run_groups(tool, project, [group]) == (3, 0, 1)
+    assert runs(project) == 1
+    assert run_groups(tool, project, [[*group, "tests/test_bad.py"]]) == (4, 1, 1)
+    assert runs(project) == 1, "what passed in the process of others counts"
+    (project / "tests" / "test_dies.py").write_text("import os\ndef test_one(): os._exit(0)\n")
+    assert run_groups(tool, project, [["tests/test_dies.py", *group]]) == (3, 1, 1)
+    assert runs(project) == 2
+
+
+def test_files_with_slow_tests_are_first_and_alone(tool: ModuleType, project: Path) -> None:
+    (project / "tests" / "test_slow.py").write_text("import pytest\n@pytest.mark.slow\ndef test_one(): pass\n")
+    every = ["tests/test_bad.py", "tests/test_empty.py", "tests/test_good.py"]
+    assert tool.test_groups(project) == [["tests/test_slow.py"], every]
 
 
 def test_a_file_past_its_limit_is_a_failure(tool: ModuleType, project: Path) -> None:
