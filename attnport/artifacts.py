@@ -370,7 +370,6 @@ class Capabilities:
     """What a runtime's probe found on the installed version; `reason` and `hint` say why it is not available.
 
     Attributes:
-        attention_forms: How it takes each way to write an attention; see `runtimes._attention_forms`.
         libraries: The NVIDIA libraries that it needs, by name, with the path that the loader finds; "" if not found.
     """
 
@@ -382,7 +381,6 @@ class Capabilities:
     devices: tuple[str, ...] = ()
     plans: tuple[str, ...] = ()
     max_opset: int | None = None
-    attention_forms: Mapping[str, str] = field(default_factory=dict)
     libraries: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -66,18 +66,18 @@ def _probes_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     isolated = sys.modules.get("attnport.processes.isolated")
     if isolated is None:
         return
-    monkeypatch.setattr(isolated, "kept_probe", lambda runtime, *, forms: None)
-    monkeypatch.setattr(isolated, "keep_probe", lambda found, *, forms: None)
+    monkeypatch.setattr(isolated, "kept_probe", lambda runtime: None)
+    monkeypatch.setattr(isolated, "keep_probe", lambda found: None)
     probe = isolated._probed
 
-    def once(runtime: Any, limits: Any, forms: bool) -> Any:
+    def once(runtime: Any, limits: Any) -> Any:
         if not runtime.isolated and not limits.every:
-            return probe(runtime, limits, forms)
+            return probe(runtime, limits)
         child = sys.modules["attnport.processes.child"]
         environment = tuple(sorted(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST"))
-        given = (type(runtime).probe, type(limits).start, isolated.Child, child.WORKER, limits, forms)
+        given = (type(runtime).probe, type(limits).start, isolated.Child, child.WORKER, limits)
         key = (*given, environment, tuple(sys.path), Path.cwd())
-        found = _probed.get(key) or probe(runtime, limits, forms)
+        found = _probed.get(key) or probe(runtime, limits)
         if isolated.PROBE_FAILED not in found.reason:
             _probed[key] = found
         return found

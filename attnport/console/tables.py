@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from attnport.console import cells
 from attnport.console.precision_tables import show_precision
-from attnport.console.runtime_tables import able, show_attention_forms, show_libraries
 from attnport.reporting import document as doc
 from attnport.reporting import machines
 from attnport.reporting.facts import count
 
 if TYPE_CHECKING:
-    from attnport.artifacts import EngineRecord, Manifest
+    from attnport.artifacts import Capabilities, EngineRecord, Manifest
     from attnport.machines import MachinesReport
     from attnport.verbs.doctor import DoctorReport
     from attnport.verbs.listing import Listing
@@ -66,11 +65,12 @@ def show_doctor(report: DoctorReport) -> Iterator[doc.Block]:
     for runtime in report.runtimes:
         state = doc.Verdict("yes", "pass") if runtime.available else doc.Verdict("no", "miss")
         why = f"{runtime.reason.rstrip('.')}; {runtime.hint}" if runtime.hint else runtime.reason
-        rows.append((runtime.runtime, state, runtime.version, why or able(runtime)))
+        rows.append((runtime.runtime, state, runtime.version, why or _able(runtime)))
     can = "what it can do, or why it is not available and how to get it"
     yield doc.Table("runtimes", doc.words("runtime", "there", "version", can), doc.rows(rows))
-    yield from show_libraries(report.runtimes)
-    yield from show_attention_forms(report.runtimes)
+    for runtime in report.runtimes:
+        wants = (f"{runtime.runtime} wants {name}: {path or 'not found'}" for name, path in runtime.libraries.items())
+        yield doc.Commands(tuple(wants))
     packages = ((name, version or doc.Verdict("not installed", "miss")) for name, version in report.packages.items())
     yield doc.Table("packages", doc.words("package", "version"), doc.rows(packages))
     for problem in report.problems:
@@ -80,3 +80,9 @@ def show_doctor(report: DoctorReport) -> Iterator[doc.Block]:
     if not report.problems:
         yield doc.Text("No problem found.")
     yield from cells.quiet("kept until the machine or a package changes; ask again: attnport doctor --refresh")
+
+
+def _able(runtime: Capabilities) -> str:
+    """Devices, precision plans and the newest opset of an available runtime."""
+    opset = f"opset {runtime.max_opset}" if runtime.max_opset else ""
+    return "; ".join(filter(None, (", ".join(runtime.devices), ", ".join(runtime.plans), opset)))

@@ -1,1 +1,1 @@
-"""Timing: workloads, processes that take turns, clocks, statistics, regressions."""
+"""Timing: workloads, processes that take turns, statistics, regressions."""

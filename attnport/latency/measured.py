@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 from attnport.artifacts import Ran
-from attnport.latency.clocks import COARSE
 from attnport.latency.judging import Samples
 from attnport.processes.child import Child
 
@@ -38,15 +36,13 @@ class TimedRuntime:
     cached_first_ns: dict[str, int] = field(default_factory=dict)
     cached_load_ns: int | None = None
     no_cold: str = ""
-    resolution_ns: int = 0
     idle_cpu_ns: int = 0
     idle_ns: int = 0
     answered_ns: int = 0
 
     def in_mode(self, mode: str) -> TimedRuntime:
         """The same process in another mode, with nothing measured yet."""
-        more: dict[str, Any] = {"resolution_ns": self.resolution_ns, "keeps": self.keeps}
-        return TimedRuntime(self.child, self.opening, mode, self.modules, self.ran, **more)
+        return TimedRuntime(self.child, self.opening, mode, self.modules, self.ran, keeps=self.keeps)
 
 
 def samples_of(timed: TimedRuntime, workload: str, idle_share: float) -> Samples:
@@ -54,13 +50,10 @@ def samples_of(timed: TimedRuntime, workload: str, idle_share: float) -> Samples
     problem = timed.problems.get(workload, "")
     rounds = () if problem else tuple(timed.rounds_ns.get(workload, ()))
     spun = f"its threads took {idle_share:.0%} of a core while others ran" if idle_share > SPINNING else ""
-    step = timed.resolution_ns
-    coarse = bool(rounds) and step > COARSE * median(call for calls in rounds for call in calls)
-    steps = f"the timer is too coarse for it: its steps of {step} ns are over {COARSE:.0%} of a call" if coarse else ""
     return Samples(
         rounds,
         problem if rounds or problem else timed.problem,
-        "; ".join(filter(None, (spun, steps, timed.no_cold))),
+        "; ".join(filter(None, (spun, timed.no_cold))),
         timed.ran,
         timed.peaks.get(workload),
         warm_calls=timed.warm_calls.get(workload, 0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ from attnport.artifacts import LatencyReport, LatencyRow, Manifest, Ran
 from attnport.errors import AttnportError, IntegrityError, SpecError
 from attnport.folder.openings import file_of
 from attnport.folder.portable import portable
-from attnport.latency.clocks import MOST_DRIFT_PPM, DriftWatch, processors
 from attnport.latency.cold import Start
 from attnport.latency.effort import Effort, Subject
 from attnport.latency.gpu_state import gpu_state
@@ -65,7 +65,6 @@ class Measuring:
         self._began = time.monotonic() if began_s is None else began_s
         self._until = min(self._began + effort.budget_s, end_s())
         self._on_gpu = any(runtime.gpu and opening is not None for runtime, opening, _ in subjects.values())
-        self._watch = DriftWatch()
         self._reserved_s = 0.0
         self._calls: dict[str, int] = {}
         self._memory_bytes = memory_limit_bytes()
@@ -96,7 +95,6 @@ class Measuring:
             self._take_cold()
         finally:
             self._stop()
-        self._judge_clock()
         self._judge_budget()
         shares = self._idle_shares()
         self._settings["spinning"] = any(share > SPINNING for share in shares.values())
@@ -152,7 +150,6 @@ class Measuring:
             answer = self._guarded(timed, "", None)
             if answer and timed.child:
                 self._judge_pinning(answer)
-                timed.resolution_ns = answer["resolution_ns"]
                 timed.child.send("open", **timed.opening)
                 self._progress(f"opening {name}")
         for name, timed in [(name, timed) for name, timed in self._timed_runtimes.items() if timed.child]:
@@ -306,14 +303,6 @@ class Measuring:
                 "the medians, but not the ratios, as runtimes took turns"
             )
 
-    def _judge_clock(self) -> None:
-        ppm = self._watch.ppm()
-        self._settings["timer drift ppm"] = round(ppm, 1)
-        steps = [timed.resolution_ns for timed in self._timed_runtimes.values() if timed.resolution_ns]
-        self._settings["timer resolution ns"] = max(steps, default=0)
-        if abs(ppm) > MOST_DRIFT_PPM:
-            self._notes.append(f"the timer differed from the machine's raw clock by {ppm:+.0f} parts in a million")
-
     def _judge_budget(self) -> None:
         """Adds a note if the fewest rounds, with starts and warm-up, took longer than was asked for."""
         took_s, budget_s = time.monotonic() - self._began, self._effort.budget_s
@@ -396,3 +385,21 @@ class Measuring:
             if timed.child:
                 timed.child.kill()
                 timed.child = None
+
+
+def processors(threads: int) -> list[int]:
+    """The logical processors to stay on for `threads` threads: one for each thread, on the last cores.
+
+    Most systems handle interrupts on the first processor. The result is all usable processors if there are more threads
+    than cores, and empty if the system cannot restrict a process to processors.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    usable = sorted(os.sched_getaffinity(0))
+    if threads > physical_cores():
+        return usable
+    cores: dict[str, int] = {}
+    for cpu in usable:
+        siblings_file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.setdefault(siblings_file.read_text().strip() if siblings_file.is_file() else str(cpu), cpu)
+    return sorted(cores.values())[-threads:]

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnport.artifacts import DEVICE_PARTS
-from attnport.latency.clocks import resolution_ns
 from attnport.processes.worker import Worker, serve
 
 COMMAND = ("-m", "attnport.latency.timing_worker")
@@ -23,7 +22,7 @@ class TimingWorker(Worker):
         """Restricts the process to `processors`, before any library creates threads; an empty list = no restriction.
 
         Returns:
-            `pinned`: the processors; `problem`: why they could not be set, or ""; `resolution_ns` of its timer.
+            `pinned`: the processors; `problem`: why they could not be set, or "".
         """
         problem, pinned = "", []
         if message["processors"]:
@@ -32,7 +31,7 @@ class TimingWorker(Worker):
                 pinned = sorted(os.sched_getaffinity(0))
             except OSError as err:
                 problem = f"the system does not allow it: {err.strerror}"
-        return {"pinned": pinned, "problem": problem, "resolution_ns": resolution_ns(self.clock)}
+        return {"pinned": pinned, "problem": problem}
 
     def do_open(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """As a worker's; also returns `load_ns`, the time to open, and `modes`, see `artifacts.DeviceTimedSession`."""

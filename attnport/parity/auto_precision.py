@@ -13,7 +13,7 @@ from pathlib import Path
 
 from attnport.artifacts import AUTO, Island, Manifest, PrecisionPlan
 from attnport.cases.inputs import Case, cases
-from attnport.errors import ParityFailed, UnavailableError
+from attnport.errors import ParityFailed
 from attnport.exporter.lowering.base import Lowering
 from attnport.folder.workspace import load_spec
 from attnport.parity import bound as parity
@@ -24,7 +24,6 @@ from attnport.parity.eager import Eager
 from attnport.parity.evaluate import Progress, References, make_references
 from attnport.parity.metrics import measure_all
 from attnport.runtimes import base
-from attnport.runtimes._half_probe import why_not_in_half
 from attnport.runtimes.base import Runtime
 
 HALF = "fp16"
@@ -44,7 +43,6 @@ def plan_precision(
     *,
     budget: float = BUDGET,
     most: int = MOST,
-    evaluator: Runtime | None = None,
     threads: int | None = None,
     seed: int = 0,
     progress: Progress = lambda message: None,
@@ -57,22 +55,14 @@ def plan_precision(
         lowering: The target, which takes fp16.
         budget: How many times PyTorch eager's RMS error is allowed; see `docs/precision.md`.
         most: The most graphs to evaluate.
-        evaluator: What runs the graphs; None = ONNX's reference evaluator.
         seed: Of the cases, as in `check`.
 
     Raises:
-        UnavailableError: the evaluator does not compute in the types that a graph declares.
         ParityFailed: no islands around the attentions keep the bound; says whether an attention is why.
         SpecError: the module is not what was exported.
     """
-    runtime = evaluator or base.get(TYPED_EVALUATOR)
+    runtime = base.get(TYPED_EVALUATOR)
     base.available(runtime)
-    problem = why_not_in_half(runtime)
-    if problem:
-        raise UnavailableError(
-            f"{runtime.name} does not compute in the types that a graph declares: {problem.rstrip('.')}.",
-            hint=f"A search for islands needs one that does: {TYPED_EVALUATOR}.",
-        )
     tried = cases(manifest.io, seed)
     with tempfile.TemporaryDirectory(prefix="attnport-auto-") as scratch:
         (references := Path(scratch) / "references").mkdir()

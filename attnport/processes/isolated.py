@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from attnport.jsonfile import from_json
 from attnport.processes.child import Child, Died
 from attnport.processes.probe_cache import keep_probe, kept_probe
 from attnport.processes.worker import load_outputs, save_feeds
-from attnport.runtimes._attention_forms import tried
 from attnport.runtimes.base import PROBE_FAILED, Opening, Runtime, physical_cores
 
 if TYPE_CHECKING:
@@ -138,44 +137,33 @@ class IsolatedSession:
             self._scratch = None
 
 
-def probe(runtime: Runtime, limits: Limits = Limits(), *, forms: bool = False, refresh: bool = False) -> Capabilities:
+def probe(runtime: Runtime, limits: Limits = Limits(), *, refresh: bool = False) -> Capabilities:
     """Probes a runtime, in a process of its own if the runtime is isolated, or says what the last probe found.
 
     Args:
-        forms: Also try every attention form (`runtimes._attention_forms`).
         refresh: Probe again, whatever was found last time on this machine with these packages.
 
     Returns:
         The result of the probe. If the probe crashed, hung or raised, the runtime is not available, with the reason.
     """
-    if not refresh and (kept := kept_probe(runtime.name, forms=forms)) is not None:
+    if not refresh and (kept := kept_probe(runtime.name)) is not None:
         return kept
-    found = _probed(runtime, limits, forms)
+    found = _probed(runtime, limits)
     if PROBE_FAILED not in found.reason:
-        keep_probe(found, forms=forms)
+        keep_probe(found)
     return found
 
 
-def _probed(runtime: Runtime, limits: Limits, forms: bool) -> Capabilities:
+def _probed(runtime: Runtime, limits: Limits) -> Capabilities:
     if not runtime.isolated and not limits.every:
         try:
-            capabilities = runtime.probe()
-            with_forms = forms and runtime.opens == "onnx"
-            return _with_forms(capabilities, lambda: tried(runtime, capabilities.plans)) if with_forms else capabilities
+            return runtime.probe()
         except Exception as err:  # a probe should not raise, but an installation may be damaged
             return Capabilities(runtime.name, False, f"{PROBE_FAILED} with {type(err).__name__}: {err}")
     child = limits.start(1)
-
-    def ask(**fields: Any) -> dict[str, Any]:
-        return child.ask("probe", limits.timeout_s, runtime=runtime.name, **fields)
-
     try:
-        capabilities = from_json(Capabilities, json.dumps(ask()["found"]), "the probe's answer")
-        return (
-            _with_forms(capabilities, lambda: ask(forms=True)["forms"])
-            if forms and runtime.opens == "onnx"
-            else capabilities
-        )
+        answer = child.ask("probe", limits.timeout_s, runtime=runtime.name)
+        return from_json(Capabilities, json.dumps(answer["found"]), "the probe's answer")
     except Died as err:
         return Capabilities(runtime.name, False, f"{PROBE_FAILED}: {err.message}")
     except AttnportError as err:
@@ -185,13 +173,13 @@ def _probed(runtime: Runtime, limits: Limits, forms: bool) -> Capabilities:
 
 
 def probe_all(
-    runtimes: Sequence[Runtime], limits: Limits = Limits(), *, forms: bool = False, refresh: bool = False
+    runtimes: Sequence[Runtime], limits: Limits = Limits(), *, refresh: bool = False
 ) -> dict[str, Capabilities]:
     """Probes several runtimes, as many at a time as there are cores. Returns the results by name."""
     with ThreadPoolExecutor(max_workers=physical_cores()) as pool:
         probes = [
             # A thread has no context of its own, and with it no end of the verb's time.
-            pool.submit(copy_context().run, partial(probe, runtime, limits, forms=forms, refresh=refresh))
+            pool.submit(copy_context().run, partial(probe, runtime, limits, refresh=refresh))
             for runtime in runtimes
         ]
         return {runtime.name: found.result() for runtime, found in zip(runtimes, probes, strict=True)}
@@ -222,10 +210,6 @@ def reason_of_failure(err: AttnportError | MemoryError) -> str:
 def process_failed(reason: str) -> bool:
     """Whether a reason says that a process failed. That may not happen again, so that the result is not final."""
     return reason.startswith((_FAILED, _NO_MEMORY))
-
-
-def _with_forms(capabilities: Capabilities, ask: Callable[[], dict[str, str]]) -> Capabilities:
-    return replace(capabilities, attention_forms=ask()) if capabilities.available else capabilities
 
 
 def memory_limit_bytes() -> int | None:

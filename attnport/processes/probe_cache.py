@@ -30,10 +30,10 @@ _LIBRARIES_OF_SYSTEM = "/etc/ld.so.cache"
 """Written anew when the system's package manager installs a library."""
 
 
-def kept_probe(runtime: str, *, forms: bool) -> Capabilities | None:
+def kept_probe(runtime: str) -> Capabilities | None:
     """What was found last time; None where nothing was, something has changed since, or the file is damaged."""
     kept = cache()
-    data = kept.read(_name(runtime, forms)) if kept is not None else None
+    data = kept.read(_name(runtime)) if kept is not None else None
     if data is None:
         return None
     try:
@@ -43,18 +43,18 @@ def kept_probe(runtime: str, *, forms: bool) -> Capabilities | None:
     return found if found.runtime == runtime else None
 
 
-def keep_probe(found: Capabilities, *, forms: bool) -> None:
+def keep_probe(found: Capabilities) -> None:
     """Keeps what a probe found. If that fails, the runtime is probed again next time."""
     if (kept := cache()) is not None:
-        kept.write(_name(found.runtime, forms), to_json(found).encode())
+        kept.write(_name(found.runtime), to_json(found).encode())
 
 
-def _name(runtime: str, forms: bool) -> str:
+def _name(runtime: str) -> str:
     wanted = base.distributions({runtime} & set(base.names()))
     installed = versions(wanted)
     modules = sorted({name.strip("-*").replace("-", "_") for name in (*wanted, *installed)})
     parts = json.dumps([_state(), installed, [list(_places(name)) for name in modules]])
-    return f"probe.{runtime}{'.forms' if forms else ''}.{digest_text(parts)[:_HEX]}.json"
+    return f"probe.{runtime}.{digest_text(parts)[:_HEX]}.json"
 
 
 @functools.lru_cache(maxsize=1)

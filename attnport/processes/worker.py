@@ -179,14 +179,10 @@ class Worker:
         return {"named": save_outputs(Path(message["outputs"]), outputs)}
 
     def do_probe(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Probes a runtime, and with `forms` also which attention forms it supports."""
+        """Probes a runtime."""
         from attnport.runtimes import base
-        from attnport.runtimes._attention_forms import tried
 
-        runtime = base.get(message["runtime"])
-        capabilities = runtime.probe()
-        forms = tried(runtime, capabilities.plans) if message.get("forms") and capabilities.available else {}
-        return {"found": asdict(capabilities), "forms": forms}
+        return {"found": asdict(base.get(message["runtime"]).probe())}
 
     def do_run(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Calls the session: `warm` times untimed, then `calls` times.

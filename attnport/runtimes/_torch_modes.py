@@ -22,8 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from attnport.artifacts import AUTO
 from attnport.errors import SpecError
-from attnport.runtimes._torch_dispatch import DispatchMode
-from attnport.runtimes._torch_range import HalfWithoutOverflow
+from attnport.runtimes._torch_range import DispatchMode, HalfWithoutOverflow
 
 HIDDEN = -9e3
 """Scores and additive masks at or below this hide a key: -inf, finfo.min, and -1e4 even with a real score added."""

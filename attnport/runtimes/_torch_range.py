@@ -17,12 +17,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-
-from attnport.runtimes._torch_dispatch import DispatchMode
 
 LARGEST = 65504.0
 _BITS = 11
+
+
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode that torch does not wrap for its compiler: nothing is compiled while one is active, and the
+    wrapper imports `torch._dynamo`, which takes a second."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 class HalfWithoutOverflow(DispatchMode):

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnport.runtimes._torch_dispatch import DispatchMode
 from attnport.runtimes._torch_modes import SOFTMAXES, operator_name
+from attnport.runtimes._torch_range import DispatchMode
 
 PRODUCTS = {"matmul", "bmm", "mm", "baddbmm", "einsum"}
 # The result of a layer with weights no longer counts as scores or probabilities.

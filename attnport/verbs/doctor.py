@@ -39,7 +39,7 @@ class DoctorReport:
         targets: The names of all lowering targets.
     """
 
-    schema: Literal["attnport/doctor/1"] = field(default="attnport/doctor/1", kw_only=True)
+    schema: Literal["attnport/doctor/2"] = field(default="attnport/doctor/2", kw_only=True)
     attnport: str
     machine: Machine
     packages: Mapping[str, str | None]
@@ -76,14 +76,14 @@ def doctor(folder: Path | None = None, *, refresh: bool = False) -> DoctorReport
 
 
 def probe_all(*, refresh: bool = False) -> tuple[Capabilities, ...]:
-    """Probes every runtime, also for the attention forms that it supports.
+    """Probes every runtime.
 
     A runtime that crashes, hangs or raises while it is probed is listed as not available, with its last output.
     """
     from attnport.runtimes import base
 
     every = [base.get(name) for name in base.names()]
-    probes = isolated.probe_all(every, isolated.Limits(_TIMEOUT_S), forms=True, refresh=refresh)
+    probes = isolated.probe_all(every, isolated.Limits(_TIMEOUT_S), refresh=refresh)
     return tuple(probes.values())
 
 

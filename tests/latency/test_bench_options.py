@@ -75,10 +75,8 @@ def test_load_first_call_and_steady_state_are_told_apart(saved: Path) -> None:
         assert len({row.load_ns for row in rows.values()}) == len(rows)
 
 
-def test_timer_pinning_and_what_ended_a_workload_are_recorded(saved: Path) -> None:
+def test_pinning_and_what_ended_a_workload_are_recorded(saved: Path) -> None:
     settings = read(LatencyReport, saved).settings
-    assert settings["timer resolution ns"] > 0
-    assert abs(settings["timer drift ppm"]) < 100_000
     if hasattr(os, "sched_getaffinity"):
         assert {int(one) for one in settings["pinned to processors"].split(",")} <= os.sched_getaffinity(0)
     assert settings["ended by batch=1,seq=3"] in ("time", "precision", "rounds")

@@ -8,7 +8,7 @@ import importlib.util
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,17 +16,17 @@ import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
 
-from attnport.artifacts import AUTO, Capabilities, PrecisionPlan, Session
+from attnport.artifacts import AUTO, PrecisionPlan
 from attnport.cases.inputs import cases
 from attnport.cli import cli
-from attnport.errors import ParityFailed, UnavailableError, UsageError
+from attnport.errors import ParityFailed, UsageError
 from attnport.exporter import storage
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.workspace import load_spec, open_folder
 from attnport.parity import auto_precision
 from attnport.parity.auto_precision import plan_precision
 from attnport.runtimes import base
-from attnport.runtimes.base import Kind, Opening, Runtime
+from attnport.runtimes.base import Opening
 from attnport.verbs.build import build, parse_budget
 from attnport.verbs.check import check
 from attnport.verbs.export import export
@@ -171,51 +171,6 @@ def test_a_case_that_was_held_out_and_fails_is_searched_with(
     assert found.cases[0] == "zeros"
     assert len(found.cases) > 1
     assert {island.name for island in found.islands} == {island.name for island in planned("norm").islands}
-
-
-class Lying(Runtime):
-    """Says that it is an evaluator, and hides overflow: ONNX Runtime's CPU kernels on the same graph."""
-
-    name: ClassVar[str] = "lying"
-    opens: ClassVar[Kind] = "onnx"
-
-    def probe(self) -> Capabilities:
-        return Capabilities(self.name, True)
-
-    def open(self, opening: Opening) -> Session:
-        import onnxruntime
-
-        session = onnxruntime.InferenceSession(str(opening.model), providers=["CPUExecutionProvider"])
-        names = [value.name for value in session.get_outputs()]
-        types = {value.name: np.float16 if "float16" in value.type else None for value in session.get_inputs()}
-
-        class Opened:
-            ran: Any = None
-
-            def run(self, feeds: Any) -> dict[str, Any]:
-                given = {name: array.astype(types[name] or array.dtype) for name, array in feeds.items()}
-                return dict(zip(names, session.run(None, given), strict=True))
-
-            def close(self) -> None:
-                pass
-
-        return Opened()
-
-
-@pytest.mark.parametrize("evaluator", [Lying(), base.get("ort_cpu")], ids=["lying", "ort_cpu"])
-def test_an_evaluator_that_does_not_compute_in_half_precision_is_refused_by_name(
-    evaluator: Runtime, exported: Folder
-) -> None:
-    with pytest.raises(UnavailableError, match=f"{evaluator.name} does not compute in the types that a graph declares"):
-        plan(exported("norm"), evaluator=evaluator)
-
-
-@pytest.mark.slow
-def test_without_the_probe_such_an_evaluator_would_find_nothing(
-    exported: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(auto_precision, "why_not_in_half", lambda runtime: "")
-    assert plan(exported("norm"), evaluator=Lying()).islands == ()
 
 
 @pytest.mark.parametrize(

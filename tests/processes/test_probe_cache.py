@@ -11,14 +11,15 @@ from fake_distributions import install_distribution
 import attnport_bundle
 from attnport.artifacts import Capabilities
 from attnport.console.cells import render
-from attnport.console.runtime_tables import able, show_attention_forms, show_libraries
+from attnport.console.tables import show_doctor
+from attnport.folder.machine import machine
 from attnport.processes import isolated, probe_cache
 from attnport.processes.probe_cache import keep_probe, kept_probe
 from attnport.runtimes import base
+from attnport.verbs.doctor import DoctorReport, doctor
 from attnport_bundle.runtimes.kernels import VARIABLE
 
 FOUND = Capabilities("ort_cpu", True, version="1.31.1", devices=("CPU",), plans=("fp32",), max_opset=26)
-FORMS = {"Attention": "fused", "Attention, bool mask [B,1,1,T]": "refused: inconsistent"}
 
 
 @pytest.fixture(autouse=True)
@@ -49,17 +50,13 @@ class Counted(base.Runtime):
         raise AssertionError("nothing is opened here")
 
 
-def test_a_runtime_is_probed_once_and_again_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolated, "tried", lambda runtime, plans: dict(FORMS))
+def test_a_runtime_is_probed_once_and_again_where_that_is_asked_for() -> None:
     runtime = Counted()
     for _ in range(2):
         assert isolated.probe(runtime) == runtime.found
     assert runtime.probes == 1
-    for _ in range(2):  # the forms are a longer probe
-        assert isolated.probe(runtime, forms=True).attention_forms == FORMS
-    assert runtime.probes == 2
     isolated.probe(runtime, refresh=True)
-    assert runtime.probes == 3
+    assert runtime.probes == 2
 
 
 def test_what_is_absent_is_kept_and_a_probe_that_failed_is_not() -> None:
@@ -70,7 +67,7 @@ def test_what_is_absent_is_kept_and_a_probe_that_failed_is_not() -> None:
     damaged.name = "damaged"
     damaged.found = None
     assert "its probe failed with ZeroDivisionError" in isolated.probe(damaged).reason
-    assert kept_probe("damaged", forms=False) is None
+    assert kept_probe("damaged") is None
 
 
 CHANGES = ["environment", "package", "version", "machine", "code", "reader", "compiler", "library"]
@@ -85,9 +82,9 @@ def test_another_machine_or_package_is_probed_anew(
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.setattr(base, "distributions", lambda named: (package.name,))
-    keep_probe(FOUND, forms=False)
-    assert kept_probe("ort_cpu", forms=False) == FOUND
-    assert kept_probe("openvino", forms=False) is None
+    keep_probe(FOUND)
+    assert kept_probe("ort_cpu") == FOUND
+    assert kept_probe("openvino") is None
     if change == "environment":
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     elif change == "package":
@@ -108,39 +105,31 @@ def test_another_machine_or_package_is_probed_anew(
         (code / "base.py").touch()
         monkeypatch.setattr(base if change == "code" else attnport_bundle, "__file__", str(code / "base.py"))
     probe_cache._state.cache_clear()
-    assert kept_probe("ort_cpu", forms=False) is None
+    assert kept_probe("ort_cpu") is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"runtime": "ort_cpu"}', "RUNTIME OF ANOTHER"])
 def test_a_file_that_is_not_as_it_was_written_is_not_believed(cache: Path, text: str) -> None:
-    keep_probe(FOUND, forms=False)
+    keep_probe(FOUND)
     (path,) = cache.iterdir()
     other = path.read_text().replace("ort_cpu", "openvino")
     path.write_text(other if text.startswith("RUNTIME") else text)
-    assert kept_probe("ort_cpu", forms=False) is None
+    assert kept_probe("ort_cpu") is None
 
 
 def test_doctor_believes_what_was_kept_and_says_how_to_ask_again() -> None:
-    from attnport.console.tables import show_doctor
-    from attnport.verbs.doctor import doctor
 
     for name in base.names():
-        keep_probe(dataclasses.replace(FOUND, runtime=name, version="kept"), forms=True)
+        keep_probe(dataclasses.replace(FOUND, runtime=name, version="kept"))
     report = doctor()
     assert {runtime.version for runtime in report.runtimes} == {"kept"}
     assert "doctor --refresh" in " ".join(render(show_doctor, report).split())
 
 
-def test_the_tables_fit_a_terminal_of_80_columns_and_say_why_a_form_is_refused() -> None:
-    found = dataclasses.replace(
-        FOUND, attention_forms=FORMS, libraries={"libnvinfer.so.10": "", "libcudart.so.13": "/lib/c"}
-    )
-    both = [found, dataclasses.replace(FOUND, runtime="torch_eager")]
-    text = render(show_libraries, [found]) + render(show_attention_forms, both)
-    assert max(map(len, text.splitlines())) <= 80
+def test_the_tables_fit_a_terminal_of_80_columns_and_name_libraries_with_their_places() -> None:
+    found = dataclasses.replace(FOUND, libraries={"libnvinfer.so.10": "", "libcudart.so.13": "/lib/c"})
+    report = DoctorReport(attnport="0.1.0", machine=machine(), packages={}, runtimes=(found,), targets=(), problems=())
+    text = render(show_doctor, report)
     assert "ort_cpu wants libnvinfer.so.10: not found" in text
     assert "ort_cpu wants libcudart.so.13: /lib/c" in text
-    assert "refused by ort_cpu: inconsistent" in text
-    assert "torch_eager" not in text
-    assert able(found) == "CPU; fp32; opset 26"
-    assert render(show_attention_forms, []) == ""  # no table without anything to show
+    assert "CPU; fp32; opset 26" in text

@@ -187,6 +187,17 @@ def test_scores_that_overflow_half_precision_show(tmp_path: Path) -> None:
     assert not np.isfinite(results["fp16"]).all()
 
 
+def test_each_step_is_rounded_to_the_type_that_the_graph_declares() -> None:
+    """A search for what overflows (`--dtype auto`) finds nothing where an evaluator computes fp16 in float32."""
+    body = "two = Constant<value_float = 2.0>() t = CastLike(two, a) p = Mul(a, t) y = Div(p, t)"
+    large = arrays(np.float16) | {"a": np.full((7, K), 60000, np.float16)}
+    assert np.isinf(evaluate(body, "float16", large, ours=True)).all()
+    wide = {name: array.astype(np.float32) if name != "last" else array for name, array in large.items()}
+    assert (evaluate(body, "float", wide, ours=True) == 60000).all()
+    body = "one = Constant<value_float = 1.0>() t = CastLike(one, a) s = Add(a, t) y = Sub(s, a)"
+    assert (evaluate(body, "float16", large | {"a": np.full((7, K), 2048, np.float16)}, ours=True) == 0).all()
+
+
 def test_a_half_precision_product_takes_no_minutes(tmp_path: Path) -> None:
     """numpy's own takes 7 s for this one: a loop, not a library."""
     a, b = (np.ones(shape, np.float16) for shape in ((2048, 1024), (1024, 512)))

@@ -83,7 +83,7 @@ class GpuReport:
         left: What was asked for and not done, since the time was over; the same command goes on there.
     """
 
-    schema: Literal["attnport/gpu-check/1"] = field(default="attnport/gpu-check/1", kw_only=True)
+    schema: Literal["attnport/gpu-check/2"] = field(default="attnport/gpu-check/2", kw_only=True)
     format: int
     attnport: str
     device: str
