@@ -87,7 +87,7 @@ def export(
         UsageError, SpecError, ExportError: as `attnport.verbs.export.export`.
     """
     from attnport.cases.choosing import read_feeds
-    from attnport.verbs._given import Given, part_of
+    from attnport.folder.given import Given, part_of
     from attnport.verbs.export import exported
 
     named = {**(read_feeds(Path(examples)) if examples is not None else {}), **(kwargs or {})}

@@ -340,12 +340,12 @@ def doctor(out: Reporter, refresh: bool) -> Callable[[], None]:
 @taken.gpu_options
 @verb
 def gpu_check(out: Reporter, runtimes: tuple[str, ...], budget: float | None, **options: Any) -> Callable[[], None]:
-    """Measure every GPU runtime: parity, latency, rates.
+    """Measure every GPU runtime: parity and latency.
 
     BERT base, and a decoder that prefills and decodes. Finished steps are kept; the same command continues.
     """
-    from attnport.verbs.gpu.report import raise_for
     from attnport.verbs.gpu_check import gpu_check as run
+    from attnport.verbs.gpu_check import raise_for
 
     report = run(runtimes=runtimes, budget_s=budget, progress=out.progress, tell=out.tell, **options)
 

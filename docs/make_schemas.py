@@ -22,7 +22,7 @@ from attnport.parity.bisect import Bisected
 from attnport.verbs.audit import AuditReport
 from attnport.verbs.doctor import DoctorReport
 from attnport.verbs.generate import Generated
-from attnport.verbs.gpu.report import GpuReport
+from attnport.verbs.gpu_check import GpuReport
 from attnport.verbs.inspect import Inspection
 from attnport.verbs.listing import Listing
 from attnport.verbs.ship import ShipResult

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from attnport.models import bert_encoder, llama_decoder
-from attnport.verbs.gpu import subjects as gpu_subjects
+from attnport.verbs import _gpu_models
 
 if TYPE_CHECKING:
     from attnport.artifacts import ModelSpec
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 def bert() -> ModelSpec:
     """Two layers of width 64."""
-    small = bert_encoder.BertConfig(positions=gpu_subjects.LONGEST)
+    small = bert_encoder.BertConfig(positions=_gpu_models.LONGEST)
     return dataclasses.replace(
-        bert_encoder.spec(small), io=_narrowed(gpu_subjects.bert_base(), bert_encoder.spec(small))
+        bert_encoder.spec(small), io=_narrowed(_gpu_models.bert_base(), bert_encoder.spec(small))
     )
 
 
 def llama() -> ModelSpec:
     """Two layers of width 64."""
-    return dataclasses.replace(llama_decoder.spec(), io=_narrowed(gpu_subjects.llama_part(), llama_decoder.spec()))
+    return dataclasses.replace(llama_decoder.spec(), io=_narrowed(_gpu_models.llama_part(), llama_decoder.spec()))
 
 
 def _narrowed(large: ModelSpec, small: ModelSpec) -> object:

@@ -22,10 +22,10 @@ from attnport.artifacts import Dim
 from attnport.cli import cli
 from attnport.errors import SpecError, UnavailableError, UsageError
 from attnport.exporter.dynamic import dynamic_dims
+from attnport.folder.given import Given
 from attnport.runtimes import base
 from attnport.testing import assert_parity
 from attnport.verbs._arguments import argument_of
-from attnport.verbs._given import Given
 
 X = torch.randn(2, 5, 16)
 

@@ -1,1 +1,1 @@
-"""The artifact folder as verbs see it: opened, changed all at once, and the model that it came from loaded again."""
+"""The artifact folder as verbs see it: opened, changed all at once; its model, given to `export` or loaded again."""

@@ -1,1 +1,1 @@
-"""Everything that judges numbers: cases, metrics, the bound, padding invariance, the search for a wrong layer."""
+"""Everything that judges numbers: sizes of an export, cases, metrics, the bound, padding invariance, a wrong layer."""

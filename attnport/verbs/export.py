@@ -26,6 +26,7 @@ from attnport.folder.workspace import Change, change, fresh, open_folder, open_i
 from attnport.jsonfile import digest_text, to_json
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import write_golden
+from attnport.parity.sizes import check_dims, size_cases
 from attnport.patches import alone
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
@@ -36,14 +37,13 @@ from attnport.sources.program import CODE, program_module
 from attnport.sources.program import WEIGHTS as STORED_WEIGHTS
 from attnport.transaction import settle
 from attnport.verbs._confined import Told, carry_out, confined
-from attnport.verbs._tried_sizes import check_dims, size_cases
 from attnport.version import __version__
 
 if TYPE_CHECKING:
     from torch import nn
 
     from attnport.exporter.capture import Capture
-    from attnport.verbs._given import Given
+    from attnport.folder.given import Given
 
 STAGE = "export"
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
@@ -109,7 +109,7 @@ def export(
         ExportError: torch cannot export the module, a dim froze, the graph computes something else, or every output is
             attention weights.
     """
-    from attnport.verbs._given import Given, part_of
+    from attnport.folder.given import Given, part_of
 
     part = part_of(part, with_past)
     named = {**(read_feeds(examples) if examples is not None else {}), **(kwargs or {})}
@@ -244,7 +244,7 @@ def _made_or_fixed(
     """The export of a model; where dims froze that its user can do nothing about, the export with these dims limited to
     the sizes at which they did not, or else fixed.
     """
-    from attnport.verbs._given import listed
+    from attnport.folder.given import listed
 
     try:
         return make(spec), spec
@@ -421,7 +421,7 @@ class _Opened:
 
 
 def _carry_out(message: Mapping[str, Any], listeners: Mapping[str, Told]) -> dict[str, Any]:
-    from attnport.verbs._given import Given
+    from attnport.folder.given import Given
 
     progress, tell = listeners["progress"], listeners["tell"]
     given, folder = Given(**message["given"]), Path(message["folder"])

@@ -1,4 +1,4 @@
-"""`attnport gpu-check`: check and bench of every GPU runtime on models of usual sizes, beside measured peak rates.
+"""`attnport gpu-check`: check and bench of every GPU runtime on models of usual sizes.
 
 Each model has an artifact folder. What was exported, built, checked and measured there with the same inputs stays, as
 for any folder, so a run that is ended, or out of time, is continued by the next.
@@ -7,22 +7,24 @@ for any folder, so a run that is ended, or out of time, is continued by the next
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from attnport.artifacts import Capabilities, FusionTable, IOContract
-from attnport.errors import AttnportError, UnavailableError, UsageError
+from attnport.artifacts import Capabilities, FusionTable, IOContract, LatencyReport, ParityReport
+from attnport.errors import AttnportError, ParityFailed, UnavailableError, UsageError
 from attnport.exporter.lowering import base as lowerings
-from attnport.folder.machine import find_gpus, machine, versions
-from attnport.folder.openings import not_in
+from attnport.folder.given import Given
+from attnport.folder.machine import Machine, find_gpus, machine, versions
+from attnport.folder.openings import not_in, of_runtime
 from attnport.folder.portable import portable
-from attnport.jsonfile import to_json
+from attnport.jsonfile import read, to_json
 from attnport.latency.grid import parse_grid
 from attnport.latency.measuring import LATE
 from attnport.parity.eager import EAGER_ON_GPU
@@ -31,22 +33,20 @@ from attnport.processes.deadline import OutOfTime, ending_at, in_time
 from attnport.processes.isolated import probe_all
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
-from attnport.verbs._given import Given
+from attnport.verbs import check as checking
+from attnport.verbs._gpu_models import SUBJECTS, Subject
 from attnport.verbs._saving import save
 from attnport.verbs.bench import bench
 from attnport.verbs.build import build
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
-from attnport.verbs.gpu import peaks as gpu_peaks
-from attnport.verbs.gpu.report import FORMAT, GpuReport, Piece, earlier, file_name, with_achieved
-from attnport.verbs.gpu.subjects import SUBJECTS, Subject
 from attnport.version import __version__
 
 EAGER = EAGER_ON_GPU
 """The runtime by which the others are judged and compared."""
 PLANS = ("fp16", "bf16")
-ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+DTYPES = ("fp32", *PLANS)
 NAMED_ALONE = ("torch_compile_tuned_cuda",)
 """Runtimes that take minutes for each call, and are measured only where they are named."""
 CALL_S = 20.0
@@ -55,6 +55,57 @@ COMPILE_S = 40.0
 """Seconds more for each call and each runtime that compiles: so long takes a size that it has not seen."""
 MOST_ELEMENTS = 1 << 24
 """Of an output of a timed call that is a case of `check` too: comparing takes NumPy seconds from there on."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One model in one precision plan.
+
+    Attributes:
+        problem: Why there is nothing, or not all; "" where there is.
+        exit_code: That of the problem: 4 where its float64 run cannot be trusted, 3 where the device cannot do it.
+        fused: By runtime, attentions that one kernel covers, of those there are; where something could look.
+        notes: What was done otherwise than asked, and files that could not be made.
+        parity: What `check` found; None where it was not run.
+        latency: What `bench` found.
+    """
+
+    about: str
+    problem: str = ""
+    exit_code: int = 0
+    fused: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    parity: ParityReport | None = None
+    latency: LatencyReport | None = None
+
+
+@dataclass(frozen=True)
+class GpuReport:
+    """`gpu-NAME.json`.
+
+    Attributes:
+        device: What it was measured on, as the driver calls it.
+        eager: The runtime by which the others are judged and compared.
+        runtimes: What each runtime's probe found.
+        pieces: By model and plan, `bert_encoder fp16`.
+        left: What the last run was asked for and had no time for; the same command goes on there.
+    """
+
+    schema: Literal["attnport/gpu-check/2"] = field(default="attnport/gpu-check/2", kw_only=True)
+    attnport: str
+    device: str
+    eager: str
+    machine: Machine
+    versions: Mapping[str, str]
+    runtimes: Mapping[str, Capabilities]
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
+
+
+def file_name(device: str) -> str:
+    """`gpu-nvidia-h100-80gb-hbm3.json`."""
+    plain = re.sub(r"\s*\(SM \d+\)$", "", device)
+    return f"gpu-{re.sub(r'[^a-z0-9]+', '-', plain.lower()).strip('-')}.json"
 
 
 def found_gpu() -> tuple[str, int]:
@@ -95,6 +146,8 @@ def gpu_check(
 ) -> GpuReport:
     """Measures and writes `gpu-NAME.json` into `output`; what an earlier run did with the same inputs stays.
 
+    Other models and precisions stay in the file.
+
     Args:
         output: Where the report goes.
         work: Where artifact folders are made: several gigabytes, kept for the next run.
@@ -113,6 +166,7 @@ def gpu_check(
     Raises:
         UnavailableError: there is no GPU, or PyTorch cannot use it.
         UsageError: an unknown model, plan or runtime, or shapes that do not fit.
+        ArtifactError: the file is there, and is not read: another version of attnport wrote it, or it is damaged.
     """
     until = None if budget_s is None else time.monotonic() + budget_s
     subjects, plans, names = _chosen(only, shapes), _plans(dtypes), _runtimes(runtimes)
@@ -127,12 +181,11 @@ def gpu_check(
     there = machine(work.parent if work.parent.is_dir() else None)
     found = {name: without_paths(one, work) for name, one in probed.items()}
     packages = versions(["numpy", *base.distributions(names)])
-    report = GpuReport(FORMAT, __version__, device, EAGER, there, packages, found)
+    report = GpuReport(__version__, device, EAGER, there, packages, found)
     path = output / file_name(device)
-    before = None if force else earlier(path)
-    if before is not None and (before.device, before.eager) == (device, EAGER):
-        kept = {**before.runtimes, **found}
-        report = dataclasses.replace(report, peaks=before.peaks, pieces=before.pieces, runtimes=kept)
+    if path.exists() and not force:
+        before = read(GpuReport, path)
+        report = dataclasses.replace(report, pieces=before.pieces, runtimes={**before.runtimes, **found})
 
     def saying(message: str) -> None:
         in_time()
@@ -140,13 +193,10 @@ def gpu_check(
 
     options = {"threads": threads, "force": force, "progress": saying}
     run = _Run(report, path, work.resolve(), names, sm, until, options, saying, tell, progress, cold)
-    run.peaks(plans)
     for subject in subjects:
         for plan in plans:
             run.piece(subject, plan)
-    told = tuple(f"{subject.name} {plan}" for subject in subjects for plan in plans)
-    others = [] if before is None else [step for step in before.left if not step.startswith(("peak", *told))]
-    run.keep(left=(*run.left, *others))
+    run.keep(left=tuple(run.left))
     return run.report
 
 
@@ -185,28 +235,10 @@ class _Run:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         save(to_json(self.report), self.path)
 
-    def peaks(self, plans: Sequence[str]) -> None:
-        """The peak rates, where an earlier run did not measure them."""
-        from attnport.runtimes._torch_device import TorchDevice
-
-        had = self.report.peaks
-        if had is not None and set(plans) <= set(had.flops):
-            return
-        wanted = list(dict.fromkeys((*PLANS, *plans)))
-        able = [plan for plan in wanted if plan in self.report.runtimes[EAGER].plans]
-        try:
-            with self._step("peak rates"):
-                self.keep(peaks=gpu_peaks.measure(TorchDevice(), able, progress=self.progress))
-        except OutOfTime:
-            return
-        except RuntimeError as err:
-            self.tell(f"peak rates were not measured: {str(err).strip().partition(chr(10))[0]}")
-
     def piece(self, subject: Subject, plan: str) -> None:
         """Files, check and bench of a model in a precision plan, as far as there is time."""
         key = f"{subject.name} {plan}"
         piece, folder = Piece(subject.about), self.work / subject.name
-        before = self.report.pieces.get(key)
         options: dict[str, Any] = {**self.options, "plan": plan}
         try:
             if why := not_in(self.report.runtimes[EAGER], plan):
@@ -224,39 +256,36 @@ class _Run:
             with self._step(f"{key}: parity"):
                 parity = check(folder, quick, **how)
             piece = dataclasses.replace(piece, parity=parity)
-            if before is not None and before.parity == parity:
-                piece = dataclasses.replace(piece, latency=before.latency, work=before.work)
-            self._keep_piece(key, piece, plan)
+            self._keep_piece(key, piece)
             call_s = CALL_S + COMPILE_S * (len(self.names) - len(quick))
             options |= {"baseline": EAGER, "budget_s": call_s * len(names), "cold": self.cold}
             with self._step(f"{key}: latency"):
                 latency = bench(folder, self.names, subject.grids, **options)
-            work = {name: subject.work(sizes, ELEMENT_BYTES[plan]) for name, sizes in names.items()}
-            piece = dataclasses.replace(piece, latency=latency, work=work)
-            self._keep_piece(key, piece, plan)
+            piece = dataclasses.replace(piece, latency=latency)
+            self._keep_piece(key, piece)
             if any(row.reason == LATE for rows in latency.shapes.values() for row in rows.values()):
                 self.left.append(f"{key}: latency of some calls")
             if len(quick) < len(self.names):  # compiling for every size of every case takes the longest
                 with self._step(f"{key}: parity of what is compiled"):
                     piece = dataclasses.replace(piece, parity=check(folder, self.names, **how))
-                self._keep_piece(key, piece, plan)
+                self._keep_piece(key, piece)
         except OutOfTime:
             return
         except (AttnportError, MemoryError) as err:
             problem = portable(str(err), self.work)
             self.tell(f"{key}: {problem}")
             code = err.exit_code if isinstance(err, AttnportError) else UnavailableError.exit_code
-            self._keep_piece(key, dataclasses.replace(piece, problem=problem, exit_code=code), plan)
+            self._keep_piece(key, dataclasses.replace(piece, problem=problem, exit_code=code))
 
-    def _keep_piece(self, key: str, piece: Piece, plan: str) -> None:
-        self.keep(pieces={**self.report.pieces, key: with_achieved(piece, plan, self.report.peaks)})
+    def _keep_piece(self, key: str, piece: Piece) -> None:
+        self.keep(pieces={**self.report.pieces, key: piece})
 
     @contextmanager
     def _step(self, step: str, left: str = "") -> Iterator[None]:
         """A step, which says how long it took.
 
         Args:
-            left: What is left for the next run if there is no time for it; "" = the step.
+            left: The name under `left` if time runs out; "" = the step's.
 
         Raises:
             OutOfTime: there is none, or no more.
@@ -308,6 +337,36 @@ class _Run:
             return build(*given, progress=self.making)[1]
 
 
+def raise_for(report: GpuReport, named: tuple[str, ...] = ()) -> None:
+    """Turns a report into the exception that it calls for.
+
+    Args:
+        named: Runtimes that the user asked for by name: one that ran in no piece is an error.
+
+    Raises:
+        ParityFailed: a runtime is outside its bound, or there was nothing sound to judge by.
+        UnavailableError: a named runtime was not run, a piece could not be measured, or nothing was. What the device
+            cannot do is no error while it does something else.
+    """
+    judged = {name: piece.parity for name, piece in report.pieces.items() if piece.parity is not None}
+    for name, parity in judged.items():
+        try:
+            checking.raise_for(parity)
+        except ParityFailed as err:
+            raise ParityFailed(f"{name}: {err.message}", hint=err.hint) from err
+    for name, piece in report.pieces.items():
+        if piece.problem and (piece.exit_code != UnavailableError.exit_code or not judged):
+            kind = ParityFailed if piece.exit_code == ParityFailed.exit_code else UnavailableError
+            raise kind(f"{name} was not measured: {piece.problem.rstrip('.')}.")
+    for wanted in (one.replace("-", "_") for one in named):
+        probed = report.runtimes.get(wanted)
+        if probed is not None and not probed.available:
+            raise UnavailableError(f"{wanted} was not run: {probed.reason}", hint=probed.hint)
+        rows = [row for one in judged.values() for key, row in one.runtimes.items() if of_runtime(key, wanted)]
+        if rows and all(row.verdict == "NOT_RUN" for row in rows):
+            raise UnavailableError(f"{wanted} was not run: {rows[0].reason.rstrip('.')}.")
+
+
 def without_paths(found: Capabilities, folder: Path) -> Capabilities:
     """What a probe found, without the paths of this machine: the report is made to be passed on."""
     reason, hint = (portable(text, folder) for text in (found.reason, found.hint))
@@ -345,8 +404,8 @@ def _chosen(only: Sequence[str], shapes: Sequence[str]) -> list[Subject]:
 
 def _plans(dtypes: Sequence[str]) -> list[str]:
     for plan in dtypes:
-        if plan not in ELEMENT_BYTES:
-            raise UsageError(f"--dtype {plan!r}: expected one of {', '.join(ELEMENT_BYTES)}.")
+        if plan not in DTYPES:
+            raise UsageError(f"--dtype {plan!r}: expected one of {', '.join(DTYPES)}.")
     return list(dict.fromkeys(dtypes)) or list(PLANS)
 
 

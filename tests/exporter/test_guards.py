@@ -16,8 +16,8 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import ExportError
 from attnport.exporter import guards, storage
 from attnport.exporter.capture import Capture, capture
+from attnport.parity.sizes import check_dims
 from attnport.verbs import export
-from attnport.verbs._tried_sizes import check_dims
 
 X, Y = (TensorSpec(name, "float32", ("batch", "seq", 16)) for name in "xy")
 IO = IOContract((X,), (Y,), (Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512)), positions="none")

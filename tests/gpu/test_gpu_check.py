@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pretended_torch import HostDevice
 
 from attnport.artifacts import ParityReport, RuntimeParity
-from attnport.errors import ParityFailed, ProfileError, UnavailableError, UsageError
+from attnport.errors import ArtifactError, ParityFailed, ProfileError, UnavailableError, UsageError
 from attnport.folder.machine import find_gpus, machine
 from attnport.jsonfile import read
-from attnport.runtimes import _torch_device, base
+from attnport.runtimes import base
 from attnport.verbs import gpu_check as verb
-from attnport.verbs.gpu import peaks as gpu_peaks
-from attnport.verbs.gpu.costs import Work
-from attnport.verbs.gpu.report import FORMAT, GpuReport, Piece, file_name, raise_for
-from attnport.verbs.gpu.subjects import Subject
-from attnport.verbs.gpu_check import gpu_check
+from attnport.verbs._gpu_models import Subject
+from attnport.verbs.gpu_check import GpuReport, Piece, file_name, gpu_check, raise_for
 
 TINY = Path(__file__).parent.parent / "tiny_model.py"
 DEVICE = "the processor, in the place of a GPU"
@@ -31,24 +25,18 @@ RUNTIMES = ("ort_cpu", "tensorrt_rtx", "torch_eager")
 
 
 def subject(name: str = "tiny", *grids: str) -> Subject:
-    return Subject(
-        name, f"{TINY}:spec", "one attention", grids or ("batch=1/3,seq=5",), ("batch=1:2:4,seq=1:5:16",),
-        lambda sizes, element_bytes: Work(1000 * sizes["batch"] * sizes["seq"], element_bytes * 100 * sizes["batch"]),
-    )  # fmt: skip
+    return Subject(name, f"{TINY}:spec", "one attention", grids or ("batch=1/3,seq=5",), ("batch=1:2:4,seq=1:5:16",))
 
 
 def pretend(
     patch: pytest.MonkeyPatch, *subjects: Subject, runtimes: Sequence[str] = RUNTIMES, eager: str = "torch_eager"
 ) -> None:
     """Puts the processor in the place of a GPU."""
-    measure = functools.partial(gpu_peaks.measure, sizes=(32, 64), copy_bytes=1 << 20, warm_s=0.0)
     patch.setattr(verb, "found_gpu", lambda: (DEVICE, 90))
     patch.setattr(verb, "EAGER", eager)
     patch.setattr(verb, "gpu_runtimes", lambda: list(runtimes))
     patch.setattr(verb, "SUBJECTS", subjects or (subject(),))
     patch.setattr(verb, "CALL_S", 1.0)
-    patch.setattr(verb.gpu_peaks, "measure", measure)
-    patch.setattr(_torch_device, "TorchDevice", HostDevice)
 
 
 @pytest.fixture
@@ -97,35 +85,14 @@ def test_parity_and_latency_of_every_runtime_are_written_as_one_file(measured: t
     raise_for(report)
 
 
-def test_rates_are_work_over_time_beside_the_measured_peaks(measured: tuple[GpuReport, Path]) -> None:
-    report, _ = measured
-    piece = report.pieces["tiny fp32"]
-    assert report.peaks is not None
-    assert set(report.peaks.flops) == {"fp16", "bf16", "fp32"}
-    assert all(peak.per_s > 0 and len(peak.samples_ns) == 10 for peak in report.peaks.flops.values())
-    assert report.peaks.copy is not None
-    assert piece.latency is not None
-    for call, rows in piece.latency.shapes.items():
-        assert rows["ort_cpu"].ratio is not None
-        for name in ("ort_cpu", "torch_eager"):
-            rates, row = piece.achieved[call][name], rows[name]
-            assert row.median_ns is not None
-            assert rates.by == "call"
-            assert rates.flops_per_s == pytest.approx(piece.work[call].flops / row.median_ns * 1e9)
-            assert rates.flops_share == pytest.approx(rates.flops_per_s / report.peaks.flops["fp32"].per_s)
-            assert rates.bytes_share == pytest.approx(rates.bytes_per_s / report.peaks.copy.per_s)
-
-
 def test_what_was_done_with_the_same_inputs_stays(
     measured: tuple[GpuReport, Path], work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report, folder = measured
     pretend(monkeypatch)
-    monkeypatch.setattr(verb.gpu_peaks, "measure", lambda *given: pytest.fail("they are there"))
     said: list[str] = []
     again = gpu_check(folder, work, dtypes=("fp32",), threads=1, progress=said.append)
     assert again.pieces == report.pieces
-    assert again.peaks == report.peaks
     assert not [line for line in said if "reference" in line or "round" in line or "tracing" in line]
 
 
@@ -158,19 +125,22 @@ def test_a_run_out_of_time_says_what_is_left_and_the_next_continues(
     assert report.pieces["tiny fp32"].parity == piece.parity
     assert report.pieces["tiny fp32"].latency is not None
     assert not [line for line in said if "reference" in line]
-    assert report.left == ("tiny fp16",)
+    assert report.left == ()
 
 
-def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path, work: Path, eager_alone: pytest.MonkeyPatch) -> None:
+def test_a_run_of_another_model_or_an_interrupted_one_keeps_what_the_file_has(
+    tmp_path: Path, work: Path, eager_alone: pytest.MonkeyPatch
+) -> None:
     def interrupted(*given: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
+    eager_alone.setattr(verb, "SUBJECTS", (subject(), subject("other")))
+    first = gpu_check(tmp_path, work, only=("tiny",), dtypes=("fp32",), threads=1, cold=False)
     eager_alone.setattr(verb, "export", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        gpu_check(tmp_path, work, dtypes=("fp32",), threads=1)
-    kept = read(GpuReport, tmp_path / file_name(DEVICE))
-    assert kept.peaks is not None
-    assert kept.pieces == {}
+        gpu_check(tmp_path, work, only=("other",), dtypes=("fp32",), threads=1)
+    assert read(GpuReport, tmp_path / file_name(DEVICE)) == first
+    assert list(first.pieces) == ["tiny fp32"]
 
 
 def test_a_model_that_fails_keeps_no_other_from_being_measured(
@@ -208,7 +178,7 @@ def test_what_a_device_cannot_do_is_an_error_only_where_it_does_nothing_else() -
         Piece("about", parity=ParityReport("PASS", rows, {}, ())),
         Piece("about", problem="no bf16 here", exit_code=3),
     )
-    report = GpuReport(FORMAT, "0", DEVICE, "torch_eager", machine(), {}, {}, pieces={"a bf16": cannot, "a fp16": did})
+    report = GpuReport("0", DEVICE, "torch_eager", machine(), {}, {}, pieces={"a bf16": cannot, "a fp16": did})
     raise_for(report)
     raise_for(report, ("torch-eager",))
     with pytest.raises(UnavailableError, match="ort_cpu was not run: SM 90"):
@@ -217,14 +187,18 @@ def test_what_a_device_cannot_do_is_an_error_only_where_it_does_nothing_else() -
         raise_for(dataclasses.replace(report, pieces={"a bf16": cannot}))
 
 
-def test_a_report_of_another_device_or_a_damaged_one_is_not_continued(
-    tmp_path: Path, work: Path, eager_alone: pytest.MonkeyPatch
+@pytest.mark.parametrize("text", ['{"format": 1', '{"schema": "attnport/gpu-check/1", "format": 2}'])
+def test_a_file_that_is_not_read_is_refused_in_words_and_stays(
+    tmp_path: Path, text: str, eager_alone: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / file_name(DEVICE)).write_text('{"format": 1')
-    report = gpu_check(tmp_path, work, dtypes=("fp32",), budget_s=1e-9)
-    assert report.pieces == {}
-    assert report.left == ("peak rates", "tiny fp32")
-    assert json.loads((tmp_path / file_name(DEVICE)).read_text())["left"] == ["peak rates", "tiny fp32"]
+    path = tmp_path / file_name(DEVICE)
+    path.write_text(text)
+    with pytest.raises(ArtifactError, match=f"{path.name} is not a valid GpuReport"):
+        gpu_check(tmp_path, tmp_path, dtypes=("fp32",), budget_s=1e-9)
+    assert path.read_text() == text
+    report = gpu_check(tmp_path, tmp_path, dtypes=("fp32",), budget_s=1e-9, force=True)
+    assert report.left == ("tiny fp32",)
+    assert read(GpuReport, path) == report
 
 
 @pytest.mark.parametrize(
@@ -291,6 +265,6 @@ def test_a_gpu_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert piece.parity is not None
     assert piece.parity.runtimes["torch_eager_cuda"].verdict == "PASS"
     assert piece.latency is not None
-    for call in piece.latency.shapes:
-        assert piece.achieved[call]["torch_eager_cuda"].by == "events"
+    for rows in piece.latency.shapes.values():
+        assert rows["torch_eager_cuda"].parts_ns["device"] > 0
     raise_for(report)

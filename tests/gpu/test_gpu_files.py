@@ -15,9 +15,9 @@ from attnport.folder.machine import machine
 from attnport.folder.workspace import open_folder
 from attnport.latency.grid import parse_grid
 from attnport.verbs import gpu_check as verb
+from attnport.verbs._gpu_models import SUBJECTS, Subject, bert_base, llama_part
 from attnport.verbs.export import export
-from attnport.verbs.gpu.report import FORMAT, GpuReport
-from attnport.verbs.gpu.subjects import SUBJECTS, Subject, bert_base, llama_part
+from attnport.verbs.gpu_check import GpuReport
 
 SMALL = Path(__file__).parent.parent / "gpu_small.py"
 LARGE = {"bert_encoder": bert_base, "llama_decoder": llama_part}
@@ -66,7 +66,7 @@ def test_files_are_made_for_each_runtime_and_what_cannot_be_made_is_said(subject
     export(small(subject).spec, tmp_path)
 
     def files(sm: int) -> tuple[dict[str, str], tuple[str, ...]]:
-        report = GpuReport(FORMAT, "0", "GPU", "torch_eager_cuda", machine(), {}, probed)
+        report = GpuReport("0", "GPU", "torch_eager_cuda", machine(), {}, probed)
         path = tmp_path.parent / "gpu.json"
         silent = (lambda said: None,) * 3
         run = verb._Run(report, path, tmp_path.parent, list(probed), sm, None, {}, *silent)
@@ -94,7 +94,7 @@ def test_a_form_that_cannot_be_made_is_noted(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(verb, "build", refused)
     probed = {"tensorrt": there("tensorrt")}
-    report = GpuReport(FORMAT, "0", "GPU", "torch_eager_cuda", machine(), {}, probed)
+    report = GpuReport("0", "GPU", "torch_eager_cuda", machine(), {}, probed)
     silent = (lambda said: None,) * 3
     run = verb._Run(report, tmp_path / "x", tmp_path, ["tensorrt"], 90, None, {}, *silent)
     assert run._files(tmp_path, SUBJECTS[0], "fp16") == ({}, ("tensorrt: no tactic for node 3. Report it.",))

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from attnport.errors import SpecError, UsageError
+from attnport.folder.given import Given
 from attnport.sources.examples import constant_texts, refuse_unwritten
 from attnport.sources.memory import kept_copy, memory_spec
 from attnport.sources.parsing import parse_constant, parse_input
 from attnport.sources.structure import of_examples
-from attnport.verbs._given import Given
 
 
 class Adds(nn.Module):

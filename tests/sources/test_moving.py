@@ -14,8 +14,8 @@ from torch.nn import functional
 import attnport
 from attnport.artifacts import ModelSpec
 from attnport.errors import ExportError, SpecError
+from attnport.folder.given import Given
 from attnport.sources.moving import Moved, Trials, grown, in_truth
-from attnport.verbs._given import Given
 
 X = torch.randn(3, 9, 32)
 

@@ -18,7 +18,7 @@ from attnport.cases.inputs import cases
 from attnport.cli import cli
 from attnport.errors import UsageError
 from attnport.example_values import continued, packed, without_examples
-from attnport.verbs._given import Given
+from attnport.folder.given import Given
 
 
 class Patches(nn.Module):

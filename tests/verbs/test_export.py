@@ -17,7 +17,7 @@ from attnport.exporter import capture as capturing
 from attnport.folder.refusals import refuse_stranger
 from attnport.folder.workspace import open_folder
 from attnport.jsonfile import digest_file
-from attnport.verbs._tried_sizes import size_cases
+from attnport.parity.sizes import size_cases
 from attnport.verbs.export import export
 
 FROZEN = {

@@ -21,10 +21,10 @@ from attnport.exporter.capture import capture, traced_sizes
 from attnport.exporter.output_sizes import size_text
 from attnport.folder.loading import load
 from attnport.folder.workspace import load_spec, open_folder
+from attnport.parity import sizes as tried_sizes
+from attnport.parity.sizes import size_cases
 from attnport.sources.output_sizes import fit
 from attnport.sources.parsing import parse_dim
-from attnport.verbs import _tried_sizes
-from attnport.verbs._tried_sizes import size_cases
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.export import export
@@ -276,14 +276,14 @@ def test_a_growing_cache_is_bundled_and_runs_with_an_empty_cache(tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_size_without_memory_for_it_is_left_out_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, most = _tried_sizes._outputs, 16
+    run, most = tried_sizes._outputs, 16
 
     def short(session: Any, case: Case) -> Any:
         if case.feeds["x"].shape[0] >= most:
             raise MemoryError("no memory")
         return run(session, case)
 
-    monkeypatch.setattr(_tried_sizes, "_outputs", short)
+    monkeypatch.setattr(tried_sizes, "_outputs", short)
     told: list[str] = []
     export("self_attention", tmp_path / "out", tell=told.append)
     assert told == ["batch=32,seq=2 was not tried: there is not enough memory for it."]
@@ -323,10 +323,10 @@ def test_only_results_that_rounding_explains_in_any_case_are_taken_without_a_flo
     near, far, missing = own + np.float32(2e-5), own.copy(), own.copy()
     far[1, 2] += 1e-4
     missing[0, 0] = np.nan
-    assert _tried_sizes._alike({"y": near}, {"y": own})
+    assert tried_sizes._alike({"y": near}, {"y": own})
     for other in (far, missing, own[:2], own.astype(np.float64), own[..., None]):
-        assert not _tried_sizes._alike({"y": other}, {"y": own})
-    assert not _tried_sizes._alike({"y": missing}, {"y": missing})
+        assert not tried_sizes._alike({"y": other}, {"y": own})
+    assert not tried_sizes._alike({"y": missing}, {"y": missing})
     ids = np.arange(3)
-    assert _tried_sizes._alike({"y": ids}, {"y": ids.copy()})
-    assert not _tried_sizes._alike({"y": ids + 1}, {"y": ids})
+    assert tried_sizes._alike({"y": ids}, {"y": ids.copy()})
+    assert not tried_sizes._alike({"y": ids + 1}, {"y": ids})

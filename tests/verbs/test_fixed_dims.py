@@ -15,8 +15,8 @@ import attnport
 from attnport.artifacts import ModelSpec
 from attnport.dims import Dim
 from attnport.errors import ExportError
+from attnport.folder.given import Given
 from attnport.sources import load
-from attnport.verbs._given import Given
 from attnport.verbs.export import _made_or_fixed
 
 FIXABLE = (Dim("batch", 1, 1, 1), Dim("seq", 8, 8, 8))

@@ -10,7 +10,7 @@ import numpy as np
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.parity.bound import measure_all
-from attnport.verbs._tried_sizes import _jumps, size_cases
+from attnport.parity.sizes import _jumps, size_cases
 
 IO = IOContract(
     (TensorSpec("x", "float32", ("batch", 8)),),

@@ -11,7 +11,7 @@ import pytest
 import attnport
 from attnport.cases.inputs import cases
 from attnport.errors import FeedError, ProfileError, SpecError, UsageError
-from attnport.verbs._tried_sizes import size_cases
+from attnport.parity.sizes import size_cases
 
 MODULE = """
 import torch

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnport.dims import Dim
-from attnport.verbs.gpu.costs import Shape, Work, bert, llama
 
 if TYPE_CHECKING:
     from attnport.artifacts import ModelSpec
 
-BERT = Shape(width=768, heads=12, groups=12, layers=12, hidden=3072, vocabulary=30522)
-LLAMA = Shape(width=2048, heads=32, groups=4, layers=8, hidden=5632, vocabulary=8192)
+BERT = {"vocabulary": 30522, "width": 768, "heads": 12, "layers": 12, "hidden": 3072}
+LLAMA = {"vocabulary": 8192, "width": 2048, "heads": 32, "groups": 4, "layers": 8, "hidden": 5632}
 LONGEST = 2048
 
 
@@ -27,7 +25,6 @@ class Subject:
         about: Its sizes in words.
         grids: The calls, as `bench --shape` takes them.
         profiles: Optimization profiles, one for each group of calls that want the same kernels.
-        work: What a call of given sizes has to compute and to move, elements having so many bytes.
     """
 
     name: str
@@ -35,22 +32,13 @@ class Subject:
     about: str
     grids: tuple[str, ...]
     profiles: tuple[str, ...]
-    work: Callable[[Mapping[str, int], int], Work]
 
 
 def bert_base() -> ModelSpec:
     """BERT base (12 layers, width 768) with positions up to 2048."""
     from attnport.models.bert_encoder import BertConfig, spec
 
-    sizes = BertConfig(
-        vocabulary=BERT.vocabulary,
-        width=BERT.width,
-        heads=BERT.heads,
-        layers=BERT.layers,
-        hidden=BERT.hidden,
-        positions=LONGEST,
-    )
-    return spec(sizes)
+    return spec(BertConfig(**BERT, positions=LONGEST))
 
 
 def llama_part() -> ModelSpec:
@@ -60,16 +48,7 @@ def llama_part() -> ModelSpec:
     """
     from attnport.models.llama_decoder import LlamaConfig, spec
 
-    made = spec(
-        LlamaConfig(
-            vocabulary=LLAMA.vocabulary,
-            width=LLAMA.width,
-            heads=LLAMA.heads,
-            groups=LLAMA.groups,
-            layers=LLAMA.layers,
-            hidden=LLAMA.hidden,
-        )
-    )
+    made = spec(LlamaConfig(**LLAMA))
     dims = (Dim("batch", 1, 1, 8), Dim("seq", 1, 504, 1024), Dim("past", 1, 1024, LONGEST))
     return dataclasses.replace(made, io=dataclasses.replace(made.io, dims=dims))
 
@@ -81,7 +60,6 @@ SUBJECTS = (
         about="BERT base: 12 layers, width 768, 12 heads, 85 million weights beside the embedding tables",
         grids=("batch=1/8/32,seq=128/512/2048",),
         profiles=("batch=1:8:32,seq=1:128:128", "batch=1:8:32,seq=129:512:512", "batch=1:8:32,seq=513:2048:2048"),
-        work=lambda sizes, element_bytes: bert(BERT, sizes, element_bytes),
     ),
     Subject(
         name="llama_decoder",
@@ -94,6 +72,5 @@ SUBJECTS = (
             "batch=1/8,seq=1,past=2047",
         ),
         profiles=("batch=1:1:8,seq=2:504:1024,past=1:8:2048", "batch=1:1:8,seq=1,past=1:2047:2048"),
-        work=lambda sizes, element_bytes: llama(LLAMA, sizes, element_bytes),
     ),
 )

@@ -1,1 +1,0 @@
-"""What `gpu-check` has beside `check` and `bench`: models, peak rates, and its report."""
