@@ -1,14 +1,11 @@
-"""Attention weights as small images: one for each layer and head, on one scale, and one enlarged with its tokens.
+"""Attention weights as small images: one for each layer and head, on one scale.
 
-The weight is the opacity of a pixel. So the same image works on the light and the dark page, and the script can read
-the weights from it.
+The weight is the opacity of a pixel, so that the same image works on the light and the dark page.
 """
 
 from __future__ import annotations
 
 import base64
-import itertools
-import json
 import struct
 import zlib
 from collections.abc import Sequence
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 INK = (10, 58, 120)
 """The colour, opaque for weight 1; the style sheet inverts it on a dark page."""
 VEIL = (150, 96, 30, 72)
-"""Colour and opacity of hidden pairs. The script recognises them by the red channel, which differs from that of INK."""
+"""Colour and opacity of hidden pairs."""
 IMAGE_BUDGET_BYTES = 1_000_000
 """Beyond this size, whole attentions are left out, so that the page stays below two megabytes."""
 
@@ -117,78 +114,27 @@ def _strongest(item: Heatmap, head: int) -> str:
     return f"strongest: {item.queries[query]} to {item.keys[key]}, {item.weights_HST[head][query, key]:.2f}"
 
 
-def veil(item: Heatmap) -> str:
-    """The hidden cells as an SVG path, with runs of cells in a row joined; a cell is 1 by 1."""
-    if item.hidden_ST is None:
-        return ""
-    paths = []
-    for query, hidden in enumerate(item.hidden_ST):
-        key = 0
-        for is_hidden, run in itertools.groupby(hidden):
-            length = len(list(run))
-            if is_hidden:
-                paths.append(f"M{key} {query}h{length}v1h-{length}z")
-            key += length
-    return "".join(paths)
+def _axes(shown: Sequence[Heatmap], labels: Sequence[str]) -> Html:
+    """The tokens of the maps, in order; where attentions differ in them, those of the first with each."""
+    lines: dict[tuple[str, ...], str] = {}
+    for item, label in zip(shown, labels, strict=True):
+        if item.queries == item.keys[: len(item.queries)]:
+            lines.setdefault(item.keys, f"Rows of {label} from the top, and columns from the left")
+        else:
+            lines.setdefault(item.queries, f"Rows of {label} from the top")
+            lines.setdefault(item.keys, f"Columns of {label} from the left")
+    return join(el("p", f"{words}: ", el("code", " ".join(tokens)), class_="quiet") for tokens, words in lines.items())
 
 
-def _tokens(tokens: Sequence[str], class_: str) -> Html:
-    return el("div", *(el("span", token) for token in tokens), class_=class_, aria_hidden="true")
-
-
-def _plot(item: Heatmap, url: str, shown: str) -> Html:
-    """The enlarged map with its tokens on the axes; the script replaces image and tokens."""
-    cells = f"--s:{len(item.queries)};--t:{len(item.keys)}"
-    image = el("img", src=url, alt=f"{shown}; {_strongest(item, 0)}", width=len(item.keys), height=len(item.queries))
-    plot = el(
-        "div",
-        el("span", "query ↓ key →", class_="corner"),
-        _tokens(item.keys, "keys"),
-        _tokens(item.queries, "queries"),
-        el("div", image, _overlay(item), el("i", class_="cross", hidden=True), class_="field"),
-        class_="plot",
-        style=cells,
-    )
-    scale = join(
+def _scale() -> Html:
+    steps = join(
         el("span", el("i", el("b", style=f"opacity:{w**0.5:.2f}")), f"{w:g}") for w in (0, 0.06, 0.25, 0.56, 1)
     )
-    return el(
-        "figure",
-        el("figcaption", el("b", shown), el("output", _strongest(item, 0)), aria_live="polite"),
-        el("div", plot, class_="scroll", tabindex="0", role="region", aria_label="Enlarged attention map"),
-        el(
-            "p",
-            "Weight ",
-            scale,
-            el("span", el("i", class_="hidden"), "hidden by the mask"),
-            class_="scale",
-            aria_label="Scale of the weights, from 0 (clear) to 1 (full); hatched is what the mask hides",
-        ),
-        class_="large",
-    )
-
-
-def _overlay(item: Heatmap) -> Html:
-    """The mask over the enlarged map, hatched, as its colour alone could be taken for a weight."""
-    stripe = el("path", d="M0 0v.5h.13v-.5z")
-    pattern = el(
-        "pattern", stripe, id_="hatch", width=".5", height=".5", patternUnits="userSpaceOnUse",
-        patternTransform="rotate(45)",
-    )  # fmt: skip
-    return el(
-        "svg",
-        el("defs", pattern),
-        el("path", d=veil(item), fill="url(#hatch)"),
-        viewBox=f"0 0 {len(item.keys)} {len(item.queries)}",
-        preserveAspectRatio="none",
-        class_="veil",
-        aria_hidden="true",
-        focusable="false",
-    )
+    return el("p", "Weight ", steps, el("span", el("i", class_="hidden"), "hidden by the mask"), class_="scale")
 
 
 def section(heatmaps: Sequence[Heatmap], sentence: str, note: str) -> Html:
-    """The maps of every layer and head, and one of them enlarged.
+    """The maps of every layer and head.
 
     Args:
         heatmaps: An item for each attention; may be empty.
@@ -201,57 +147,26 @@ def section(heatmaps: Sequence[Heatmap], sentence: str, note: str) -> Html:
     labels = short_names([item.attention for item in shown])
     heads = max(len(item.weights_HST) for item in shown)
     rows = []
-    for layer, (item, label) in enumerate(zip(shown, labels, strict=True)):
-        cells = []
-        for head, url in enumerate(urls[layer]):
-            image = el(
-                "img",
-                src=url,
-                alt=f"{label}, head {head}; {_strongest(item, head)}",
-                width=len(item.keys),
-                height=len(item.queries),
-                decoding="async",
-            )
-            first = layer == 0 and head == 0
-            button = el(
-                "button",
-                image,
-                type="button",
-                aria_pressed="true" if first else "false",
-                tabindex="0" if first else "-1",
-                data_title=f"{item.attention}, head {head}",
-                data_strongest=_strongest(item, head),
-            )
-            cells.append(el("td", button))
-        axes = (item.queries, item.keys)
-        tokens = json.dumps(axes) if layer == 0 or axes != (shown[0].queries, shown[0].keys) else None
-        rows.append(
-            el(
-                "tr",
-                el("th", el("span", label, title=item.attention), scope="row"),
-                *cells,
-                data_tokens=tokens,
-                data_veil=veil(item) or None,
-            )
+    for item, label, of_heads in zip(shown, labels, urls, strict=True):
+        size = {"width": len(item.keys), "height": len(item.queries)}
+        cells = (
+            el("td", el("img", src=url, alt=f"{label}, head {head}; {strongest}", title=strongest, **size))
+            for head, url in enumerate(of_heads)
+            if (strongest := _strongest(item, head))
         )
+        rows.append(el("tr", el("th", el("span", label, title=item.attention), scope="row"), *cells))
     header = el("tr", el("th", "head", scope="col"), *(el("th", head, scope="col") for head in range(heads)))
-    caption = f"{len(shown)} attentions by {heads} heads; select one to enlarge it (arrow keys move)"
-    grid = el("table", el("caption", caption), el("thead", header), el("tbody", *rows), class_="heads")
-    left_out = len(heatmaps) - len(shown)
+    caption = el("caption", f"{len(shown)} attentions by {heads} heads")
+    grid = el("table", caption, el("thead", header), el("tbody", *rows), class_="heads")
+    left_out = f"{len(heatmaps) - len(shown)} of {len(heatmaps)} attentions are left out to keep the page small."
     return join(
         (
             el("p", "Sentence: ", el("q", sentence)) if sentence else None,
             el("p", _describe_masks(shown)),
-            el("p", f"{left_out} of {len(heatmaps)} attentions are left out to keep the page small.")
-            if left_out
-            else None,
-            el(
-                "div",
-                el("div", grid, class_="scroll", role="region", tabindex="0", aria_label="Attention maps by head"),
-                _plot(shown[0], urls[0][0], f"{shown[0].attention}, head 0"),
-                class_="maps",
-                id_="maps",
-            ),
+            el("p", left_out) if len(shown) < len(heatmaps) else None,
+            _scale(),
+            el("div", grid, class_="scroll", role="region", tabindex="0", aria_label="Attention maps by head"),
+            _axes(shown, labels),
         )
     )
 
@@ -263,4 +178,4 @@ def _describe_masks(shown: Sequence[Heatmap]) -> str:
         return "The masks hide no key from any query here."
     of = "each attention" if len(shares) == len(shown) else f"{len(shares)} of {len(shown)} attentions"
     least, most = (f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
-    return f"Masks hide {least if least == most else f'{least} to {most}'} of the pairs of {of}: drawn over the maps."
+    return f"Masks hide {least if least == most else f'{least} to {most}'} of the pairs of {of}: in another colour."

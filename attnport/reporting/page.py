@@ -11,11 +11,10 @@ from attnport.reporting import summary
 from attnport.reporting.blocks import html
 from attnport.reporting.document import Section
 from attnport.reporting.findings import Findings
-from attnport.reporting.markup import Html, el, join
+from attnport.reporting.markup import Html, el
 from attnport.reporting.sections import sections
 
 _FOLDER = Path(__file__).parent
-_SCRIPTS = ("page.js", "sort.js")
 
 
 def _asset(file: str) -> Html:
@@ -59,7 +58,7 @@ def whole(title: str, heading: Html, parts: Iterable[Section], end: Html) -> str
         el("section", el("h2", name, id_=f"{key}-title"), inside, id_=key, aria_labelledby=f"{key}-title")
         for key, name, inside in shown
     )
-    script = join(_asset(file) for file in _SCRIPTS)
+    script = _asset("page.js")
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{allowed}'"
     head = el(

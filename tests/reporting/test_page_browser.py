@@ -1,4 +1,4 @@
-"""The page in a real browser: quiet, offline, as wide as its window, and its tables, links and maps answer."""
+"""The page in a real browser: quiet, offline, as wide as its window, and its tables and links answer."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ def test_a_page_of_very_long_and_hostile_names_fits_a_phone_and_runs_nothing_of_
         _page(tmp_path, manifest=manifest, fusion=fusion, heatmaps=heatmaps, layers=layers, environment=environment),
         390,
     )
-    page.click(".heads button", 13)
     assert str(page.run("document.title")).startswith("<script>")
     assert page.console == []
     assert page.requests == []
@@ -178,33 +177,16 @@ def test_the_first_tab_stop_skips_to_the_findings(chromium: Browser, tmp_path: P
     assert page.run("document.activeElement.id") == "main"
 
 
-def test_choosing_a_map_enlarges_it_and_pointing_reads_its_weight(chromium: Browser, tmp_path: Path) -> None:
+def test_the_maps_are_images_of_equal_size_that_say_their_strongest_pair(chromium: Browser, tmp_path: Path) -> None:
     page = chromium.open(_page(tmp_path), 1280)
-    page.click(".heads button", 2 * 12 + 5)
-    page.run("document.querySelector('.field').scrollIntoView({ block: 'center' })")
-    left, top, width, height = page.run(
-        "(() => { const box = document.querySelector('.field').getBoundingClientRect();"
-        "return [box.left, box.top, box.width, box.height]; })()"
-    )
+    images = "[...document.querySelectorAll('.heads img')]"
+    sizes = page.run(f"{images}.map((one) => [one.naturalWidth, one.width])")
     heatmap = sample.heatmaps()[2]
-    size = len(heatmap.keys)
-    page.move(left + 4.5 * width / size, top + 7.5 * height / size)
-    words, weight = str(page.run("document.querySelector('figcaption output').textContent")).rsplit(", ", 1)
-    assert words == f"{heatmap.queries[7]} to {heatmap.keys[4]}"
-    assert float(weight) == pytest.approx(heatmap.weights_HST[5, 7, 4], abs=0.01)
-    page.move(left + (size - 0.5) * width / size, top + 7.5 * height / size)
-    last = f"{heatmap.queries[7]} to {heatmap.keys[-1]}, hidden by the mask"
-    assert page.run("document.querySelector('figcaption output').textContent") == last
-    drawn = page.run("document.querySelector('.field .veil').lastElementChild.getAttribute('d')")
-    assert drawn.startswith(f"M{size - 2} 0h2v1")
-    page.press("ArrowDown")
-    pressed = (
-        "[...document.querySelectorAll('.heads button')].map((one) => one.getAttribute('aria-pressed') === 'true')"
-    )
-    assert [place for place, one in enumerate(page.run(pressed)) if one] == [3 * 12 + 5]
-    assert page.run("document.querySelectorAll('.heads button[tabindex=\"0\"]').length") == 1
-    shown = page.run("document.querySelector('.large figcaption b').textContent")
-    assert shown == "model.encoder.layer.3.attention.self, head 5"
+    assert {natural for natural, _ in sizes} == {len(heatmap.keys)}
+    assert min(shown for _, shown in sizes) >= 88
+    title = page.run(f"{images}[{2 * 12 + 5}].title")
+    assert title.startswith("strongest: ")
+    assert title.endswith(f", {heatmap.weights_HST[5].max():.2f}")
 
 
 # What is seen, not what the style sheet says: the colours of all text as the browser computes them.

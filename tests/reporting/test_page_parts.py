@@ -5,19 +5,16 @@ from __future__ import annotations
 import base64
 import dataclasses
 import math
-import re
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 import page_sample as sample
 import pytest
 
-import attnport.reporting
 from attnport.artifacts import CaseResult, LatencyRow
 from attnport.reporting.chart import domain, place, ticks
-from attnport.reporting.heatmap import IMAGE_BUDGET_BYTES, INK, VEIL, Heatmap, png, section, short_names, veil
+from attnport.reporting.heatmap import IMAGE_BUDGET_BYTES, INK, VEIL, Heatmap, png, section, short_names
 from attnport.reporting.markup import Html, el, join, name, text
 from attnport.reporting.measures import megabytes, milliseconds, scientific, share, significant
 
@@ -100,21 +97,16 @@ def test_weights_that_are_no_numbers_are_clear() -> None:
     assert _pixels(png(np.array([[np.nan, -1.0, 2.0]])))[0, :, 3].tolist() == [0, 0, 255]
 
 
-def test_what_is_hidden_has_a_colour_of_its_own_that_the_script_knows_from_a_weight() -> None:
+def test_what_is_hidden_has_a_colour_of_its_own() -> None:
     image = _pixels(png(np.array([[1.0, 0.0, 0.01]]), np.array([[False, True, False]])))
     assert image[0, 1].tolist() == list(VEIL)
-    script = (Path(attnport.reporting.__file__).parent / "page.js").read_text()
-    least = int(re.findall(r"red > (\d+)", script)[0])
-    assert INK[0] < least - 40 < least + 40 < VEIL[0]
+    assert image[0, 0].tolist() == [*INK, 255]
 
 
-def test_a_mask_is_outlined_in_runs_and_said_in_words() -> None:
+def test_a_mask_is_said_in_words() -> None:
     hidden = np.array([[False, True, True], [True, False, True]])
     item = Heatmap("a", ("q1", "q2"), ("k1", "k2", "k3"), np.full((1, 2, 3), 0.5), hidden)
-    assert veil(item) == "M1 0h2v1h-2zM0 1h1v1h-1zM2 1h1v1h-1z"
-    made = section([item], "s", "")
-    assert f'data-veil="{veil(item)}"' in made
-    assert "Masks hide 67 % of the pairs of each attention" in made
+    assert "Masks hide 67 % of the pairs of each attention" in section([item], "s", "")
     assert "hide no key from any query here" in section([dataclasses.replace(item, hidden_ST=None)], "s", "")
     with pytest.raises(ValueError, match=r"got a mask of shape \[1, 3\]"):
         dataclasses.replace(item, hidden_ST=hidden[:1])
@@ -143,7 +135,8 @@ def test_the_images_of_a_large_model_stay_within_their_budget_and_the_rest_is_co
 def test_cross_attention_has_its_own_tokens_on_each_axis() -> None:
     made = section([Heatmap("a", ("q",), ("k1", "k2"), np.array([[[0.25, 0.75]]]))], "s", "")
     assert "strongest: q to k2, 0.75" in made
-    assert "--s:1;--t:2" in made
+    assert "Rows of a from the top: <code>q</code>" in made
+    assert "Columns of a from the left: <code>k1 k2</code>" in made
 
 
 def test_names_are_shortened_to_what_differs() -> None:
