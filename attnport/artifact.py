@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import Manifest, ModelSpec
+from attnport.printed import Printed
 from attnport.verbs._arguments import public
 
 if TYPE_CHECKING:
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from attnport.verbs.verify import VerifyResult
     from attnport_bundle.decoding.generate import Prompts
 
-T = TypeVar("T")
 Names = str | Sequence[str]
 Place = str | Path
-_SHOWN: dict[tuple[type, str], type] = {}
 
 
 def export(
@@ -139,14 +137,13 @@ class Artifact:
         """Writes attention as each target fuses it, and proves that it does; as `attnport.verbs.fuse.fuse`."""
         from attnport.verbs.fuse import fuse
 
-        return _shown(public(fuse)(self.folder, **_given(options, targets=targets)), "show_fusion")
+        return public(fuse)(self.folder, **_given(options, targets=targets))
 
     def build(self, target: str, plan: str | None = None, **options: Any) -> tuple[EngineRecord, FusionTable]:
         """Builds a TensorRT engine; as `attnport.verbs.build.build`."""
         from attnport.verbs.build import build
 
-        record, table = public(build)(self.folder, target, **_given(options, plan=plan))
-        return _shown(record, "show_engine"), table
+        return public(build)(self.folder, target, **_given(options, plan=plan))
 
     def check(self, runtimes: Names | None = None, *, module: nn.Module | None = None, **options: Any) -> ParityReport:
         """Compares runtimes with a float64 run of the module; as `attnport.verbs.check.check`.
@@ -161,19 +158,19 @@ class Artifact:
 
         if module is not None:
             self._give(module)
-        return _shown(public(check)(self.folder, **_given(options, runtimes=runtimes)), "show_parity")
+        return public(check)(self.folder, **_given(options, runtimes=runtimes))
 
     def bench(self, runtimes: Names | None = None, shapes: Names | None = None, **options: Any) -> LatencyReport:
         """Measures the latency of runtimes; as `attnport.verbs.bench.bench`."""
         from attnport.verbs.bench import bench
 
-        return _shown(public(bench)(self.folder, **_given(options, runtimes=runtimes, shapes=shapes)), "show_latency")
+        return public(bench)(self.folder, **_given(options, runtimes=runtimes, shapes=shapes))
 
     def tune(self, runtimes: Names | None = None, shapes: Names | None = None, **options: Any) -> TuneReport:
         """Tries every runtime and precision, and keeps the fastest; as `attnport.verbs.tune.tune`."""
         from attnport.verbs.tune import tune
 
-        return _shown(public(tune)(self.folder, **_given(options, runtimes=runtimes, shapes=shapes)), "show_tune")
+        return public(tune)(self.folder, **_given(options, runtimes=runtimes, shapes=shapes))
 
     def bundle(self, out: Place, lang: Names | None = None, forms: Names | None = None, **options: Any) -> Path:
         """Packs a folder that runs without PyTorch and re-checks itself; as `attnport.verbs.bundle.bundle`."""
@@ -191,19 +188,19 @@ class Artifact:
         """Describes the folder; as `attnport.verbs.inspect.inspect`."""
         from attnport.verbs.inspect import inspect
 
-        return _shown(inspect(self.folder), "show_inspection")
+        return inspect(self.folder)
 
     def verify(self, **options: Any) -> VerifyResult:
         """Checks the folder's files; as `attnport.verbs.verify.verify`."""
         from attnport.verbs.verify import verify
 
-        return _shown(public(verify)(self.folder, **options), "show_verify")
+        return public(verify)(self.folder, **options)
 
     def audit(self, **options: Any) -> AuditReport:
         """Finds what the folder's files give away; as `attnport.verbs.audit.audit`."""
         from attnport.verbs.audit import audit
 
-        return _shown(public(audit)(self.folder, **options), "show_audit")
+        return public(audit)(self.folder, **options)
 
     def open(self, runtime: str = "ort_cpu", *, threads: int | None = None) -> Running:
         """Opens the artifact in a runtime, until it is closed, as at the end of a `with` block.
@@ -238,26 +235,27 @@ class Artifact:
         return f"Artifact({str(self.folder)!r})"
 
     def __str__(self) -> str:
-        return _rendered(self.manifest, "show_manifest")
+        return str(self.manifest)
 
     def _repr_html_(self) -> str:
         """A short table for a notebook."""
-        from attnport.reporting.markup import el, name, verdict
+        from attnport.reporting import document as doc
+        from attnport.reporting.fusion import total
+        from attnport.reporting.html import html
         from attnport.verbs.fuse import FILE
 
         manifest = self.manifest
-        rows: list[tuple[object, object]] = [("folder", name(str(self.folder)))]
-        rows += [(side, name(", ".join(map(str, specs)))) for side, specs in _sides(manifest)]
+        rows: list[tuple[doc.Line, doc.Line]] = [("folder", doc.Name(str(self.folder)))]
+        for side, specs in (("inputs", manifest.io.inputs), ("outputs", manifest.io.outputs)):
+            rows.append((side, doc.Name(", ".join(map(str, specs)))))
         rows.append(("dims", ", ".join(map(str, manifest.io.dims)) or "none"))
         rows.append(("attentions", str(len(manifest.attentions))))
         if (fusion := self._read(FILE, "FusionReport")) is not None:
-            tables = (f"{target} {table}" for target, table in fusion.targets.items())
-            rows.append(("fused", ", ".join(tables)))
-        rows.append(("parity", verdict(self.verdict)))
+            rows += [(f"fused, {target}", total(table)) for target, table in fusion.targets.items()]
+        rows.append(("parity", doc.Verdict(self.verdict)))
         if (parity := self._report()) is not None:
-            rows += [(name(key), verdict(row.verdict)) for key, row in parity.runtimes.items()]
-        body = [el("tr", el("th", what), el("td", value)) for what, value in rows]
-        return str(el("table", el("caption", manifest.name), *body))
+            rows += [(doc.Name(key), doc.Verdict(row.verdict)) for key, row in parity.runtimes.items()]
+        return str(html([doc.Table(manifest.name, doc.words("what", "value"), doc.rows(rows))]))
 
     def _report(self) -> ParityReport | None:
         from attnport.folder.verdicts import read_parity
@@ -319,10 +317,6 @@ class Page(type(Path())):  # type: ignore[misc]  # a path that a notebook shows 
         return str(el("iframe", srcdoc=page, style="width:100%;height:40em;border:0"))
 
 
-def _sides(manifest: Manifest) -> tuple[tuple[str, Sequence[Any]], ...]:
-    return ("inputs", manifest.io.inputs), ("outputs", manifest.io.outputs)
-
-
 def _array(value: Any) -> Any:
     import numpy as np
 
@@ -338,32 +332,10 @@ def _given(options: Mapping[str, Any], **named: Any) -> dict[str, Any]:
     return {**options, **{name: value for name, value in named.items() if value is not None}}
 
 
-def _shown(value: T, table: str) -> T:
-    """A copy of a value that prints as the command line shows it, and as that in a notebook."""
-    kind = type(value)
-    if (kind, table) not in _SHOWN:
-        space = {
-            "__str__": lambda self: _rendered(self, table),
-            "_repr_html_": lambda self: _preformatted(_rendered(self, table)),
-            "__module__": kind.__module__,
-            "__qualname__": kind.__qualname__,
-        }
-        _SHOWN[kind, table] = type(kind.__name__, (kind,), space)
-    made = copy.copy(value)
-    object.__setattr__(made, "__class__", _SHOWN[kind, table])
-    return made
+def _as_text(value: Any) -> str:
+    from attnport.console.terminal import shown
+
+    return shown(value).rstrip("\n")
 
 
-def _rendered(value: Any, table: str) -> str:
-    from attnport.console import cells
-    from attnport.console.run import shower
-
-    show: Any = shower(table)
-    text: str = cells.render(show, value)
-    return text.rstrip("\n")
-
-
-def _preformatted(text: str) -> str:
-    from attnport.reporting.markup import el
-
-    return str(el("pre", text))
+Printed.as_text = _as_text

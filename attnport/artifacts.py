@@ -36,6 +36,7 @@ from attnport.precisions import Island as Island
 from attnport.precisions import PrecisionPlan as PrecisionPlan
 from attnport.precisions import Score as Score
 from attnport.precisions import drop as drop
+from attnport.printed import Printed
 from attnport_bundle.format.contract import IO
 from attnport_bundle.format.contract import Ran as Ran
 from attnport_bundle.format.contract import Verdict as Verdict
@@ -240,7 +241,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class EngineRecord:
+class EngineRecord(Printed):
     """A TensorRT engine: its form, target, version, and memory.
 
     Attributes:
@@ -291,7 +292,7 @@ class FusionItem:
 
 
 @dataclass(frozen=True)
-class FusionTable:
+class FusionTable(Printed):
     """All attentions of the source on one target.
 
     Attributes:
@@ -315,7 +316,7 @@ class FusionTable:
 
 
 @dataclass(frozen=True)
-class FusionReport:
+class FusionReport(Printed):
     """`fusion.json`: a table for each target (`target`, or `target.plan` for a plan other than the default)."""
 
     schema: Literal["attnport/fusion/1"] = field(default="attnport/fusion/1", kw_only=True)
@@ -333,7 +334,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Printed):
     """`attnport.json`: the content of a folder, with the SHA-256 of every file.
 
     Attributes:

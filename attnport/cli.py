@@ -46,7 +46,7 @@ def ship(out: Reporter, spec: str, output: Path, budget: float, **options: Any) 
     result = run(spec, output, budget_s=budget, **options)
 
     def finish() -> None:
-        out.show(result, "show_ship")
+        out.show(result)
         for stage in result.stages:
             if stage.exit_code:
                 complain(f"{stage.stage}: {stage.detail}")
@@ -66,7 +66,7 @@ def export(out: Reporter, spec: str, output: Path, **options: Any) -> Callable[[
     from attnport.verbs.export import export as run
 
     manifest = run(spec, output, progress=out.progress, tell=out.tell, **options)
-    return lambda: out.show(manifest, "show_manifest")
+    return lambda: out.show(manifest)
 
 
 @cli.command()
@@ -95,7 +95,7 @@ def fuse(
             if out.as_json or not targets
             else replace(report, targets={key: report.targets[key] for key in keys})
         )
-        out.show(requested, "show_fusion_explained" if explain else "show_fusion")
+        out.show(requested, "whole" if explain else "brief")
         if require:
             fusing.require_fused(report, chosen, plans, named=bool(targets))
 
@@ -129,9 +129,9 @@ def build(
     record, table = run(folder, target, plan.replace("-", "_"), profiles, sm, progress=out.progress, **options)
 
     def finish() -> None:
-        out.show(record, "show_engine")
+        out.show(record)
         if not out.as_json:
-            out.table(table, "show_engine_fusion")
+            out.show(table)
         require_fused(table)
 
     return finish
@@ -162,19 +162,18 @@ def check(
     bisected = checking.check_and_bisect(folder, runtimes or None, tell=out.tell, **arguments) if search else None
     report = bisected.parity if bisected else checking.check(folder, runtimes or None, **arguments)
     if junit is not None:
-        from attnport.reporting.junit import junit as as_junit
+        from attnport.reporting.ci import junit as as_junit
 
         save(as_junit(report, f"attnport check {folder}"), junit)
 
     def finish() -> None:
         if kind == "github":
-            from attnport.console.bisect_tables import annotated
-            from attnport.reporting.annotations import workflow_commands
+            from attnport.parity.bisect import annotated
+            from attnport.reporting.ci import workflow_commands
 
             out.print(workflow_commands(report, annotated(bisected) if bisected else ()))
         else:
-            table = "show_bisected" if bisected else "show_parity_whole" if out.verbose else "show_parity"
-            out.show(bisected or report, table)
+            out.show(bisected or report, "whole" if out.verbose else "brief")
         searchable = not (search or options["plan"])
         checking.raise_for(report, runtimes, checking.command(folder, text, inputs) if searchable else "")
 
@@ -200,7 +199,7 @@ def bench(
         changes = regression.compare(*compare[0], *compare[1:])
 
         def judge() -> None:
-            out.show(changes, "show_regression")
+            out.show(changes)
             if fail_on_regression:
                 regression.raise_for(changes)
 
@@ -220,7 +219,7 @@ def bench(
         write(to_json(report), save)
 
     def finish() -> None:
-        out.show(report, "show_latency_whole" if out.verbose else "show_latency")
+        out.show(report, "whole" if out.verbose else "brief")
         raise_for(report, options["runtimes"])
 
     return finish
@@ -239,7 +238,7 @@ def tune(out: Reporter, folder: Path, budget: float, **options: Any) -> Callable
     from attnport.verbs.tune import tune as run
 
     report = run(folder, budget_s=budget, progress=out.progress, **options)
-    return lambda: out.show(report, "show_tune")
+    return lambda: out.show(report)
 
 
 @cli.command()
@@ -274,7 +273,7 @@ def verify(out: Reporter, path: Path, key: Path | None, timeout: float) -> Calla
     result = run(path, key, timeout)
 
     def finish() -> None:
-        out.show(result, "show_verify")
+        out.show(result)
         raise_for(result)
 
     return finish
@@ -297,7 +296,7 @@ def audit(out: Reporter, path: Path, fix: bool, **limits: Any) -> Callable[[], N
     result = run(path, fix, progress=out.progress, **limits)
 
     def finish() -> None:
-        out.show(result, "show_audit")
+        out.show(result)
         raise_for(result)
 
     return finish
@@ -311,7 +310,7 @@ def inspect(out: Reporter, path: Path) -> Callable[[], None]:
     from attnport.verbs.inspect import inspect as run
 
     inspection = run(path)
-    return lambda: out.show(inspection, "show_inspection")
+    return lambda: out.show(inspection)
 
 
 @cli.command()
@@ -322,7 +321,7 @@ def generate(out: Reporter, folder: Path, prompts: tuple[str, ...], runtime: str
     from attnport.verbs.generate import generate as run
 
     result = run(folder, prompts, runtime, progress=out.progress, **options)
-    return lambda: out.show(result, "show_generated")
+    return lambda: out.show(result)
 
 
 @cli.command()
@@ -333,7 +332,7 @@ def doctor(out: Reporter, refresh: bool) -> Callable[[], None]:
     from attnport.verbs.doctor import doctor as run
 
     report = run(refresh=refresh)
-    return lambda: out.show(report, "show_doctor")
+    return lambda: out.show(report)
 
 
 @cli.command("gpu-check")
@@ -350,7 +349,7 @@ def gpu_check(out: Reporter, runtimes: tuple[str, ...], budget: float | None, **
     report = run(runtimes=runtimes, budget_s=budget, progress=out.progress, tell=out.tell, **options)
 
     def finish() -> None:
-        out.show(report, "show_gpu_report")
+        out.show(report)
         raise_for(report, runtimes)
 
     return finish
@@ -364,7 +363,7 @@ def list_(out: Reporter, what: str) -> Callable[[], None]:
     from attnport.verbs.listing import listing
 
     names = listing(what)
-    return lambda: out.show(names, "show_listing")
+    return lambda: out.show(names)
 
 
 @cli.command()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from attnport.precisions import Score
+from attnport.printed import Printed
 from attnport_bundle.format.contract import Ran
 
 DEVICE_PARTS = ("host_to_device", "device", "device_to_host")
@@ -63,7 +64,7 @@ class LatencyRow:
 
 
 @dataclass(frozen=True)
-class LatencyReport:
+class LatencyReport(Printed):
     """`latency.json`: rows by workload, then by runtime; `settings` records threads, spinning, seed and machine.
 
     Attributes:
@@ -113,7 +114,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class TuneReport:
+class TuneReport(Printed):
     """`tune.json`: every candidate, and the latencies behind the choice.
 
     Attributes:

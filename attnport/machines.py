@@ -7,6 +7,7 @@ from typing import Literal
 
 from attnport.latencies import LatencyReport, TuneReport
 from attnport.parities import ParityReport
+from attnport.printed import Printed
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class MachineResult:
 
 
 @dataclass(frozen=True)
-class MachinesReport:
+class MachinesReport(Printed):
     """A verb's results by machine, and for each machine by artifact.
 
     Attributes:

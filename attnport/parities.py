@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from attnport.printed import Printed
 from attnport_bundle.format.contract import Ran, Verdict
 
 FILE = "parity.json"
+LARGE_VALUES = "large values"
+"""The case of large values, which is left out where usual errors are told."""
 FACTORS = (2.0, 3.0)
 """How far a result may be off, as factors of PyTorch's own RMS error and largest error; see `parity.bound`."""
 
@@ -158,7 +161,7 @@ def overall(runtimes: Mapping[str, RuntimeParity], forms: Mapping[str, RuntimePa
 
 
 @dataclass(frozen=True)
-class ParityReport:
+class ParityReport(Printed):
     """`parity.json`. `runtimes` is by runtime, `forms` is graph parity by lowered form, and `notes` are what the reader
     must know, such as where the raw module differs from the mask contract."""
 

@@ -11,10 +11,11 @@ import pytest
 from refusing import call, contents, refused
 
 from attnport.artifacts import MANIFEST
-from attnport.console import cells
 from attnport.console.arguments import ABOUT
+from attnport.console.terminal import render
 from attnport.folder.openings import why_none
 from attnport.jsonfile import digest_file
+from attnport.reporting import document as doc
 from attnport.runtimes.ort_cpu import RUNTIME as ORT
 
 FEW = ("--runtime", "ort_cpu")  # Input is refused whatever the runtimes are; to probe all of them takes seconds.
@@ -34,7 +35,7 @@ def test_commands_in_hints_and_tables_can_be_given_as_they_are(tmp_path: Path) -
     refused(call("fuse", tmp_path / "my out", "--dtype", "int3"), f"attnport build '{tmp_path}/my out' --target")
     held = ABOUT.set(Path("my out"))
     try:
-        printed = cells.render(lambda reason: [cells.notes({"ort_cpu": reason})], why_none(ORT))
+        printed = render([doc.notes({"ort_cpu": why_none(ORT)})])
         assert "make it with: attnport fuse 'my out' --target ort_cpu" in " ".join(printed.split())
     finally:
         ABOUT.reset(held)

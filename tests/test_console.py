@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -23,8 +23,12 @@ from attnport.artifacts import (
     Ulps,
 )
 from attnport.auditing.findings import Finding
-from attnport.console import cells
-from attnport.console.run import Reporter, shower
+from attnport.console.run import Reporter
+from attnport.console.terminal import render
+from attnport.console.terminal import shown as printed
+from attnport.printed import Printed
+from attnport.reporting.document import Detail
+from attnport.reporting.files import exported
 from attnport.verbs.audit import AuditReport
 from attnport.verbs.listing import Listing, listing
 from attnport.verbs.ship import ShipResult, StageResult
@@ -80,43 +84,41 @@ STAGES = (
     StageResult("build", "failed", 12.3, LONG, 5),
     StageResult("check", "not run", 0.0, LONG),
 )
-VALUES: dict[str, Any] = {
-    "show_ship": ShipResult(PATH, 5, STAGES, FUSION, PARITY, LATENCY),
-    "show_fusion": FUSION,
-    "show_fusion_explained": FUSION,
-    "show_parity": PARITY,
-    "show_latency": LATENCY,
-    "show_parity_whole": PARITY,
-    "show_latency_whole": LATENCY,
-    "show_audit": AuditReport(
+SHIPPED = ShipResult(PATH, 5, STAGES, FUSION, PARITY, LATENCY)
+VALUES: dict[str, tuple[Printed, Detail]] = {
+    "ship": (SHIPPED, "brief"),
+    "fusion": (FUSION, "brief"),
+    "fusion explained": (FUSION, "whole"),
+    "parity": (PARITY, "brief"),
+    "latency": (LATENCY, "brief"),
+    "all of parity": (PARITY, "whole"),
+    "all of latency": (LATENCY, "whole"),
+    "audit": (AuditReport(
         PATH, "folder", ("a", "b"), (Finding("x" * 100, LONG, "path", LONG[:80], False, LONG),) * 2, 3, (LONG,)
-    ),
-    "show_verify": VerifyResult(PATH, "bundle", "FAIL", 6, (VerifyRow("x" * 100, "FAIL", LONG),), True),
-    "show_listing": Listing("models", {"name" * 30: LONG}),
-}
-
-
-def printed(name: str, value: Any, *, colour: bool = False) -> str:
-    return cells.render(shower(name), value, colour=colour)
+    ), "brief"),
+    "verify": (VerifyResult(PATH, "bundle", "FAIL", 6, (VerifyRow("x" * 100, "FAIL", LONG),), True), "brief"),
+    "listing": (Listing("models", {"name" * 30: LONG}), "brief"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_no_line_is_longer_than_80_columns(name: str) -> None:
-    text = printed(name, VALUES[name])
+    value, detail = VALUES[name]
+    text = printed(value, detail)
     assert max(map(len, text.splitlines())) <= 80
     assert all(line == line.rstrip() for line in text.splitlines())
     assert "\x1b" not in text
-    assert "\x1b[" in printed(name, VALUES[name], colour=True)
+    assert "\x1b[" in printed(value, detail, colour=True)
 
 
 @pytest.mark.parametrize("what", ["models", "runtimes", "targets", "rules"])
 def test_listings_fit_too(what: str) -> None:
-    text = printed("show_listing", listing(what))
+    text = printed(listing(what))
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_verdict_table_puts_parity_fusion_and_speed_of_a_runtime_in_one_row() -> None:
-    text = printed("show_ship", VALUES["show_ship"])
+    text = printed(SHIPPED)
     row = next(line for line in text.splitlines() if line.strip().startswith("ort_cpu"))
     assert row.split()[:4] == ["ort_cpu", "PASS", "1/1", "0.70"]
     assert "~0.98x" in row
@@ -133,7 +135,7 @@ def test_the_verdict_table_has_room_for_three_workloads_beside_a_target_that_nob
     passed = ParityReport("PASS", {"onnx_reference": PARITY.runtimes["ort_cpu"]}, {})
     row = LatencyRow("faster", "", 134.11e6, None, (), (0.91, 0.92, 0.93), None, None, None)
     latency = LatencyReport("torch_eager", {}, {name: {"onnx_reference": row} for name in LATENCY.shapes}, {}, {})
-    text = printed("show_ship", ShipResult("out", 0, STAGES[:1], fusion, passed, latency))
+    text = printed(ShipResult("out", 0, STAGES[:1], fusion, passed, latency))
     (line,) = (line for line in text.splitlines() if line.strip().startswith("onnx_reference"))
     assert line.split() == ["onnx_reference", "PASS", "-", *["134.11", "0.92x"] * 3]
     assert "- where nothing here could prove it" in " ".join(text.split())
@@ -146,14 +148,14 @@ def test_what_was_not_run_stands_below_the_table_with_its_reason_and_what_was_pr
     engine = RuntimeParity("NOT_RUN", "no driver", "fp16", absent=True)
     fusion = FusionReport({"tensorrt_rtx": FUSION.targets["ort_cpu"]})
     parity = ParityReport("PASS", {**absent, **crashed, "tensorrt_rtx": engine, "ort_cpu": ran}, {})
-    text = printed("show_ship", ShipResult("out", 0, (), fusion, parity, None))
+    text = printed(ShipResult("out", 0, (), fusion, parity, None))
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
     assert rows["tensorrt_rtx"] == ["NOT_RUN", "1/1"]
     assert rows["openvino,"] == ["ort_x:", "its", "process", "failed:", "killed"]
     assert "2 more want a GPU or a package: ort_cuda, tensorrt; why: attnport doctor" in " ".join(text.split())
     assert "tensorrt_rtx: no driver" in text
     assert "no package" not in text
-    checked = " ".join(printed("show_parity", parity).split())
+    checked = " ".join(printed(parity).split())
     assert "3 more want a GPU or a package: ort_cuda, tensorrt, tensorrt_rtx; why: attnport doctor" in checked
     assert "openvino, ort_x: its process failed" in checked
 
@@ -161,19 +163,19 @@ def test_what_was_not_run_stands_below_the_table_with_its_reason_and_what_was_pr
 def test_what_this_machine_lacks_is_one_line_of_bench() -> None:
     rows = {**LATENCY.shapes["1 sentence"], "ort_cuda": LatencyRow("NOT_RUN", "no package")}
     report = dataclasses.replace(LATENCY, shapes=dict.fromkeys(("a", "b"), rows), absent=("ort_cuda", "tensorrt"))
-    text = printed("show_latency", report)
+    text = printed(report)
     assert "2 more want a GPU or a package: ort_cuda, tensorrt; why: attnport doctor" in text
     assert "no package" not in text
     nothing = dataclasses.replace(report, shapes={"a": {"ort_cuda": rows["ort_cuda"]}})
-    assert "ort_cuda: no package" in printed("show_latency", nothing)  # all that there is to say
+    assert "ort_cuda: no package" in printed(nothing)  # all that there is to say
 
 
 def test_the_times_in_detail_are_shown_on_demand() -> None:
     row = dataclasses.replace(LATENCY.shapes["1 sentence"]["ort_cpu"], samples_ns=(1, 2), load_ns=5)
     report = dataclasses.replace(LATENCY, shapes={"a": {"ort_cpu": row}})
-    assert "first call   median" not in printed("show_latency", report)
-    assert "load, first call, p90, p99: -v" in printed("show_latency", report)
-    assert "first call   median" in printed("show_latency_whole", report)
+    assert "load ms" not in printed(report)
+    assert "load, first call, p90, p99: -v" in printed(report)
+    assert "load ms" in printed(report, "whole")
 
 
 def test_forms_that_pass_are_one_line_and_a_failing_one_is_told_in_words() -> None:
@@ -181,27 +183,27 @@ def test_forms_that_pass_are_one_line_and_a_failing_one_is_told_in_words() -> No
     wrong = RuntimeParity("FAIL", "case primes (batch=5), output y: 3.10 times its bound", "fp16", None, (case(3.1),))
     for forms_told in (forms, {**forms, "tensorrt.fp16": wrong}):
         report = ParityReport("PASS", {"ort_cpu": PARITY.runtimes["ort_cpu"]}, forms_told)
-        for text in (printed("show_parity", report), printed("show_ship", ShipResult("o", 0, (), None, report, None))):
+        for text in (printed(report), printed(ShipResult("o", 0, (), None, report, None))):
             assert "2 lowered forms pass: onnx, onnx_18" in text
             assert ("tensorrt.fp16: case primes (batch=5), output y: 3.10 times its bound" in text) is (
                 len(forms_told) == 3
             )
-    assert "graph parity of the lowered forms" in printed("show_parity_whole", report)
+    assert "graph parity of the lowered forms" in printed(report, "whole")
 
 
 def test_the_cause_of_a_stage_that_was_not_run_is_whole_below_the_table() -> None:
-    text = printed("show_ship", ShipResult("out", 0, STAGES, None, None, None))
+    text = printed(ShipResult("out", 0, STAGES, None, None, None))
     told = " ".join(text.partition("check:")[2].split())
     assert LONG[:200] in told
 
 
 def test_a_ship_that_worked_says_so() -> None:
     done = ShipResult("out", 0, STAGES[:2], None, None, None)
-    assert "shipped: out; read out/report.html" in printed("show_ship", done)
+    assert "shipped: out; read out/report.html" in printed(done)
 
 
 def test_the_worst_share_of_the_bound_is_shown() -> None:
-    lines = {line.split()[0]: line for line in printed("show_parity", PARITY).splitlines() if line.strip()}
+    lines = {line.split()[0]: line for line in printed(PARITY).splitlines() if line.strip()}
     assert lines["ort_cpu"].split()[-2:] == ["0.25", "-"]
     assert lines["openvino"].split()[-2:] == ["7.50", "-"]
     assert "openvino:" in lines  # the reason of a failure, below the table
@@ -215,7 +217,7 @@ def test_what_padding_changes_has_a_column_of_its_own() -> None:
     ]
     for chosen, shown in ((pairs[:1], "0.50"), (pairs[:2], "3.00"), (pairs[2:], "FAIL")):
         row = RuntimeParity("FAIL", "padding", "fp32", None, (case(0.25),), tuple(chosen))
-        lines = printed("show_parity", ParityReport("FAIL", {"ort_cpu": row}, {})).splitlines()
+        lines = printed(ParityReport("FAIL", {"ort_cpu": row}, {})).splitlines()
         assert next(line.split() for line in lines if line.startswith(" ort_cpu"))[-1] == shown
 
 
@@ -233,44 +235,44 @@ def test_the_worst_of_each_metric_is_shown_by_runtime_and_output() -> None:
         measured("primes", LONG[:70], ulp=40.0, agree=2000),
     )
     row = RuntimeParity("PASS", "", "fp32", None, cases)
-    text = printed("show_parity_whole", ParityReport("PASS", {"ort_cpu": row, "openvino": row}, {}))
+    text = printed(ParityReport("PASS", {"ort_cpu": row, "openvino": row}, {}), "whole")
     assert max(map(len, text.splitlines())) <= 80
-    rows = [line.split() for line in text.splitlines() if "7.0e-07" in line]
-    shown = ["1.2e-01", "7.0e-07", "7.0", "210", "7e-09", "99.9%", "1"]
+    rows = [line.split() for line in text.splitlines() if "7.00e-7" in line]
+    shown = ["1.25e-1", "7.00e-7", "7.00", "210", "7e-09", "99.9%", "1"]
     assert rows == [[name, *shown] for name in ("ort_cpu", "openvino")]
     assert "logits: the worst of each metric" in text
     assert "argmax" not in text.partition("a reason that goes on")[2]
-    assert " 1200 " in text
+    assert " 1,200 " in text
     many = [measured("primes", f"y{number}", ulp=1.0, agree=0) for number in range(9)]
     row = RuntimeParity("PASS", "", "fp32", None, tuple(many))
-    text = printed("show_parity_whole", ParityReport("PASS", {"ort_cpu": row}, {}))
+    text = printed(ParityReport("PASS", {"ort_cpu": row}, {}), "whole")
     assert text.count(": the worst of each metric") == 4
     assert "5 more outputs" in text
-    assert "the worst of each metric" not in printed("show_parity_whole", PARITY)  # an old report has none
-    assert "the worst of each metric" not in printed("show_parity", ParityReport("PASS", {"ort_cpu": row}, {}))
+    assert "the worst of each metric" not in printed(PARITY, "whole")  # an old report has none
+    assert "the worst of each metric" not in printed(ParityReport("PASS", {"ort_cpu": row}, {}))
 
 
 def test_reasons_that_are_the_same_are_said_once() -> None:
     rows = {name: RuntimeParity("NOT_RUN", "no driver", "fp32") for name in ("tensorrt", "tensorrt_rtx")}
-    text = printed("show_parity", ParityReport("NOT_RUN", rows, {}))
+    text = printed(ParityReport("NOT_RUN", rows, {}))
     assert "tensorrt, tensorrt_rtx: no driver" in text
 
 
 def test_explaining_names_every_attention_with_its_reason() -> None:
-    text = printed("show_fusion_explained", FUSION)
+    text = printed(FUSION, "whole")
     assert "encoder.0: fused in MultiHeadAttention" in text
     assert "encoder.1: not proven" in text  # no runtime here could look
     assert "another reason" in text
 
 
 def test_a_long_explanation_stays_under_its_attention() -> None:
-    lines = printed("show_fusion_explained", FUSION).splitlines()
+    lines = printed(FUSION, "whole").splitlines()
     assert sum("reason that goes on" in line for line in lines) > 3
     assert all(line.startswith("    ") for line in lines if "reason that goes on" in line)
 
 
 def test_the_heading_of_the_interval_is_no_markup() -> None:
-    assert "(interval)" in printed("show_latency", LATENCY)
+    assert "[interval]" in printed(LATENCY)
 
 
 def test_a_count_of_one_is_no_plural() -> None:
@@ -283,7 +285,7 @@ def test_a_count_of_one_is_no_plural() -> None:
                 name="m", opset=23, attentions=[None] * attentions, io=SimpleNamespace(inputs=(), outputs=(), dims=())
             ),
         )
-        return printed("show_manifest", manifest).splitlines()[-1]
+        return render(exported(manifest)).splitlines()[-1]
 
     assert told(1) == "1 attention counted"
     assert told(2) == "2 attentions counted"
@@ -291,17 +293,17 @@ def test_a_count_of_one_is_no_plural() -> None:
 
 def test_a_target_that_nobody_could_prove_is_not_called_unfused() -> None:
     looked = FusionReport({"openvino": dataclasses.replace(FUSION.targets["tensorrt_rtx.fp32_islands"], proved_by="x")})
-    for name in ("show_fusion", "show_fusion_explained"):
-        assert "not proven" in printed(name, FUSION)
-        assert "not proven" not in printed(name, looked)
-        assert "0/2" in printed(name, looked)
+    for detail in ("brief", "whole"):
+        assert "not proven" in printed(FUSION, cast(Detail, detail))
+        assert "not proven" not in printed(looked, cast(Detail, detail))
+        assert "0/2" in printed(looked, cast(Detail, detail))
 
 
 def test_the_fusion_of_an_engine_is_one_line() -> None:
     table = FusionTable(1, 1, FUSION.targets["ort_cpu"].items, "m", "fp16", "engines/x.engine")
-    assert printed("show_engine_fusion", table) == "1/1 attentions fused: MultiHeadAttention\n"
+    assert printed(table) == "1/1 attentions fused: MultiHeadAttention\n"
     missed = dataclasses.replace(table, fused=0, items=FUSION.targets["tensorrt_rtx.fp32_islands"].items[:1])
-    assert printed("show_engine_fusion", missed) == "0/1 attentions fused\n"
+    assert printed(missed) == "0/1 attentions fused\n"
 
 
 def test_progress_is_quiet_when_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

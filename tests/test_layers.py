@@ -1,7 +1,7 @@
 """The order of the layers, read from the imports of every file.
 
-    attnport_bundle < bodies, budget, errors, jsonfile, module_path, onnx_walk, optional, patches, registry,
-        transaction, user_cache, user_code, version
+    attnport_bundle < bodies, budget, errors, jsonfile, module_path, onnx_walk, optional, patches, printed,
+        registry, transaction, user_cache, user_code, version
         < dims, example_values, known, masks < latencies, machines, parities, precisions < artifacts < decoders
         < {sources | models | exporter | runtimes | cases | bundling | reporting | auditing}
         < folder < processes < parity < latency < verbs < console < artifact < testing < cli
@@ -38,6 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "onnx_walk",
         "optional",
         "patches",
+        "printed",
         "registry",
         "transaction",
         "user_cache",
@@ -282,7 +283,7 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
         ("attnport.artifacts", "def f():\n    from attnport import runtimes"),
         ("attnport.exporter.engine.build", "from attnport.runtimes.base import names"),
         ("attnport.exporter.engine.build", "from ...runtimes import base"),
-        ("attnport.cases.inputs", "if TYPE_CHECKING:\n    from attnport.reporting.page import Page"),
+        ("attnport.cases.inputs", "if TYPE_CHECKING:\n    from attnport.reporting.html import page"),
         ("attnport.runtimes.ort_cpu", "import importlib\nimportlib.import_module('attnport.exporter.capture')"),
         ("attnport.sources.hf", "import importlib\nimportlib.import_module(f'attnport.models.{name}')"),
         ("attnport.bundling.write", "def f():\n    import attnport.folder.workspace as w"),

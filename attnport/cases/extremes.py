@@ -10,10 +10,11 @@ import numpy as np
 from attnport.artifacts import IOContract
 from attnport.dims import TensorSpec
 from attnport.masks.encoding import HIDDEN
+from attnport.parities import LARGE_VALUES
 
 Array = np.ndarray[Any, Any]
 
-LARGE_VALUES, ZEROS, EQUAL_ROWS = "large values", "zeros", "equal rows"
+ZEROS, EQUAL_ROWS = "zeros", "equal rows"
 EXTREMES = {LARGE_VALUES: "right padding", ZEROS: "no padding", EQUAL_ROWS: "no padding"}
 """The layout of padding for each: large values are also tried in padding."""
 

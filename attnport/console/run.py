@@ -6,11 +6,11 @@ import contextlib
 import difflib
 import sys
 import traceback as tracebacks
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 
@@ -29,21 +29,14 @@ from attnport.console.streams import (
 )
 
 if TYPE_CHECKING:
-    from attnport.reporting.document import Block
+    from attnport.printed import Printed
+    from attnport.reporting.document import Detail
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The object of click's context when the process ends with the verb. A caller in Python does not set it.
 OWN_PROCESS = object()
 _SPINNER = 3
 """Columns for the spinner, and one that stays free: some terminals break a line that fills the last."""
-
-
-class Printed(Protocol):
-    """A value that a verb prints: a dataclass whose `schema` names its JSON, `attnport/NAME/VERSION`."""
-
-    @property
-    def schema(self) -> str:
-        """As in docs/schemas/NAME.json."""
 
 
 @dataclass(frozen=True)
@@ -146,20 +139,16 @@ class Reporter:
             stack.callback(foreign.end)
             yield
 
-    def show(self, value: Printed, table: str) -> None:
-        """Prints a value as JSON, or with the function `table` of one of the modules of tables."""
+    def show(self, value: Printed, detail: Detail = "brief") -> None:
+        """Prints a value as JSON, or as its blocks for a terminal."""
         if self.as_json:
             from attnport.jsonfile import to_json
 
             self.print(no_command_in_json(to_json(value, ascii_only=True)))
         else:
-            self.table(value, table)
+            from attnport.console.terminal import shown
 
-    def table(self, value: Any, table: str) -> None:
-        """Prints a value with the function `table` of one of the modules of tables."""
-        from attnport.console import cells
-
-        self.print(cells.render(shower(table), value, colour=sys.stdout.isatty()))
+            self.print(shown(value, detail, colour=sys.stdout.isatty()))
 
     def show_path(self, path: Path) -> None:
         """Prints the path of something that was written."""
@@ -185,21 +174,6 @@ class Reporter:
         """Prints the traceback, if wanted, of an unexpected error that did not end the verb."""
         if self.traceback:
             _show_traceback(err)
-
-
-def shower(table: str) -> Callable[[Any], Iterable[Block]]:
-    """The function `table` in one of this package's modules of tables."""
-    import importlib
-    import pkgutil
-
-    from attnport import console
-
-    names = [module.name for module in pkgutil.iter_modules(console.__path__) if module.name.endswith("tables")]
-    modules = (importlib.import_module(f"{console.__name__}.{name}") for name in names)
-    show: Callable[[Any], Iterable[Block]] = next(
-        getattr(module, table) for module in modules if hasattr(module, table)
-    )
-    return show
 
 
 def verb(work: F) -> F:

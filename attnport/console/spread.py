@@ -66,14 +66,14 @@ def _on_machines(
     told = {_ARGUMENTS.get(name, name): value for name, value in options.items()}
     report = on_machines(verb, folders, address, progress=out.progress, **told)
     if page is not None:
-        from attnport.reporting.machines import page as rendered
+        from attnport.reporting import html, machines
 
-        save(rendered(report), page)
+        save(html.page(machines.document(report)), page)
     return lambda: _finish(out, report)
 
 
 def _finish(out: Reporter, report: MachinesReport) -> None:
-    out.show(report, "show_machines")
+    out.show(report)
     for result in report.results:
         if result.exit_code:
             complain(f"{result.machine}, {result.folder}: {result.error}")

@@ -8,7 +8,7 @@ observation, so that the intervals include this.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
@@ -16,6 +16,9 @@ from typing import Literal
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.errors import UsageError
 from attnport.latency.statistics import Interval, Run, change_interval, family_confidence, half_width, mean_change
+from attnport.printed import Printed
+from attnport.reporting import document as doc
+from attnport.reporting.measures import interval, milliseconds
 
 WIDE = 0.05
 """The largest half width of an interval at which a slowdown that matters would be seen."""
@@ -47,7 +50,7 @@ class ChangeRow:
 
 
 @dataclass(frozen=True)
-class RegressionReport:
+class RegressionReport(Printed):
     """How a model's latency changed between two reports, or between the reports of several pairs of runs.
 
     Attributes:
@@ -240,3 +243,36 @@ def _machine(rows: Sequence[ChangeRow]) -> list[str]:
         for row in rows
         if row.verdict == "baseline" and row.change and not row.change[0] <= 1 <= row.change[2]
     ]
+
+
+@doc.blocks.register(RegressionReport)
+def _blocks(report: RegressionReport, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
+    """A row for each runtime and workload, then the verdict."""
+    numbers = ("before ms", "after ms")
+    columns = doc.columns("runtime", *numbers, "after / before", "verdict", right=numbers, whole=("runtime",))
+    for workload in dict.fromkeys(row.workload for row in report.rows):
+        changes = [row for row in report.rows if row.workload == workload]
+        rows = (
+            (
+                row.runtime,
+                milliseconds(row.before_ns),
+                milliseconds(row.after_ns),
+                interval(row.change) if row.change else "",
+                _coloured(row.verdict),
+            )
+            for row in changes
+        )
+        yield doc.Table(f"change: {report.model}, {workload}", columns, doc.rows(rows))
+        yield doc.notes({row.runtime: row.reason for row in changes if row.reason})
+    yield from doc.warnings(report.notes)
+    if report.relative:
+        about = f"after / before: of the ratio to {report.baseline} in the same run; of {report.baseline}: of its times"
+        yield from doc.quiet(about)
+    if report.pairs > 1:
+        yield from doc.quiet(f"each of the {report.pairs} pairs of runs is one observation; ms: the median of the runs")
+    yield doc.Text(("verdict: ", _coloured(report.verdict)))
+
+
+def _coloured(verdict: str) -> doc.Verdict:
+    style = {"REGRESSION": "fail", "slower": "fail", "faster": "pass", "NOT_COMPARED": "miss"}.get(verdict, "")
+    return doc.Verdict(verdict, style)

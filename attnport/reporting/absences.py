@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from attnport.artifacts import LatencyReport, ParityReport, RuntimeParity
+from attnport.reporting import document as doc
 
 T = TypeVar("T")
 
@@ -32,9 +33,15 @@ def absent(parity: ParityReport | None, latency: LatencyReport | None) -> dict[s
     return {name: reasons[name] for name in (found[0] if found else ()) if all(name in names for names in found)}
 
 
-def line(names: Sequence[str]) -> str:
+def line(names: Sequence[str]) -> doc.Line:
     """One line for all of them."""
-    return f"{len(names)} more {wanting(names)}: {', '.join(names)}"
+    return (f"{len(names)} more {wanting(names)}: ", doc.listed(map(doc.Name, names)))
+
+
+def lacking(names: Sequence[str]) -> Iterator[doc.Block]:
+    """That line below a table, and where to read why; nothing for none."""
+    if names:
+        yield doc.Text((line(names), "; why: ", doc.Code("attnport doctor")))
 
 
 def wanting(names: Sequence[str]) -> str:

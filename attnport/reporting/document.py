@@ -1,17 +1,20 @@
-"""The content of a report, independent of its format: sections of text, tables, lists and charts.
+"""What is shown of a value, independent of the format: text, tables, lists and charts.
 
-`page` renders it to HTML, `markdown` to Markdown, and `console.cells` to a terminal. Text is never markup: each
-renderer escapes it.
+`blocks` describes a value of any type that has a description: it stands beside the type, or in the file of this folder
+about its subject. `page` renders blocks to HTML, `markdown` to Markdown, and `console.terminal` to a terminal. Text is
+never markup: each renderer escapes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from typing import Any, Literal
 
 from attnport.artifacts import LatencyReport
 from attnport.reporting.heatmap import Heatmap
+from attnport.reporting.measures import NONE
 from attnport.reporting.series import Series
 
 
@@ -49,10 +52,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Share:
-    """The worst verdict of some results, and the largest part of a bound that they take."""
+    """The worst verdict of some results, and the largest part of a bound that they take; `note` says of how many."""
 
     verdict: str
     share: float | None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ Part = str | Name | Code | Verdict | Span | Share | Best
 Line = Part | tuple["Line", ...]
 """The content of a line or a cell."""
 BELOW = frozenset({"sub", "how", "why"})
+_NOTHING: tuple[Line, ...] = (NONE, "", Share("", None))
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A row whose first cell is its heading; `reason` is shown instead of missing cells."""
+    """A row whose first cell is its heading; `reason` is shown in place of missing cells, or beside the verdict."""
 
     cells: tuple[Line, ...]
-    reason: str | None = None
+    reason: str = ""
+
+    @property
+    def told(self) -> int:
+        """The number of the cell beside which the reason stands."""
+        verdicts = (place for place, cell in enumerate(self.cells) if isinstance(cell, Verdict))
+        return next(verdicts, len(self.cells) - 1)
 
 
 @dataclass(frozen=True)
@@ -134,7 +145,7 @@ class Pairs:
     """Terms and their descriptions."""
 
     items: tuple[tuple[Line, Line], ...]
-    style: str
+    style: str | None = None
 
 
 @dataclass(frozen=True)
@@ -206,7 +217,43 @@ class Only:
     blocks: tuple[Block, ...]
 
 
-Block = Table | Text | Bullets | Pairs | Commands | Folded | Lines | Ratios | Maps | Only
+@dataclass(frozen=True)
+class Card:
+    """A title and what it is about, in a few lines."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Cards side by side."""
+
+    cards: tuple[Card, ...]
+
+
+@dataclass(frozen=True)
+class Aside(Card):
+    """A card of the page's width, with its title at the side."""
+
+    style: str = ""
+
+
+Block = Table | Text | Bullets | Pairs | Commands | Folded | Lines | Ratios | Maps | Only | Cards | Aside
+
+
+Detail = Literal["brief", "whole", "page"]
+"""How much is shown: what fits a screen, every table of the terminal, or all that the page and Markdown have."""
+
+
+@singledispatch
+def blocks(value: Any, detail: Detail = "brief") -> Iterable[Block]:
+    """Describes a value.
+
+    Raises:
+        TypeError: nothing describes values of its type.
+    """
+    raise TypeError(f"nothing says how {type(value).__name__} is shown")
 
 
 @dataclass(frozen=True)
@@ -216,6 +263,50 @@ class Section:
     key: str
     title: str
     blocks: Iterable[Block]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A page or a file of its own.
+
+    Attributes:
+        about: What it is, above the title.
+        title: Its heading.
+        facts: What the title stands for, in a line.
+        head: The blocks before the sections.
+        end: The last line; "" for none.
+    """
+
+    about: str
+    title: str
+    facts: tuple[Line, ...]
+    head: tuple[Block, ...]
+    sections: tuple[Section, ...]
+    end: str = ""
+
+
+def columns(*headings: str, right: Iterable[str] = (), whole: Iterable[str] = ()) -> tuple[Column, ...]:
+    """Columns of a table; those in `right` are numbers, and those in `whole` are never broken into lines."""
+    of_numbers, unbroken = set(right), set(whole)
+    return tuple(Column(heading, heading in of_numbers, heading in unbroken) for heading in headings)
+
+
+def notes(texts: Mapping[str, str]) -> Bullets:
+    """Notes below a table, as `name: text`; names with the same text share a line."""
+    names: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        names.setdefault(text, []).append(name)
+    return Bullets(tuple((Span(listed(map(Name, those)), "strong"), f": {text}") for text, those in names.items()))
+
+
+def warnings(texts: Iterable[str], label: str = "note") -> Iterable[Text]:
+    """Notes that a reader should not miss, each on a line."""
+    return (Text(f"{label}: {text}", "miss") for text in texts)
+
+
+def quiet(*lines: str) -> Iterable[Text]:
+    """Explanations, such as of columns, each on a line."""
+    return (Text(line, "quiet") for line in lines)
 
 
 def numbers(*headings: Line) -> tuple[Column, ...]:
@@ -231,6 +322,19 @@ def words(*headings: Line) -> tuple[Column, ...]:
 def rows(cells_of_rows: Iterable[tuple[Line, ...]]) -> tuple[Group, ...]:
     """Rows without groups."""
     return (Group(tuple(Row(cells) for cells in cells_of_rows)),)
+
+
+def filled(table: Table) -> Table:
+    """The table without the columns in which no row has a value."""
+    width = len(table.columns)
+    rows = [row for group in table.groups for row in group.rows if len(row.cells) == width]
+    kept = [place for place in range(width) if not rows or any(row.cells[place] not in _NOTHING for row in rows)]
+
+    def short(row: Row) -> Row:
+        return replace(row, cells=tuple(row.cells[place] for place in kept)) if len(row.cells) == width else row
+
+    groups = tuple(replace(group, rows=tuple(map(short, group.rows))) for group in table.groups)
+    return replace(table, columns=tuple(table.columns[place] for place in kept), groups=groups)
 
 
 def listed(parts: Iterable[Line], separator: str = ", ") -> Line:

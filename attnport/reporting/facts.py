@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 
@@ -18,8 +19,6 @@ from attnport.reporting.absences import absent, without
 from attnport.reporting.measures import NONE, significant
 
 _WORDS = {2.0: "twice", 3.0: "three times", 4.0: "four times"}
-UNCHECKED = "numbers not checked"
-FUSED = "Fused means that one runtime kernel covers it from QKᵀ to PV."
 BOUND = (
     "Every output is compared with a float64 run of the module over its valid elements. The bound is "
     f"{_WORDS[FACTORS[0]]} the RMS error of PyTorch eager at the same precision and {_WORDS[FACTORS[1]]} its largest "
@@ -46,6 +45,11 @@ def times(value: float | None) -> str:
     if value is None:
         return NONE
     return f"{value:.2f}" if value < 10 else significant(value)
+
+
+def short_shape(shape: str) -> str:
+    """The name of a workload for the head of a column: `8x128` for `batch=8,seq=128`."""
+    return re.sub(r"(^|,)\w+=", lambda match: "x" if match[1] else "", shape)
 
 
 def tallies(report: ParityReport) -> list[str]:

@@ -1,4 +1,4 @@
-"""The fusion section: whether each attention is fused on each target, and the evidence."""
+"""Fusion: whether each attention is fused on each target, and the evidence."""
 
 from __future__ import annotations
 
@@ -7,12 +7,113 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attnport.artifacts import FusionItem, FusionReport, FusionTable, SourceAttention
 from attnport.reporting import document as doc
-from attnport.reporting.facts import FUSED, count
+from attnport.reporting.facts import count
 from attnport.reporting.measures import NONE
 
+FUSED = "Fused means that one runtime kernel covers it from QKᵀ to PV."
 EVIDENCE_CHARS = 6000
 """Longer evidence is cut in the page; `fusion.json` has all of it."""
 INLINE_REASON_CHARS = 90
+
+
+@doc.blocks.register(FusionReport)
+def fusion(report: FusionReport, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
+    """A row for each target, with reasons below; from `whole` on, what happened to each attention, and why."""
+    if detail != "brief":
+        yield from _explained(report)
+        return
+
+    def told(table: FusionTable) -> str:
+        reasons = (item.cost if item.fused else item.reason for item in table.items)
+        return "; ".join(filter(None, dict.fromkeys((*reasons, *_of_padding(table)))))
+
+    columns = doc.columns("target", "fused", "kernel", "proved by", right=("fused",), whole=("target", "fused"))
+    rows = (
+        doc.Row((doc.Name(target), total(table), _kernels(table) or NONE, table.proved_by or NONE), told(table))
+        for target, table in report.targets.items()
+    )
+    yield doc.Table("fusion", columns, (doc.Group(tuple(rows)),))
+
+
+@doc.blocks.register(FusionTable)
+def fusion_of_one(table: FusionTable, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
+    """One line: how many attentions an engine fuses, and in which kernels."""
+    kernels = _kernels(table)
+    yield doc.Text(f"{table} attentions fused{f': {kernels}' if kernels else ''}")
+
+
+def total(table: FusionTable) -> doc.Verdict:
+    """`6/6`, marked as met, missed or not proven."""
+    met = table.fused == table.attentions
+    return doc.Verdict(str(table), "pass" if met else "skip" if table.proved_by is None else "miss")
+
+
+def _kernels(table: FusionTable) -> str:
+    return ", ".join(sorted({item.kernel for item in table.items if item.kernel}))
+
+
+def _of_padding(table: FusionTable) -> tuple[str, ...]:
+    """A line for each padding mask: whether the form computes padding, and why."""
+    return tuple(
+        f"computes padding: {reason}" if reason else f"only real tokens of {mask}; outputs are zero for padding"
+        for mask, reason in table.padding.items()
+    )
+
+
+def _state(item: FusionItem, table: FusionTable) -> doc.Line:
+    """Whether an attention is fused, and in what."""
+    if item.fused:
+        return (doc.Verdict("fused", "pass"), " in ", doc.Span(doc.Name(item.kernel or NONE), "kernel"))
+    return doc.Verdict("not proven", "skip") if table.proved_by is None else doc.Verdict("not fused", "miss")
+
+
+def _explained(report: FusionReport) -> Iterator[doc.Block]:
+    """A line for each attention of each target, with what is known of it below."""
+    for target, table in report.targets.items():
+        yield doc.Text((doc.Span(target, "strong"), f" ({table.plan}, {table.file}): {table}"))
+        yield doc.Bullets(tuple(doc.Span(line, "quiet") for line in _of_padding(table)))
+        for item in table.items:
+            yield doc.Text((f"  {item.attention}: ", _state(item, table)))
+            known = (f"form {item.form}; mask {item.mask}", item.cost, item.evidence or item.reason)
+            yield doc.Bullets(tuple(doc.Span(line, "quiet") for line in known if line), level=2)
+
+
+def section(attentions: Sequence[SourceAttention], report: FusionReport | None, folder: str) -> Iterator[doc.Block]:
+    """The table of attentions by targets, the reasons, and the evidence on demand; `folder` is quoted for a shell."""
+    if report is None:
+        yield doc.pending(f"attnport fuse {folder}")
+        return
+    yield doc.Text(f"{count(len(attentions), 'attention')} counted in the torch graph at export. {FUSED}")
+    if not report.targets:
+        yield doc.Text("No target was lowered.", "pending")
+        return
+    # Attentions that are in a table but not in the manifest get a row too, so that nothing is silently left out.
+    counted = [attention.name for attention in attentions]
+    extra = {item.attention for table in report.targets.values() for item in table.items} - set(counted)
+    notes = _notes(report)
+    targets = [({item.attention: item for item in table.items}, table) for table in report.targets.values()]
+    cells = (
+        (
+            doc.Name(attention),
+            _masks(attention, report),
+            *(_cell(items.get(attention), notes, table) for items, table in targets),
+        )
+        for attention in (*counted, *sorted(extra))
+    )
+    columns = doc.words("attention", "mask", *(_heading(target, table) for target, table in report.targets.items()))
+    yield doc.Table("Attentions by target", columns, doc.rows(cells), style="fusion", alike=True)
+    if notes:
+        yield doc.Text("Notes", "label")
+        yield doc.Bullets(tuple(notes), anchor="fusion-note")
+    told = tuple(
+        (doc.Name(key), "; ".join(_of_padding(table))) for key, table in report.targets.items() if table.padding
+    )
+    if told:
+        yield doc.Text("Padding", "label")
+        yield doc.Pairs(told, "reasons")
+    evidence = (_evidence(target, table) for target, table in report.targets.items())
+    yield doc.Only("page", tuple(filter(None, evidence)))
+    yield doc.Only("markdown", (doc.Text(("The evidence is in ", doc.Name("fusion.json"), ".")),))
 
 
 def _notes(report: FusionReport) -> dict[str, int]:
@@ -42,19 +143,19 @@ def _masks(attention: str, report: FusionReport) -> doc.Line:
     return tuple(doc.Span(f"{mask} ({', '.join(targets)})", "sub") for mask, targets in targets_by_mask.items())
 
 
-def _cell(item: FusionItem | None, notes: Mapping[str, int], shared: str, *, proved: bool) -> doc.Line:
+def _cell(item: FusionItem | None, notes: Mapping[str, int], table: FusionTable) -> doc.Line:
     """The state of one attention on one target."""
     if item is None:
         return doc.Span("not in this form", "quiet")
-    how = () if item.form == shared else (doc.Span(item.form, "how"),)
+    below = [item.form] * (item.form != _shared(table)) + [item.cost] * item.fused
+    how = tuple(doc.Span(line, "how") for line in below if line)
     if item.fused:
-        cost = (doc.Span(item.cost, "how"),) if item.cost else ()
-        return (doc.Verdict("FUSED", "pass"), " ", doc.Span(doc.Name(item.kernel or NONE), "kernel"), *how, *cost)
+        return (_state(item, table), *how)
     why: doc.Line = doc.Span(item.reason or "no reason was given: please report this", "why")
     if item.reason in notes:
         number = notes[item.reason]
         why = doc.Span(f"note {number}", link=f"#fusion-note-{number}")
-    return (doc.Verdict("NOT FUSED", "miss") if proved else doc.Verdict("NOT PROVEN", "skip"), " ", why, *how)
+    return (_state(item, table), " ", why, *how)
 
 
 def _evidence(target: str, table: FusionTable) -> doc.Folded | None:
@@ -85,51 +186,3 @@ def _heading(target: str, table: FusionTable) -> doc.Line:
         table.plan if by is None else (f"{table.plan}, proved by ", doc.Name(by)),
     )
     return (doc.Name(target), *(doc.Span(line, "sub") for line in lines if line))
-
-
-def of_padding(table: FusionTable) -> tuple[str, ...]:
-    """A line for each padding mask: whether the form computes padding, and why."""
-    return tuple(
-        f"computes padding: {reason}" if reason else f"only real tokens of {mask}; outputs are zero for padding"
-        for mask, reason in table.padding.items()
-    )
-
-
-def section(attentions: Sequence[SourceAttention], report: FusionReport | None, folder: str) -> Iterator[doc.Block]:
-    """The table of attentions by targets, the reasons, and the evidence on demand."""
-    if report is None:
-        yield doc.pending(f"attnport fuse {folder}")
-        return
-    yield doc.Text(f"{count(len(attentions), 'attention')} counted in the torch graph at export. {FUSED}")
-    if not report.targets:
-        yield doc.Text("No target was lowered.", "pending")
-        return
-    # Attentions that are in a table but not in the manifest get a row too, so that nothing is silently left out.
-    counted = [attention.name for attention in attentions]
-    extra = {item.attention for table in report.targets.values() for item in table.items} - set(counted)
-    notes = _notes(report)
-    targets = [
-        ({item.attention: item for item in table.items}, _shared(table), table.proved_by is not None)
-        for table in report.targets.values()
-    ]
-    cells = (
-        (
-            doc.Name(attention),
-            _masks(attention, report),
-            *(_cell(items.get(attention), notes, shared, proved=proved) for items, shared, proved in targets),
-        )
-        for attention in (*counted, *sorted(extra))
-    )
-    columns = doc.words("Attention", "Mask", *(_heading(target, table) for target, table in report.targets.items()))
-    evidence = filter(None, (_evidence(target, table) for target, table in report.targets.items()))
-    yield doc.Table("Attentions by target", columns, doc.rows(cells), style="fusion", alike=True)
-    if notes:
-        yield doc.Text("Notes", "label")
-        yield doc.Bullets(tuple(notes), anchor="fusion-note")
-    told = tuple((doc.Name(target), "; ".join(of_padding(table))) for target, table in report.targets.items()
-                 if table.padding)  # fmt: skip
-    if told:
-        yield doc.Text("Padding", "label")
-        yield doc.Pairs(told, "reasons")
-    yield doc.Only("page", tuple(evidence))
-    yield doc.Only("markdown", (doc.Text(("The evidence is in ", doc.Name("fusion.json"), ".")),))

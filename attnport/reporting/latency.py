@@ -1,142 +1,203 @@
-"""The latency section: charts of the ratios, then every number."""
+"""Latency: figures of each runtime by workload, of its starts and of the parts of its calls; ratios and sizes drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from attnport.artifacts import LatencyReport, LatencyRow, ParityReport
 from attnport.reporting import document as doc
-from attnport.reporting.absences import not_timed, without
-from attnport.reporting.along import sizes
+from attnport.reporting.absences import lacking, not_timed, without
 from attnport.reporting.facts import by_median, fastest_right, never_timed, ran
-from attnport.reporting.measures import count, megabytes, milliseconds, significant
-from attnport.reporting.timings import CACHED, DEVICE, KEPT, MEMORY, PARTS, has_cached, has_memory, on_device, ratio
+from attnport.reporting.measures import NONE, count, interval, mebibytes, milliseconds, significant
+from attnport.reporting.series import scalings
 
-_COLUMNS = (
-    *doc.words("Runtime", "Verdict"),
-    *doc.numbers("Median ms", "p90 ms", "Ratio", "Interval", "Items/s", "Tokens/s", "Peak MB"),
-    *doc.words("Ran"),
-)
+Interval = tuple[float, float, float]
+Figures = Mapping[str, Callable[[LatencyRow], str]]
+"""What a row says, by the heading of its column."""
+
+
+def ratio(found: Interval | None, verdict: str) -> str:
+    """A ratio to the baseline with its interval, and `~` where no difference is shown."""
+    if found is None:
+        return verdict if verdict == "baseline" else NONE
+    return f"{interval(found)} ~" if verdict == "no difference shown" else interval(found)
+
+
+_SPEED: Figures = {
+    "median ms": lambda row: milliseconds(row.median_ns),
+    "ratio [interval]": lambda row: ratio(row.ratio, row.verdict),
+    "items/s": lambda row: significant(row.items_per_s),
+    "tokens/s": lambda row: significant(row.tokens_per_s),
+    "peak MiB": lambda row: mebibytes(row.peak_bytes),
+}
+_STARTS: Figures = {
+    "load ms": lambda row: milliseconds(row.load_ns),
+    "first call ms": lambda row: milliseconds(row.first_ns),
+    "load cached ms": lambda row: milliseconds(row.cached_load_ns),
+    "first call cached ms": lambda row: milliseconds(row.cached_first_ns),
+    "p90 ms": lambda row: milliseconds(row.p90_ns),
+    "p99 ms": lambda row: milliseconds(row.p99_ns),
+    "warm-up calls": lambda row: count(row.warm_calls),
+    "calls": lambda row: count(len(row.samples_ns)),
+}
+_PARTS: Figures = {
+    "to device ms": lambda row: milliseconds(row.parts_ns.get("host_to_device")),
+    "on device ms": lambda row: milliseconds(row.parts_ns.get("device")),
+    "from device ms": lambda row: milliseconds(row.parts_ns.get("device_to_host")),
+    "ratio on device": lambda row: ratio(row.device_ratio, row.verdict),
+}
 _STYLES = {"faster": "pass", "slower": "miss"}
+DEVICE = (
+    "Parts of a call by events on the device’s stream: copying inputs there, computing, copying outputs back. A ratio "
+    "here is of computing alone."
+)
+STARTS = "Load and first call: in a fresh process, packages imported; the rest: of a warm one."
+CACHED = "Cached: in a further process, which found what the first one had compiled and kept."
+MEMORY = (
+    "Peak memory is the most until the end of a workload, loading included, above the level after imports: one process "
+    "runs all workloads, the smallest inputs first. Where a workload needs less than one before it, or than loading, "
+    "its figure is that one’s."
+)
+SIZES = (
+    "Median of a call, and peak memory until the end of that size, what ran before it included; each from the same run "
+    "as above."
+)
 
 
-def _row(runtime: str, row: LatencyRow, best: bool) -> doc.Row:
-    if row.median_ns is None:
-        return doc.Row((doc.Name(runtime), doc.Verdict(row.verdict)), row.reason)
-    verdict = doc.Verdict(row.verdict, _STYLES.get(row.verdict, "plain"))
-    median = milliseconds(row.median_ns)
-    cells: tuple[doc.Line, ...] = (
-        doc.Name(runtime),
-        (verdict, doc.Span(row.reason, "why")) if row.reason else verdict,
-        doc.Best(median) if best and row.verdict in ("faster", "baseline") else median,
-        milliseconds(row.p90_ns),
-        *ratio(row.ratio, row.verdict),
-        significant(row.items_per_s),
-        significant(row.tokens_per_s),
-        megabytes(row.peak_bytes),
-        ran(row.ran),
-    )
-    return doc.Row(cells)
+@doc.blocks.register(LatencyReport)
+def latency(
+    report: LatencyReport, detail: doc.Detail = "brief", parity: ParityReport | None = None, more: str = ""
+) -> Iterator[doc.Block]:
+    """A table of speed and memory by workload, with what was never timed; then what the detail adds.
+
+    Args:
+        parity: On the page, the fastest runtime that passed it is marked.
+        more: On the page, the command that times more sizes.
+    """
+    page = detail == "page"
+    if page:
+        yield doc.Text(("Time relative to ", doc.Name(report.baseline), " in the same run; below 1 is faster."))
+        yield doc.Ratios(report)
+    timed = [row for rows in report.shapes.values() for row in rows.values() if row.median_ns is not None]
+    yield _speed(report, parity, page)
+    if detail != "brief":
+        if page and any(row.peak_bytes is not None for row in timed):
+            yield doc.Text(MEMORY, "quiet")
+        yield from _more(report, page)
+    if page:
+        yield from _sizes(report, more)
+        yield from ([doc.Bullets(report.notes)] if report.notes else [])
+        yield from _settings(report)
+        return
+    yield from lacking(not_timed(report))
+    yield from doc.warnings(report.notes)
+    if timed:
+        starts = report.settings.get("starts", 1)
+        yield from doc.quiet(
+            f"ratio: to {report.baseline}, below 1 is faster; ~ no difference shown",
+            f"interval: of {starts} starts of each process"
+            if starts != 1
+            else "interval: of one start of each process; how much starts differ: --starts 5",
+            "peak: the most memory until then, above that after importing packages",
+            "load, first call: in a fresh process, after importing packages; the rest: warm"
+            if detail == "whole"
+            else "load, first call, p90, p99: -v; every call: latency.json, attnport report",
+        )
 
 
-def _cold(report: LatencyReport) -> tuple[doc.Block, ...]:
-    """Times of a fresh process, also with a cache if any runtime has one, and how the median was measured."""
-    cached = has_cached(report)
-    columns = doc.numbers("Load ms", "First call ms", *(CACHED if cached else ()), "p99 ms", "Warm-up calls", "Samples")
+def section(report: LatencyReport | None, parity: ParityReport | None, folder: str, more: str) -> Iterator[doc.Block]:
+    """The section of the page; `folder` is quoted for a shell, and `more` as of `latency`."""
+    if report is None:
+        yield doc.pending(f"attnport bench {folder}")
+    else:
+        yield from latency(report, "page", parity, more)
+
+
+def _speed(report: LatencyReport, parity: ParityReport | None, page: bool) -> doc.Table:
+    """The figures of each workload: measured rows by their median, then the others, those of no workload at the end."""
+    right = {workload: name for workload, (name, _) in fastest_right(report, parity).items() if parity}
+    absent = not_timed(report)
+    never = without(absent, never_timed(report)) if len(report.shapes) > 1 else {}
+
+    def row(name: str, of: LatencyRow, best: bool) -> doc.Row:
+        if of.median_ns is None:
+            return doc.Row((doc.Name(name), doc.Verdict("NOT_RUN")), of.reason)
+        cells: list[doc.Line] = [figure(of) for figure in _SPEED.values()]
+        if best and of.verdict in ("faster", "baseline"):
+            cells[0] = doc.Best(milliseconds(of.median_ns))
+        judged = (doc.Verdict(of.verdict, _STYLES.get(of.verdict, "plain")),) if page else ()
+        return doc.Row((doc.Name(name), *judged, *cells, *([ran(of.ran)] if page else [])), of.reason)
+
     groups = []
     for workload, rows in report.shapes.items():
-        lines = tuple(
-            doc.Row(
-                (
-                    doc.Name(runtime),
-                    *map(milliseconds, (row.load_ns, row.first_ns)),
-                    *(milliseconds(again) for again in (row.cached_load_ns, row.cached_first_ns) if cached),
-                    milliseconds(row.p99_ns),
-                    str(row.warm_calls),
-                    str(len(row.samples_ns)),
-                )
-            )
-            for runtime, row in by_median(rows)
-            if row.median_ns is not None
-        )
-        groups += [doc.Group(lines, workload)] if lines else []
-    caption = "Load and first call of a fresh process, packages imported; p99, warm-up and samples of the warm one"
-    table = doc.Table(caption, (*doc.words("Runtime"), *columns), tuple(groups), "Workload")
-    return (doc.Text(KEPT), table) if cached else (table,)
+        shown = without((*never, *absent), rows)
+        lines = tuple(row(name, of, name == right.get(workload)) for name, of in by_median(shown))
+        groups.append(doc.Group(lines, _title(report, workload), workload))
+    if never:
+        skipped = (doc.Row((doc.Name(name), doc.Verdict("NOT_RUN")), why) for name, why in never.items())
+        groups.append(doc.Group(tuple(skipped), "on no workload", "–"))
+    columns = (*doc.words("runtime", *["verdict"] * page), *doc.numbers(*_SPEED), *doc.words(*["ran"] * page))
+    caption = "Latency, throughput and memory by workload" if page else "latency"
+    return doc.Table(caption, columns, tuple(groups), "workload", "latency")
 
 
-def _device(report: LatencyReport) -> Iterator[doc.Block]:
-    """Times from events on a device, if there are any."""
-    timed = on_device(report)
-    if not timed:
-        return
-    compared = any(item.device_ratio for rows in timed.values() for _, item in rows)
-    columns = doc.numbers(*PARTS.values(), *(("Ratio", "Interval") if compared else ()))
-    groups = tuple(
-        doc.Group(
-            tuple(
-                doc.Row(
-                    (
-                        doc.Name(runtime),
-                        *(milliseconds(item.parts_ns.get(part)) for part in PARTS),
-                        *(ratio(item.device_ratio, item.verdict) if compared else ()),
-                    )
-                )
-                for runtime, item in rows
-            ),
-            workload,
-        )
-        for workload, rows in timed.items()
-    )
-    caption = "Parts of a call on the device, medians by workload"
-    yield doc.Text(DEVICE)
-    yield doc.Table(caption, (*doc.words("Runtime"), *columns), groups, "Workload")
-
-
-def _group(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow], best: str) -> doc.Group:
-    """The rows of one workload: measured ones by their median, then the others with their reason."""
+def _title(report: LatencyReport, workload: str) -> doc.Line:
+    """A workload with its numbers of items and real tokens, where its name does not say them."""
     items, tokens = report.items.get(workload), report.tokens.get(workload)
     size = []
     if items is not None and "sentence" not in workload:
         size.append(f"{count(items)} item{'' if items == 1 else 's'}")
     if tokens is not None:
         size.append(f"{count(tokens)} real tokens")
-    lines = (_row(runtime, row, runtime == best) for runtime, row in by_median(rows))
-    return doc.Group(tuple(lines), (workload, doc.Span(f" {', '.join(size)}", "quiet")) if size else workload, workload)
+    return (workload, doc.Span(f", {', '.join(size)}", "quiet")) if size else workload
 
 
-def section(report: LatencyReport | None, parity: ParityReport | None, folder: str, more: str) -> Iterator[doc.Block]:
-    """The charts, the table and how it was measured.
+def _more(report: LatencyReport, page: bool) -> Iterator[doc.Block]:
+    """The times of starts and of parts of a call, without columns and tables that would be empty."""
+    timed = {
+        workload: [(name, row) for name, row in by_median(rows) if row.median_ns is not None]
+        for workload, rows in report.shapes.items()
+    }
 
-    Args:
-        parity: The fastest runtime that passed is highlighted in the table.
-        folder: The artifact folder, quoted for a shell.
-        more: The command that times more sizes.
-    """
-    if report is None:
-        yield doc.pending(f"attnport bench {folder}")
+    def table(caption: str, figures: Figures, rows: Mapping[str, list[tuple[str, LatencyRow]]]) -> doc.Table:
+        groups = tuple(
+            doc.Group(
+                tuple(doc.Row((doc.Name(name), *(figure(row) for figure in figures.values()))) for name, row in of),
+                workload,
+            )
+            for workload, of in rows.items()
+            if of
+        )
+        return doc.filled(
+            doc.Table(caption, (doc.Column("runtime", whole=True), *doc.numbers(*figures)), groups, "workload")
+        )
+
+    parts = {workload: [(name, row) for name, row in rows if row.parts_ns] for workload, rows in timed.items()}
+    if any(parts.values()):
+        yield from ([doc.Text(DEVICE)] if page else [])
+        yield table("parts of a call on the device, medians", _PARTS, parts)
+    if any(timed.values()):
+        starts = table("load, first call and tail", _STARTS, timed)
+        cached = any("cached" in str(column.heading) for column in starts.columns)
+        texts = [doc.Text(f"{STARTS} {CACHED}" if cached else STARTS)] if page else []
+        yield doc.Folded("Load, first call, tail", (*texts, starts))
+
+
+def _sizes(report: LatencyReport, more: str) -> Iterator[doc.Block]:
+    """Time and memory against each dim that was varied."""
+    yield doc.Text("Time and memory against sizes", "label")
+    charts = []
+    for scaling in scalings(report):
+        charts.append(doc.LineChart(scaling.times, "Median ms", milliseconds))
+        charts.append(doc.LineChart(scaling.memory, "Peak MiB", mebibytes))
+    if not charts:
+        yield doc.Text(("One size alone was timed. More: ", doc.Code(more)), "pending")
         return
-    yield doc.Text(("Time relative to ", doc.Name(report.baseline), " in the same run; below 1 is faster."))
-    yield doc.Ratios(report)
-    right = {workload: runtime for workload, (runtime, _) in fastest_right(report, parity).items() if parity}
-    absent = not_timed(report)
-    never = without(absent, never_timed(report)) if len(report.shapes) > 1 else {}
-    groups = []
-    for workload, rows in report.shapes.items():
-        shown = without((*never, *absent), rows)
-        groups.append(_group(report, workload, shown, right.get(workload, "")))
-    if never:
-        skipped = (doc.Row((doc.Name(runtime), doc.Verdict("NOT_RUN")), why) for runtime, why in never.items())
-        groups.append(doc.Group(tuple(skipped), "On no workload", "–"))
-    yield doc.Table("Latency, throughput and memory by workload", _COLUMNS, tuple(groups), "Workload", "latency")
-    if has_memory(report):
-        yield doc.Text(MEMORY, "quiet")
-    yield from _device(report)
-    if any(timed_row.median_ns for rows in report.shapes.values() for timed_row in rows.values()):
-        yield doc.Folded("Load, first call, tail", _cold(report))
-    yield from sizes(report, more)
-    if report.notes:
-        yield doc.Bullets(report.notes)
+    yield doc.Text(SIZES)
+    yield doc.Lines(tuple(charts))
+
+
+def _settings(report: LatencyReport) -> Iterator[doc.Block]:
     settings = {
         key: ("yes" if value else "no") if isinstance(value, bool) else str(value)
         for key, value in report.settings.items()

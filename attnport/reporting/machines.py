@@ -1,4 +1,4 @@
-"""What a verb found on several machines, side by side: the blocks are for the terminal as well as for the page."""
+"""What a verb found on several machines, side by side."""
 
 from __future__ import annotations
 
@@ -10,35 +10,29 @@ from attnport.machines import MachineResult, MachinesReport
 from attnport.reporting import document as doc
 from attnport.reporting.absences import not_checked
 from attnport.reporting.facts import count, fastest
-from attnport.reporting.markup import el, join, text, verdict
 from attnport.reporting.measures import NONE, largest, milliseconds
-from attnport.reporting.page import whole
 from attnport.reporting.tuning import change
 
 
-def blocks(report: MachinesReport) -> Iterator[doc.Block]:
+@doc.blocks.register(MachinesReport)
+def machines(report: MachinesReport, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
     """A row for each machine in each table, or of several artifacts for each on each machine; then the processors."""
     yield from _TABLES[report.verb](report.results)
-    machines = {result.machine: result for result in report.results if result.cpu}
-    rows = ((name, result.cpu, str(result.cores)) for name, result in machines.items())
+    known = {result.machine: result for result in report.results if result.cpu}
+    rows = ((name, result.cpu, str(result.cores)) for name, result in known.items())
     yield doc.Table("machines", (*doc.words("machine", "processor"), *doc.numbers("cores")), doc.rows(rows))
 
 
-def page(report: MachinesReport) -> str:
-    """The page: an HTML file that needs no other."""
-    machines = len({result.machine for result in report.results})
+def document(report: MachinesReport) -> doc.Document:
+    """The page, with why something failed, which the terminal has on stderr."""
+    number = len({result.machine for result in report.results})
     artifacts = list(dict.fromkeys(result.folder for result in report.results))
-    heading = el(
-        "header",
-        el("p", f"attnport {report.verb}", class_="kicker"),
-        el("h1", ", ".join(artifacts)),
-        el("p", join((text(count(machines, "machine")), verdict("FAIL" if report.exit_code else "PASS")), " · ")),
-    )
     failed = tuple(
         (doc.Name(_named(result, report.results)), f": {result.error}") for result in report.results if result.error
     )
-    section = doc.Section("machines", "Machines", (*blocks(report), *([doc.Bullets(failed)] if failed else [])))
-    return whole(f"{', '.join(artifacts)} · attnport {report.verb}", heading, (section,), text(""))
+    section = doc.Section("machines", "Machines", (*machines(report), *([doc.Bullets(failed)] if failed else [])))
+    facts = (count(number, "machine"), doc.Verdict("FAIL" if report.exit_code else "PASS"))
+    return doc.Document(f"attnport {report.verb}", ", ".join(artifacts), facts, (), (section,))
 
 
 def _named(result: MachineResult, results: Sequence[MachineResult]) -> str:

@@ -1,4 +1,4 @@
-"""Renders the report as GitHub-flavoured Markdown, with the facts of the page but without its pictures.
+"""Renders a document as GitHub-flavoured Markdown, with the facts of the page but without its pictures.
 
 Names, reasons and evidence come from models, files and libraries; `escaped` makes sure that they are not markup.
 """
@@ -10,22 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from attnport.reporting import document as doc
-from attnport.reporting.absences import absent, wanting
-from attnport.reporting.facts import (
-    UNCHECKED,
-    count,
-    failed,
-    fastest_right,
-    not_counted,
-    not_run,
-    reference,
-    tallies,
-    times,
-)
-from attnport.reporting.findings import Findings
+from attnport.reporting.facts import times
 from attnport.reporting.markup import printable
-from attnport.reporting.measures import NONE, milliseconds
-from attnport.reporting.sections import sections
+from attnport.reporting.measures import NONE
 
 _MARKUP = re.compile(r"([\\`*_\[\]|<>~&$]|:(?=//)|(?<=www)\.)")
 _AT_START = re.compile(r"((?<=^)[-+#=]|(?<=^\d)[.)]|(?<=^\d\d)[.)])")
@@ -61,20 +48,13 @@ def bullets(items: Sequence[str], *, numbered: bool = False) -> str:
     return "\n".join(f"{mark} {item}" for mark, item in zip(marks, items, strict=True))
 
 
-def render(findings: Findings) -> str:
-    """The content of the file; stages that have not run are named with their command."""
-    manifest = findings.manifest
-    dims = [f"{dim.name} {dim.span}" for dim in manifest.io.dims]
-    facts = [code(manifest.source.text), f"opset {manifest.opset}", count(len(manifest.attentions), "attention")]
-    parts = [
-        f"# {escaped(manifest.name)}",
-        " · ".join([*facts, *map(escaped, [*dims, *reference(manifest)])]),
-        _verdict(findings),
-    ]
-    for section in sections(findings):
+def render(document: doc.Document) -> str:
+    """The content of the file."""
+    parts = [f"# {escaped(document.title)}", " · ".join(map(line, document.facts)), *paragraphs(document.head)]
+    for section in document.sections:
         blocks = list(paragraphs(section.blocks))
         parts += [f"## {section.title}", *blocks] if blocks else []
-    parts.append(f"Made by attnport {escaped(manifest.attnport)}.")
+    parts.append(escaped(document.end))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -89,7 +69,8 @@ def line(value: doc.Line) -> str:
     if isinstance(value, doc.Name | doc.Code):
         return code(value.text)
     if isinstance(value, doc.Share):
-        return _inline(f"{value.verdict} {times(value.share)}") if value.verdict else NONE
+        note = f", {value.note}" if value.note else ""
+        return _inline(f"{value.verdict} {times(value.share)}{note}") if value.verdict else NONE
     if isinstance(value, doc.Span):
         return line(value.line)
     return _inline(value if isinstance(value, str) else value.text)
@@ -118,7 +99,7 @@ def paragraphs(blocks: Iterable[doc.Block]) -> Iterator[str]:
         elif isinstance(part, doc.Bullets):
             yield bullets([_paragraph(item) for item in part.items], numbered=bool(part.anchor))
         elif isinstance(part, doc.Pairs):
-            yield bullets([f"{_paragraph(term)}: {line(description)}" for term, description in part.items])
+            yield bullets(_terms(part))
         elif isinstance(part, doc.Commands):
             yield f"{_paragraph(part.label)}:" if part.label else ""
             yield block(part.lines)
@@ -129,6 +110,26 @@ def paragraphs(blocks: Iterable[doc.Block]) -> Iterator[str]:
             yield from paragraphs([chart.table() for chart in part.charts])
         elif isinstance(part, doc.Only) and part.where == "markdown":
             yield from paragraphs(part.blocks)
+        elif isinstance(part, doc.Cards):
+            yield bullets([_card(card) for card in part.cards])
+        elif isinstance(part, doc.Aside):
+            yield f"{escaped(part.title)}:"
+            yield from paragraphs(part.blocks)
+
+
+def _terms(pairs: doc.Pairs) -> list[str]:
+    return [f"{_paragraph(term)}: {line(description)}" for term, description in pairs.items]
+
+
+def _card(card: doc.Card) -> str:
+    """The lines of a card in one, and its pairs as items below."""
+    words = (
+        f"**{line(block.line)}**" if block.style == "big" else line(block.line)
+        for block in card.blocks
+        if isinstance(block, doc.Text)
+    )
+    terms = [item for block in card.blocks if isinstance(block, doc.Pairs) for item in _terms(block)]
+    return "\n".join((f"{escaped(card.title)}: {'; '.join(words)}".rstrip(": "), *(f"  - {item}" for item in terms)))
 
 
 def table(block: doc.Table) -> str:
@@ -145,10 +146,12 @@ def table(block: doc.Table) -> str:
 
 
 def _cells(row: doc.Row, width: int) -> list[str]:
-    """The cells of a row, one for each column; a reason is in the last one."""
+    """The cells of a row, one for each column; a reason takes the place of missing ones, or is beside the verdict."""
     cells = [line(cell) for cell in row.cells]
     if len(cells) < width:
-        cells += [NONE] * (width - len(cells) - 1) + [escaped(row.reason or "")]
+        cells += [NONE] * (width - len(cells) - 1) + [escaped(row.reason)]
+    elif row.reason:
+        cells[row.told] += f"; {_inline(row.reason)}"
     return cells
 
 
@@ -160,31 +163,3 @@ def _merged(rows: Sequence[list[str]]) -> list[list[str]]:
         label = ", ".join(names) if len(names) < 3 else f"{len(names)}: {names[0]} to {names[-1]}"
         merged.append([label, *rest])
     return merged
-
-
-def _verdict(findings: Findings) -> str:
-    lines = []
-    if findings.parity is not None:
-        lines.append(f"Parity: **{findings.parity.verdict}**, {', '.join(tallies(findings.parity))}")
-        if wrong := failed(findings.parity):
-            lines.append(f"Outside: {', '.join(map(code, wrong))}")
-    if findings.fusion is not None:
-        lines.append(
-            "Attention fused: "
-            + ", ".join(f"{code(target)} {proof}" for target, proof in findings.fusion.targets.items())
-        )
-    if findings.latency is not None:
-        for workload, (runtime, row) in fastest_right(findings.latency, findings.parity).items():
-            ratio = f", {row.ratio[1]:.2f} [{row.ratio[0]:.2f}, {row.ratio[2]:.2f}]" if row.ratio else ""
-            lines.append(
-                f"Fastest, {escaped(workload)}: {code(runtime)}, {milliseconds(row.median_ns)} ms{ratio}, "
-                f"{escaped(row.verdict)}{f', {UNCHECKED}' if findings.parity is None else ''}"
-            )
-        for why, names in not_counted(findings.latency, findings.parity).items():
-            lines.append(f"Not counted as fastest: {', '.join(map(code, names))}, {escaped(why)}")
-    reasons = not_run(findings.parity, findings.latency)
-    lines += [f"NOT\\_RUN {code(key)}: {escaped(reason)}" for key, reason in reasons.items()]
-    if lacking := absent(findings.parity, findings.latency):
-        listed = ", ".join(map(code, lacking))
-        lines.append(f"{len(lacking)} more {wanting(list(lacking))}: {listed}; why: {code('attnport doctor')}")
-    return bullets(lines)

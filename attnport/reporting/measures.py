@@ -45,9 +45,16 @@ def milliseconds(value_ns: float | None) -> str:
     return significant(None if value_ns is None else value_ns / 1e6)
 
 
-def megabytes(value_bytes: float | None) -> str:
-    """Bytes as megabytes (10^6)."""
-    return significant(None if value_bytes is None else value_bytes / 1e6)
+def mebibytes(value_bytes: float | None) -> str:
+    """Bytes as mebibytes (2^20)."""
+    return significant(None if value_bytes is None else value_bytes / 2**20)
+
+
+def interval(of: tuple[float, float, float]) -> str:
+    """`0.62 [0.60, 0.64]`: the middle of a ratio and its ends, with three decimals where two are too few."""
+    low, middle, high = of
+    digits = 3 if high - low < 0.1 * middle and middle < 10 else 2
+    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def used(error: float | None, bound: float) -> float | None:

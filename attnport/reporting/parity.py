@@ -1,47 +1,129 @@
-"""The parity section: a matrix of runtimes and forms by case, then all metrics of each."""
+"""Parity: the verdict and worst error of each runtime and form, by case on the page; then every metric."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, RuntimeParity
+from attnport.artifacts import INTEGERS, Argmax, CaseResult, InvarianceResult, NonFinite, ParityReport, RuntimeParity
+from attnport.parities import LARGE_VALUES
 from attnport.reporting import document as doc
-from attnport.reporting.absences import not_checked, without
+from attnport.reporting.absences import lacking, not_checked, without
 from attnport.reporting.facts import BOUND, ran, times
-from attnport.reporting.measures import NONE, count, largest, part_compared, scientific, worst
-from attnport.reporting.metrics import (
-    ARGMAX,
-    CENSUS,
-    LEGEND,
-    PADDED,
-    ULPS,
-    Has,
-    Worst,
-    argmax,
-    has,
-    nonfinite,
-    padded,
-    ulps,
-    worst_metrics,
+from attnport.reporting.measures import NONE, count, largest, part_compared, scientific, significant, worst
+
+_MOST_OUTPUTS = 4
+LEGEND = (
+    "ULP: quantiles of the error in units of the reference’s last place. NaN, Inf: of the valid elements. Padded rows "
+    "are not compared. Argmax: rows of logits in which the largest stands where the reference’s does."
 )
+_RULES = (
+    "worst: the largest error over its bound; above 1 fails",
+    "padding: the same for changes when only padding changes; - without padding",
+)
+_PART = "padding of some outputs: the notes say why the others were not compared"
+
+
+@doc.blocks.register(ParityReport)
+def parity(report: ParityReport, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
+    """Runtimes and forms with their verdicts; `brief` has a line for the forms that pass, `page` a column by case."""
+    if detail == "page":
+        yield from _page(report)
+        return
+    runtimes = without(not_checked(report.runtimes), report.runtimes)
+    yield _verdicts(("parity against float64: ", doc.Verdict(report.verdict)), "runtime", runtimes)
+    yield from doc.quiet(*_RULES, *[_PART] * any(part_compared(row.invariance) for row in runtimes.values()))
+    if detail == "brief":
+        yield from forms(report.forms)
+    elif report.forms:
+        yield _verdicts("graph parity of the lowered forms", "form", report.forms)
+    yield from lacking(not_checked(report.runtimes))
+    if detail == "whole":
+        yield from _worst(report)
+    yield from doc.quiet(*(f"note: {note}" for note in report.notes))
+    if detail == "brief":
+        yield from doc.quiet("every form and metric: -v; every case and output: parity.json, attnport report")
+
+
+def section(report: ParityReport | None, folder: str) -> Iterator[doc.Block]:
+    """The section of the page; `folder` is quoted for a shell."""
+    yield from [doc.pending(f"attnport check {folder}")] if report is None else _page(report)
+
+
+def forms(rows: Mapping[str, RuntimeParity]) -> Iterator[doc.Block]:
+    """One line for the lowered forms that pass, and the reasons of the others."""
+    passed = [name for name, row in rows.items() if row.verdict == "PASS"]
+    if passed:
+        form = "lowered form passes" if len(passed) == 1 else "lowered forms pass"
+        yield doc.Text((doc.Verdict(f"{len(passed)} {form}", "pass"), f": {', '.join(passed)}"))
+    for verdict in ("FAIL", "NOT_RUN"):
+        reasons = {name: row.reason for name, row in rows.items() if row.verdict == verdict}
+        if reasons:
+            of_these = "form" if len(reasons) == 1 else "forms"
+            yield doc.Text((doc.Verdict(verdict), f", {len(reasons)} lowered {of_these}:"))
+            yield doc.notes(reasons)
+
+
+def _verdicts(title: doc.Line, what: str, rows: Mapping[str, RuntimeParity]) -> doc.Table:
+    """A row for each runtime or form, with its worst error and the reason of a failure."""
+    numbers = ("cases", "worst", "padding")
+    columns = doc.columns(what, "verdict", "ran as", *numbers, right=numbers, whole=("verdict", *numbers))
+
+    def row(name: str, judged: RuntimeParity) -> doc.Row:
+        told = judged.reason if judged.verdict != "PASS" or judged.plan in INTEGERS else ""
+        first = (doc.Name(name), doc.Verdict(judged.verdict))
+        if not judged.cases and not judged.ran:
+            return doc.Row(first, told)
+        ran_as = f"{judged.ran.provider} {judged.ran.precision}" if judged.ran else ""
+        cases = str(len({case.case for case in judged.cases})) if judged.cases else ""
+        most = largest(case for case in judged.cases if case.verdict != "NOT_RUN")
+        return doc.Row((*first, ran_as, cases, times(most), _padding(judged)), told)
+
+    return doc.Table(title, columns, (doc.Group(tuple(row(*each) for each in rows.items())),))
+
+
+def _share(results: Sequence[CaseResult | InvarianceResult], note: str = "") -> doc.Share:
+    return doc.Share(worst([result.verdict for result in results]) if results else "", largest(results), note)
+
+
+def _padding(judged: RuntimeParity) -> doc.Share:
+    """The worst change when only padding changes, and how many outputs could be compared."""
+    return _share(judged.invariance, part_compared(judged.invariance))
+
+
+def _page(report: ParityReport) -> Iterator[doc.Block]:
+    """The rule, the matrix, the notes, and every metric on demand."""
+    yield doc.Text(BOUND)
+    yield _matrix(report)
+    failed = {name: judged.reason for _, _, rows in _members(report) for name, judged in rows.items()
+              if judged.verdict == "FAIL"}  # fmt: skip
+    yield from ([doc.notes(failed)] if failed else [])
+    yield from ([doc.Bullets(report.notes)] if report.notes else [])
+    folded = [
+        _details(key if kind == "runtime" else f"form {key}", f"parity-{kind}-{place}", judged)
+        for kind, _, members in _members(report)
+        for place, (key, judged) in enumerate(members.items())
+    ]
+    legend = [doc.Text(LEGEND, "quiet")] if folded else []
+    yield doc.Only("page", (doc.Text("All metrics", "label"), *legend, *folded))
+    where = (doc.Name("parity.json"), " has each case and output; so has the page, ", doc.Name("report.html"))
+    if metrics := [*_worst(report)]:
+        yield doc.Only("markdown", (*metrics, doc.Text((*where, ", where it folds out."))))
 
 
 def _matrix(report: ParityReport) -> doc.Table:
     """Verdict and largest share of the bound, by runtime or form and by case; padding invariance is the last column."""
-    all_members = [*report.runtimes.values(), *report.forms.values()]
+    every = [*report.runtimes.values(), *report.forms.values()]
     batches: dict[str, set[str]] = {}
-    for result in (result for judged in all_members for result in judged.cases):
+    for result in (result for judged in every for result in judged.cases):
         batches.setdefault(_column(result.case), set()).add(result.case)
-    invariance = any(judged.invariance for judged in all_members)
 
     def row(link: str, key: str, judged: RuntimeParity) -> doc.Row:
         first = (doc.Span(doc.Name(key), link=link), doc.Verdict(judged.verdict))
         if judged.verdict == "NOT_RUN" and not judged.cases:
             return doc.Row(first, judged.reason)
         cells = [_share([result for result in judged.cases if _column(result.case) == case]) for case in batches]
-        padding = (_share(judged.invariance), f" {part_compared(judged.invariance)}".rstrip())
-        return doc.Row((*first, *cells, *([padding] if invariance else [])))
+        return doc.Row((*first, *cells, _padding(judged)))
 
     groups = []
     for kind, title, members in _members(report):
@@ -51,9 +133,9 @@ def _matrix(report: ParityReport) -> doc.Table:
         (case, doc.Span(f"{len(members)} batches", "sub")) if len(members) > 1 else case
         for case, members in batches.items()
     )
-    columns = doc.words("Runtime or form", "Verdict", *cases, *(["padding invariance"] if invariance else []))
+    columns = doc.words("runtime or form", "verdict", *cases, "padding invariance")
     caption = "Largest error as a part of its bound, by case (1 is the limit)"
-    return doc.Table(caption, columns, tuple(groups), "Kind", "matrix")
+    return doc.filled(doc.Table(caption, columns, tuple(groups), "kind", "matrix"))
 
 
 def _members(report: ParityReport) -> tuple[tuple[str, str, Mapping[str, RuntimeParity]], ...]:
@@ -70,66 +152,27 @@ def _column(case: str) -> str:
     return re.sub(r"[ _]\d+-\d+$", "", case)
 
 
-def _share(results: Sequence[CaseResult | InvarianceResult]) -> doc.Share:
-    return doc.Share(worst([result.verdict for result in results]) if results else "", largest(results))
-
-
-def _judged(title: str, cases: Sequence[CaseResult]) -> doc.Table:
-    """The errors and bounds that decide the verdicts, by case and output, and errors relative to the values."""
-    columns = doc.words("Case", "Output", "Verdict")
-    columns += doc.numbers("RMS error", "RMS bound", "Max error", "Max bound")
-    columns += doc.numbers("Relative", "Least cosine", "Elements", "Not finite")
-    groups = doc.rows(
-        (
-            result.case,
-            doc.Name(result.output),
-            (doc.Verdict(result.verdict), f" {result.reason}" if result.reason else ""),
-            *map(scientific, (result.rms_error, result.rms_bound, result.max_error, result.max_bound)),
-            scientific(result.relative),
-            _cosine(result.cosine),
-            count(result.elements),
-            str(result.nonfinite),
-        )
-        for result in cases
-    )
-    return doc.Table(f"Errors of {title} against float64", columns, groups, style="metrics")
-
-
-def _cosine(value: float | None) -> str:
-    return NONE if value is None else f"{value:.8f}"
-
-
-def _further(shown: Has) -> tuple[doc.Column, ...]:
-    """The columns of metrics that do not decide verdicts, without those that no case has."""
-    columns = doc.numbers(*(ULPS if shown.ulps else ()), CENSUS, *[ARGMAX] * shown.argmax)
-    return (*columns, *doc.words(*[PADDED] * shown.padded))
-
-
-def _further_cells(metrics: CaseResult | Worst, shown: Has) -> tuple[str, ...]:
-    return (
-        *(ulps(metrics.ulps) if shown.ulps else ()),
-        nonfinite(metrics.census) if metrics.census else NONE,
-        *[argmax(metrics.argmax)] * shown.argmax,
-        *[padded(metrics.padded)] * shown.padded,
-    )
-
-
-def _beside(title: str, cases: Sequence[CaseResult]) -> doc.Table | None:
-    """The metrics that do not decide verdicts; None if the report is of a version without them."""
-    shown = has(cases)
-    if not any((shown.ulps, shown.census, shown.argmax, shown.padded)):
-        return None
-    groups = doc.rows(
-        (
-            result.case,
-            doc.Name(result.output),
-            *_further_cells(result, shown),
-        )
-        for result in cases
-    )
-    return doc.Table(
-        f"Further metrics of {title}", (*doc.words("Case", "Output"), *_further(shown)), groups, style="metrics"
-    )
+_JUDGED: Mapping[str, Callable[[CaseResult], doc.Line]] = {
+    "RMS error": lambda case: scientific(case.rms_error),
+    "RMS bound": lambda case: scientific(case.rms_bound),
+    "max error": lambda case: scientific(case.max_error),
+    "max bound": lambda case: scientific(case.max_bound),
+    "relative": lambda case: scientific(case.relative),
+    "least cosine": lambda case: NONE if case.cosine is None else f"{case.cosine:.8f}",
+    "elements": lambda case: count(case.elements),
+    "not finite": lambda case: str(case.nonfinite),
+}
+"""The errors and bounds that decide a verdict, and errors relative to the values."""
+_BESIDE: Mapping[str, Callable[[CaseResult], doc.Line]] = {
+    "ULP p50": lambda case: _ulps(case.ulps.p50 if case.ulps else None),
+    "ULP p90": lambda case: _ulps(case.ulps.p90 if case.ulps else None),
+    "ULP p99": lambda case: _ulps(case.ulps.p99 if case.ulps else None),
+    "ULP max": lambda case: _ulps(case.ulps.max if case.ulps else None),
+    "NaN, Inf": lambda case: _nonfinite(case.census),
+    "argmax agrees": lambda case: _argmax(case.argmax),
+    "padded rows": lambda case: _padded(case),
+}
+"""The metrics that decide none."""
 
 
 def _details(title: str, id_: str, judged: RuntimeParity) -> doc.Folded:
@@ -141,7 +184,22 @@ def _details(title: str, id_: str, judged: RuntimeParity) -> doc.Folded:
     facts = f"Precision plan {judged.plan or NONE}. Ran: {ran(judged.ran)}."
     blocks: list[doc.Block] = [doc.Text(f"{facts} {judged.reason}" if judged.reason else facts)]
     if judged.cases:
-        blocks += filter(None, (_judged(title, judged.cases), _beside(title, judged.cases)))
+        places = [(case.case, doc.Name(case.output)) for case in judged.cases]
+        rows = (
+            doc.Row((*place, doc.Verdict(case.verdict), *(figure(case) for figure in _JUDGED.values())), case.reason)
+            for place, case in zip(places, judged.cases, strict=True)
+        )
+        columns = (*doc.words("case", "output", "verdict"), *doc.numbers(*_JUDGED))
+        blocks.append(
+            doc.Table(f"Errors of {title} against float64", columns, (doc.Group(tuple(rows)),), style="metrics")
+        )
+        further = (
+            (*place, *(figure(case) for figure in _BESIDE.values()))
+            for place, case in zip(places, judged.cases, strict=True)
+        )
+        columns = (*doc.words("case", "output"), *doc.numbers(*_BESIDE))
+        beside = doc.filled(doc.Table(f"Further metrics of {title}", columns, doc.rows(further), style="metrics"))
+        blocks += [beside] if len(beside.columns) > 2 else []
     if judged.invariance:
         pairs = doc.rows(
             (
@@ -153,51 +211,86 @@ def _details(title: str, id_: str, judged: RuntimeParity) -> doc.Folded:
             )
             for result in judged.invariance
         )
-        columns = doc.words("Comparison", "Output", "Verdict")
-        columns += doc.numbers("RMS difference", "RMS bound", "Max difference", "Max bound")
+        columns = doc.words("comparison", "output", "verdict")
+        columns += doc.numbers("RMS difference", "RMS bound", "max difference", "max bound")
         caption = f"Padding invariance of {title}: what differs when padding alone differs"
         blocks.append(doc.Table(caption, columns, pairs, style="metrics"))
     return doc.Folded(summary, tuple(blocks), id_)
 
 
+_WORST: Mapping[str, Callable[[Sequence[CaseResult]], str]] = {
+    "max error": lambda cases: scientific(_most(case.max_error for case in cases)),
+    "relative": lambda cases: scientific(_most(case.relative for case in cases)),
+    "ULP p50": lambda cases: _ulps(_most(case.ulps.p50 for case in cases if case.ulps)),
+    "p99": lambda cases: _ulps(_most(case.ulps.p99 for case in cases if case.ulps)),
+    "1-cos": lambda cases: _from_one(cases),
+    "argmax": lambda cases: _agreement([case.argmax for case in cases if case.argmax]),
+    "NaN, Inf": lambda cases: count(sum(case.nonfinite for case in cases)),
+}
+"""The worst of each metric over some cases; of NaN and Inf the sum."""
+
+
 def _worst(report: ParityReport) -> Iterator[doc.Block]:
-    """The worst of each metric by runtime and form, for formats without room for all."""
-    named: list[tuple[doc.Line, Sequence[CaseResult]]] = [
-        (doc.Name(key) if kind == "runtime" else (f"{kind} ", doc.Name(key)), groups.cases)
-        for kind, _, members in _members(report)
-        for key, groups in members.items()
-        if groups.cases
-    ]
-    if not named:
-        return
-    shown = has(case for _, cases in named for case in cases)
-    columns = (*doc.words("Runtime or form"), *doc.numbers("Relative", "Least cosine"), *_further(shown))
-    worst = [(label, worst_metrics(cases)) for label, cases in named]
-    groups = doc.rows(
-        (label, scientific(metrics.relative), _cosine(metrics.cosine), *_further_cells(metrics, shown))
-        for label, metrics in worst
-    )
-    lead = f"The worst of each metric over all cases and outputs that could be compared; counts are sums. {LEGEND} "
-    where = (doc.Name("parity.json"), " has each case and output; so has the page, ", doc.Name("report.html"))
-    yield doc.Text((lead, *where, ", where it folds out."))
-    yield doc.Table("The worst of each metric", columns, groups)
+    """For each output, by runtime, the worst of each metric over all cases except large values."""
+    usual = {name: [case for case in row.cases if case.case != LARGE_VALUES] for name, row in report.runtimes.items()}
+    outputs = list(dict.fromkeys(case.output for cases in usual.values() for case in cases if case.ulps))
+    for output in outputs[:_MOST_OUTPUTS]:
+        of_output = {name: [case for case in cases if case.output == output] for name, cases in usual.items()}
+        rows = doc.rows(
+            (doc.Name(name), *(figure(cases) for figure in _WORST.values()))
+            for name, cases in of_output.items()
+            if cases
+        )
+        columns = doc.columns("runtime", *_WORST, right=_WORST, whole=_WORST)
+        yield doc.filled(doc.Table((doc.Name(output), ": the worst of each metric"), columns, rows))
+    if outputs:
+        left = len(outputs) - _MOST_OUTPUTS
+        more = f"; parity.json has {left} more outputs" if left > 0 else ""
+        yield from doc.quiet(f"relative: norm of the error over the reference's; all but {LARGE_VALUES!r}{more}")
 
 
-def section(report: ParityReport | None, folder: str) -> Iterator[doc.Block]:
-    """The matrix, the notes, and every metric on demand."""
-    if report is None:
-        yield doc.pending(f"attnport check {folder}")
-        return
-    yield doc.Text(BOUND)
-    yield _matrix(report)
-    if report.notes:
-        yield doc.Bullets(report.notes)
-    members = [(kind, *member) for kind, _, members in _members(report) for member in enumerate(members.items())]
-    folded = [
-        _details(key if kind == "runtime" else f"form {key}", f"parity-{kind}-{place}", result)
-        for kind, place, (key, result) in members
-    ]
-    legend = [doc.Text(LEGEND, "quiet")] if folded else []
-    yield doc.Only("page", (doc.Text("All metrics", "label"), *legend, *folded))
-    failed = [(doc.Name(key), f": {result.reason}") for _, _, (key, result) in members if result.verdict == "FAIL"]
-    yield doc.Only("markdown", (*([doc.Bullets(tuple(failed))] if failed else []), *_worst(report)))
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _from_one(cases: Sequence[CaseResult]) -> str:
+    """How far the smallest cosine is from 1."""
+    away = _most(1 - case.cosine for case in cases if case.cosine is not None)
+    return NONE if away is None else f"{max(0.0, away):.0e}"
+
+
+def _agreement(found: Sequence[Argmax]) -> str:
+    """The share of rows that agree, over all cases; never 100 % unless all agree."""
+    if not found:
+        return NONE
+    rows, agree = sum(each.rows for each in found), sum(each.agree for each in found)
+    return "100%" if agree == rows else f"{min(99.9, 100 * agree / rows):.1f}%"
+
+
+def _argmax(found: Argmax | None) -> str:
+    """`98 of 100`."""
+    return NONE if found is None else f"{count(found.agree)} of {count(found.rows)}"
+
+
+def _ulps(value: float | None) -> str:
+    return significant(value) if value is None or value < 1e5 else scientific(value)
+
+
+def _nonfinite(census: NonFinite | None) -> str:
+    """`0`, or the number of each: `3 NaN, 1 −Inf`."""
+    if census is None:
+        return NONE
+    kinds = ((census.nan, "NaN"), (census.positive_inf, "Inf"), (census.negative_inf, "−Inf"))
+    return ", ".join(f"{count(number)} {kind}" for number, kind in kinds if number) or "0"
+
+
+def _padded(case: CaseResult) -> str:
+    """`9 216 elements, RMS 1.20e-7, max 3.40e-6`, and the numbers of NaN and Inf in them."""
+    if case.padded is None:
+        return NONE
+    parts = [f"{count(case.padded.elements)} elements"]
+    if case.padded.rms_error is not None:
+        parts.append(f"RMS {scientific(case.padded.rms_error)}, max {scientific(case.padded.max_error)}")
+    if case.padded.nonfinite.total:
+        parts.append(_nonfinite(case.padded.nonfinite))
+    return ", ".join(parts)

@@ -42,7 +42,7 @@ from attnport.parity.scoring import Agreement, Metric, UserMetric
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
 from attnport.verbs import fuse as fusing
-from attnport.verbs._advice import ratio
+from attnport.verbs._deployables import ratio
 from attnport.verbs.bench import subjects
 from attnport.verbs.export import MODEL
 

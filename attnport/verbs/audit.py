@@ -22,6 +22,9 @@ from attnport.errors import ArtifactError, Disclosure, UsageError, first_line
 from attnport.folder.workspace import change, check_files, open_folder
 from attnport.jsonfile import digest_text, from_json, to_json
 from attnport.patches import patched
+from attnport.printed import Printed
+from attnport.reporting import document as doc
+from attnport.reporting.facts import count
 from attnport.transaction import OWN
 from attnport.verbs._confined import Told, carry_out, confined
 from attnport.verbs.inspect import ENGINE_SUFFIXES
@@ -43,7 +46,7 @@ _WEIGHTS = "Export the module without it, as attnport export does unless --with-
 
 
 @dataclass(frozen=True)
-class AuditReport:
+class AuditReport(Printed):
     """What `audit` found.
 
     Attributes:
@@ -288,3 +291,27 @@ def _carry_out(message: Mapping[str, Any], listeners: Mapping[str, Told]) -> dic
 
 if __name__ == "__main__":
     carry_out(_carry_out)
+
+
+@doc.blocks.register(AuditReport)
+def _blocks(report: AuditReport, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
+    """A row for all findings of a kind in a file, with the first of them; below, advice where `--fix` does not help."""
+    groups: dict[tuple[str, str, bool], list[Finding]] = {}
+    for finding in report.findings:
+        groups.setdefault((finding.file, finding.kind, finding.fixable), []).append(finding)
+    if groups:
+        columns = doc.columns("kind", "times", "--fix", "first of them", right=("times",))
+        rows = (
+            (kind, str(len(of_kind)), "yes" if fixable else "no", f"{file}: {of_kind[0].where}: {of_kind[0].evidence}")
+            for (file, kind, fixable), of_kind in groups.items()
+        )
+        yield doc.Table("what is given away", columns, doc.rows(rows))
+        yield doc.notes(
+            {f"{advised.kind} of {advised.file}": advised.advice for advised in report.findings if advised.advice}
+        )
+    yield from doc.warnings(report.notes, "not looked at")
+    if report.fixed:
+        yield doc.Text(f"{report.fixed} taken away")
+    count_found = len(report.findings)
+    end = doc.Verdict(f"{count_found} given away", "fail") if count_found else doc.Verdict("nothing found", "pass")
+    yield doc.Text((f"{report.kind} {report.path}, {count(len(report.files), 'file')}: ", end))

@@ -23,7 +23,7 @@ from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import check_files, load_spec, open_folder
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import read_goldens
-from attnport.reporting.measures import megabytes
+from attnport.reporting.measures import mebibytes
 from attnport_bundle.format.manifest import MANIFEST, SIGNATURE
 from attnport_bundle.format.manifest import Manifest as BundleManifest
 
@@ -114,12 +114,12 @@ def bundle(
 def _contents(manifest: BundleManifest) -> str:
     """The forms of a bundle, its size, and the packages that an application installs for the preferred form."""
     forms = ", ".join(f"{name} ({form.plan})" for name, form in manifest.forms.items())
-    size = megabytes(sum(file.bytes for file in manifest.files.values()))
+    size = mebibytes(sum(file.bytes for file in manifest.files.values()))
     first = manifest.forms[manifest.order[0]]
     packages = ["numpy", package_of(first.runtime, first.provider)]
     if manifest.tokenizer and manifest.tokenizer.chars is None:
         packages.append("tokenizers")
-    return f"{forms}, {size} MB in {len(manifest.files)} files; an application needs: pip install {' '.join(packages)}"
+    return f"{forms}, {size} MiB in {len(manifest.files)} files; an application needs: pip install {' '.join(packages)}"
 
 
 def _refuse_with_layout(layout: str, lang: Sequence[str], sign: Path | None, unverified: bool, force: bool) -> None:

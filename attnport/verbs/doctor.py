@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,9 @@ from typing import Literal
 from attnport import registry
 from attnport.artifacts import Capabilities
 from attnport.folder.machine import Machine, machine, normal, version, versions
+from attnport.printed import Printed
 from attnport.processes import isolated
+from attnport.reporting import document as doc
 from attnport.runtimes._ort import ONNX_RUNTIMES
 from attnport.version import __version__
 
@@ -29,7 +31,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class DoctorReport:
+class DoctorReport(Printed):
     """The report of `attnport doctor`.
 
     Attributes:
@@ -172,3 +174,38 @@ def _release(version: str) -> tuple[int, ...]:
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)
+
+
+@doc.blocks.register(DoctorReport)
+def _blocks(report: DoctorReport, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
+    """The machine, versions, runtimes, and problems with how to solve them."""
+    machine = report.machine
+    yield doc.Text(f"attnport {report.attnport}, Python {machine.python}, {machine.platform}")
+    yield doc.Text(f"{machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB")
+    gpus = ", ".join(f"{gpu.name} (SM {gpu.sm})" for gpu in machine.gpus) or f"none: {machine.gpu_note}"
+    yield doc.Text(f"GPU: {gpus}")
+    rows: list[tuple[doc.Line, ...]] = []
+    for runtime in report.runtimes:
+        state = doc.Verdict("yes", "pass") if runtime.available else doc.Verdict("no", "miss")
+        why = f"{runtime.reason.rstrip('.')}; {runtime.hint}" if runtime.hint else runtime.reason
+        rows.append((runtime.runtime, state, runtime.version, why or _able(runtime)))
+    can = "what it can do, or why it is not available and how to get it"
+    yield doc.Table("runtimes", doc.words("runtime", "there", "version", can), doc.rows(rows))
+    for runtime in report.runtimes:
+        wants = (f"{runtime.runtime} wants {name}: {path or 'not found'}" for name, path in runtime.libraries.items())
+        yield doc.Commands(tuple(wants))
+    packages = ((name, version or doc.Verdict("not installed", "miss")) for name, version in report.packages.items())
+    yield doc.Table("packages", doc.words("package", "version"), doc.rows(packages))
+    for problem in report.problems:
+        yield doc.Text((doc.Span("problem", "fail"), f": {problem.what}"))
+        for line in problem.mend:
+            yield doc.Text(f"  {line}")
+    if not report.problems:
+        yield doc.Text("No problem found.")
+    yield from doc.quiet("kept until the machine or a package changes; ask again: attnport doctor --refresh")
+
+
+def _able(runtime: Capabilities) -> str:
+    """Devices, precision plans and the newest opset of an available runtime."""
+    opset = f"opset {runtime.max_opset}" if runtime.max_opset else ""
+    return "; ".join(filter(None, (", ".join(runtime.devices), ", ".join(runtime.plans), opset)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +12,15 @@ from attnport.cases.choosing import read_feeds
 from attnport.errors import UsageError
 from attnport.folder.generating import generating
 from attnport.folder.workspace import open_folder
+from attnport.printed import Printed
+from attnport.reporting import document as doc
 
 _SHOWN = 200
 """The letters at the end of the first text that are shown while it grows."""
 
 
 @dataclass(frozen=True)
-class Generated:
+class Generated(Printed):
     """What `attnport generate` found.
 
     Attributes:
@@ -105,3 +107,14 @@ def generate(
     return Generated(
         runtime, device, tuple(prompts), tuple(texts), len(told), seconds, told[0] - began, encoder is not None
     )
+
+
+@doc.blocks.register(Generated)
+def _blocks(result: Generated, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
+    """Each prompt with its text, and how fast that was."""
+    for prompt, text in zip(result.prompts or [""] * len(result.texts), result.texts, strict=True):
+        yield doc.Text(text if result.answers else f"{prompt}{text}")
+    steps = max(result.tokens - len(result.texts), 0)
+    rest = result.seconds - result.first_s
+    each = f", then {1000 * rest * len(result.texts) / steps:.1f} ms a step" if steps and rest > 0 else ""
+    yield doc.Text(f"{result.tokens} tokens in {result.runtime}: the first after {1000 * result.first_s:.0f} ms{each}")

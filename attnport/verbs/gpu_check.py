@@ -29,8 +29,10 @@ from attnport.latency.grid import parse_grid
 from attnport.latency.measuring import LATE
 from attnport.parity.eager import EAGER_ON_GPU
 from attnport.parity.evaluate import Progress
+from attnport.printed import Printed
 from attnport.processes.deadline import OutOfTime, ending_at, in_time
 from attnport.processes.isolated import probe_all
+from attnport.reporting import document as doc
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
 from attnport.verbs import check as checking
@@ -80,7 +82,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class GpuReport:
+class GpuReport(Printed):
     """`gpu-NAME.json`.
 
     Attributes:
@@ -416,3 +418,21 @@ def _runtimes(wanted: Sequence[str]) -> list[str]:
             raise UsageError(f"runtime {name!r}: gpu-check measures {', '.join(there)}.")
     asked = [base.get(name).name for name in wanted] or [name for name in there if name not in NAMED_ALONE]
     return [EAGER, *(name for name in there if name in asked and name != EAGER)]
+
+
+@doc.blocks.register(GpuReport)
+def _blocks(report: GpuReport, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
+    """The device, every piece, and what is left for the next run."""
+    yield doc.Text(f"GPU: {report.device}", "strong")
+    for name, piece in report.pieces.items():
+        yield doc.Text(f"{name}: {piece.about}", "strong")
+        if piece.parity is not None:
+            yield from doc.blocks(piece.parity, "whole")
+        if piece.fused:
+            yield doc.Text(f"fused: {', '.join(f'{runtime} {count}' for runtime, count in piece.fused.items())}")
+        if piece.latency is not None:
+            yield from doc.blocks(piece.latency, "whole")
+        yield from doc.warnings(piece.notes)
+        if piece.problem:
+            yield doc.Text(f"{name}: {piece.problem}", "fail")
+    yield from doc.warnings(report.left, "left for the next run")

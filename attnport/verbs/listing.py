@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from attnport import registry
 from attnport.errors import UsageError
+from attnport.printed import Printed
+from attnport.reporting import document as doc
 
 PACKAGES = {
     "models": "attnport.models",
@@ -20,7 +22,7 @@ PACKAGES = {
 
 
 @dataclass(frozen=True)
-class Listing:
+class Listing(Printed):
     """Descriptions by name, sorted."""
 
     schema: Literal["attnport/list/1"] = field(default="attnport/list/1", kw_only=True)
@@ -42,3 +44,9 @@ def listing(what: str) -> Listing:
 def _first_line(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return text.partition("\n")[0]
+
+
+@doc.blocks.register(Listing)
+def _blocks(listing: Listing, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
+    """Names and descriptions."""
+    yield doc.Table(listing.what, doc.words("name", "what it is"), doc.rows(listing.items.items()))

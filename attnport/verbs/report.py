@@ -19,11 +19,10 @@ from attnport.jsonfile import digest_text
 from attnport.optional import require
 from attnport.parity.evaluate import Progress
 from attnport.parity.layers import read_layers
-from attnport.reporting.findings import Findings
+from attnport.reporting import html, markdown
 from attnport.reporting.heatmap import Heatmap
-from attnport.reporting.markdown import render as markdown
-from attnport.reporting.page import code_digest, render
-from attnport.verbs._advice import advise
+from attnport.reporting.report import Findings, document
+from attnport.verbs._deployables import advise
 from attnport.version import __version__
 
 FILES = {"html": "report.html", "md": "report.md"}
@@ -105,13 +104,13 @@ def report(
             tuning=read_report(TuneReport, folder, manifest, "tune.json"),
         )
         if kind == "md":  # only the HTML page has pictures
-            edit.path(FILES[kind]).write_text(markdown(findings), encoding="utf-8")
+            edit.path(FILES[kind]).write_text(markdown.render(document(findings)), encoding="utf-8")
             edit.finish(STAGES[kind], digest)
             return folder / FILES[kind]
         progress("reading the attention weights of one sentence")
         maps = _maps(folder, manifest, sentences)
         findings = replace(findings, heatmaps=maps.heatmaps, sentence=maps.sentence, heatmap_note=maps.note)
-        edit.path(FILES[kind]).write_text(render(findings), encoding="utf-8")
+        edit.path(FILES[kind]).write_text(html.page(document(findings)), encoding="utf-8")
         # A page without maps is not final, as the source may be available next time.
         edit.finish(STAGES[kind], digest if maps.heatmaps else "")
     return folder / FILES[kind]
@@ -123,7 +122,7 @@ def _inputs_digest(folder: Path, manifest: Manifest, sentences: Sequence[str]) -
     for kind, file in FILES.items():
         described["files"].pop(file, None)
         described["stages"].pop(STAGES[kind], None)
-    return digest_text(__version__, code_digest(), str(folder), json.dumps(described, sort_keys=True), *sentences)
+    return digest_text(__version__, html.code_digest(), str(folder), json.dumps(described, sort_keys=True), *sentences)
 
 
 def _maps(folder: Path, manifest: Manifest, sentences: Sequence[str]) -> Maps:

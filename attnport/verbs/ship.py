@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from attnport import optional
-from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityReport, Stage
+from attnport.artifacts import FusionReport, LatencyReport, LatencyRow, Manifest, ParityReport, Stage
 from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed
 from attnport.folder.refusals import as_usage_error
 from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import open_folder, open_if_there, read_report
+from attnport.printed import Printed
+from attnport.reporting import document as doc
+from attnport.reporting.absences import lacking, not_checked, without
+from attnport.reporting.facts import short_shape
+from attnport.reporting.fusion import total
+from attnport.reporting.parity import forms
 from attnport.reporting.recommendation import Recommendation
-from attnport.verbs._advice import advise
+from attnport.verbs._deployables import advise
 
 BUNDLE = "bundle"
 STAGES = {
@@ -47,7 +53,7 @@ class StageResult:
 
 
 @dataclass(frozen=True)
-class ShipResult:
+class ShipResult(Printed):
     """The result of `ship`; a report is None if its stage did not write one."""
 
     schema: Literal["attnport/ship/1"] = field(default="attnport/ship/1", kw_only=True)
@@ -335,3 +341,130 @@ def _report(run: _Ship, sentences: Path | None, force: bool) -> str:
     from attnport.verbs.report import report
 
     return str(report(run.folder, text=sentences, force=force, progress=run.progress))
+
+
+_MOST_WORKLOADS = 3
+_MOST_IN_A_CELL = 150
+_UNPROVEN = "-"  # a table with three workloads has no room for more
+
+
+@doc.blocks.register(ShipResult)
+def _blocks(result: ShipResult, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
+    """Verdict, fusion and speed of each runtime, and the file to deploy; then the stages, and what to do next."""
+    if result.parity is not None:
+        yield _verdicts(result, result.parity)
+    advice = result.recommendation
+    if advice is not None and advice.choice is not None:
+        chosen = advice.choice
+        why = f" ({chosen.runtime}, {chosen.plan}, the fastest within the bound)"
+        yield doc.Text(("to deploy: ", doc.Span(" and ".join(chosen.files), "strong"), why))
+    if result.parity is not None:
+        yield from _legend(result)
+        yield from _others(result, result.parity)
+    yield from _stages(result)
+    end: doc.Line = doc.Verdict("shipped", "pass")
+    if result.exit_code:
+        end = (doc.Verdict("not shipped", "fail"), f" (exit {result.exit_code})")
+    yield doc.Text((end, f": {result.folder}; read {result.folder}/report.html"))
+    yield from _next(advice)
+
+
+def _stages(result: ShipResult) -> Iterator[doc.Block]:
+    columns = doc.columns("stage", "status", "s", "result", right=("s",), whole=("stage", "status", "s"))
+    rows = (
+        (stage.stage, doc.Verdict(stage.status), f"{stage.seconds:.1f}", _short(stage.detail))
+        for stage in result.stages
+    )
+    yield doc.Table("stages", columns, doc.rows(rows))
+    # stderr has the whole of what failed
+    cut = (stage for stage in result.stages if not stage.exit_code and _short(stage.detail) != stage.detail)
+    yield doc.notes({stage.stage: stage.detail for stage in cut})
+
+
+def _next(advice: Recommendation | None) -> Iterator[doc.Block]:
+    """The commands that follow: embed what was chosen, test it where it lands and time it there; or mend it."""
+    if advice is None:
+        return
+    if advice.choice is None:
+        yield doc.Text(f"nothing to deploy: {advice.reason}; next:")
+        yield doc.Commands(tuple(f"  {command}" for command in advice.commands))
+        return
+    yield doc.Text("next, embed it, test it where it lands, and time it there:")
+    there = (f"  (cd app/python && python -m attnport_bundle {verb})" for verb in ("selftest", "bench"))
+    yield doc.Commands((f"  {advice.choice.command}", *there))
+
+
+def _verdicts(result: ShipResult, parity: ParityReport) -> doc.Table:
+    """The verdict table: parity, fusion and speed of each runtime."""
+    latency = result.latency
+    shapes = _shapes(latency)
+    timed = [f"{short_shape(shape)} ms" for shape in shapes]
+    whole = ("runtime", "parity", "fused")
+    rows: list[tuple[doc.Line, ...]] = []
+    left_out = _left_out(result, parity)
+    for name, row in parity.runtimes.items():
+        if name not in left_out:
+            times = [_short_latency(latency.shapes[shape].get(name)) for shape in shapes] if latency else []
+            rows.append((name, doc.Verdict(row.verdict), _proved(result, name), *times))
+    columns = doc.columns(*whole, *timed, right=("fused", *timed), whole=whole)
+    return doc.Table(("verdict: ", doc.Verdict(parity.verdict)), columns, doc.rows(rows))
+
+
+def _legend(result: ShipResult) -> Iterator[doc.Block]:
+    """What the columns of the verdict table are."""
+    yield from doc.quiet("parity: errors against a float64 run of the module, within its bound or not")
+    if result.fusion is not None:
+        yield from doc.quiet(
+            "fused: attentions that one kernel of the runtime covers, proved, of those",
+            f"counted at export; {_UNPROVEN} where nothing here could prove it",
+        )
+    if result.latency is not None:
+        baseline = result.latency.baseline
+        yield from doc.quiet(f"ms: median, and its ratio to {baseline}; ~ where no difference was shown")
+
+
+def _others(result: ShipResult, parity: ParityReport) -> Iterator[doc.Block]:
+    """The reasons of what did not pass, and a line each for what passed besides and for what this machine lacks."""
+    left_out = _left_out(result, parity)
+    absent = [name for name in not_checked(parity.runtimes) if name in left_out]
+    reasons = {name: row.reason for name, row in parity.runtimes.items() if row.verdict != "PASS" and row.reason}
+    yield doc.notes(without(left_out, reasons))
+    if not_run := {name: reasons[name] for name in left_out if name in reasons and name not in absent}:
+        yield doc.Text((doc.Verdict("NOT_RUN"), ", so nothing was shown of these:"))
+        yield doc.notes(not_run)
+    yield from forms(parity.forms)
+    yield from lacking(absent)
+
+
+def _left_out(result: ShipResult, parity: ParityReport) -> list[str]:
+    """The runtimes without a row in the table: nothing of them was run, proved or timed."""
+    timed = _shapes(result.latency)
+    return [
+        name
+        for name, row in parity.runtimes.items()
+        if row.verdict == "NOT_RUN"
+        and _proved(result, name) in ("", _UNPROVEN)
+        and not any(result.latency and _short_latency(result.latency.shapes[shape].get(name)) for shape in timed)
+    ]
+
+
+def _shapes(latency: LatencyReport | None) -> list[str]:
+    return list(latency.shapes)[:_MOST_WORKLOADS] if latency else []
+
+
+def _proved(result: ShipResult, name: str) -> doc.Line:
+    """The fused attentions and all of them; "" if fusion was not examined."""
+    table = result.fusion.targets.get(name) if result.fusion else None
+    return "" if table is None else _UNPROVEN if table.proved_by is None else total(table)
+
+
+def _short(detail: str) -> str:
+    """A text cut to what a cell can hold; stderr has the full text of an error."""
+    return detail if len(detail) <= _MOST_IN_A_CELL else f"{detail[: _MOST_IN_A_CELL - 1].rstrip()}…"
+
+
+def _short_latency(row: LatencyRow | None) -> str:
+    if row is None or row.median_ns is None:
+        return ""
+    ratio = "" if row.ratio is None else f" {'~' if row.verdict == 'no difference shown' else ''}{row.ratio[1]:.2f}x"
+    return f"{row.median_ns / 1e6:.2f}{ratio}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -11,8 +12,10 @@ from attnport.artifacts import Manifest, Verdict
 from attnport.bundling.model_file import external_files
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UnavailableError, UsageError
 from attnport.folder.workspace import check_files, open_folder
+from attnport.printed import Printed
 from attnport.processes.child import Died
 from attnport.processes.isolated import TIMEOUT_S, Limits
+from attnport.reporting import document as doc
 from attnport.transaction import OWN
 from attnport_bundle.format.manifest import MANIFEST as BUNDLE
 from attnport_bundle.format.manifest import shown_name
@@ -32,7 +35,7 @@ class VerifyRow:
 
 
 @dataclass(frozen=True)
-class VerifyResult:
+class VerifyResult(Printed):
     """The result of `verify`.
 
     Attributes:
@@ -182,3 +185,12 @@ def _external(path: Path, manifest: Manifest, form: str) -> VerifyRow | None:
     if not strange:
         return None
     return _row(file, "FAIL", f"takes weights from {shown_name(strange[0])}, which the manifest lacks")
+
+
+@doc.blocks.register(VerifyResult)
+def _blocks(result: VerifyResult, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
+    """A row for each check."""
+    note = " (unverified: parity was not run)" if result.unverified else ""
+    title = (f"{result.kind} {result.path}: ", doc.Verdict(result.verdict), note)
+    rows = ((row.check, doc.Verdict(row.verdict), row.detail) for row in result.rows)
+    yield doc.Table(title, doc.words("check", "verdict", "detail"), doc.rows(rows))

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnport.console import cells
-from attnport.console.inspect_tables import show_inspection
+from attnport.console.terminal import shown
 from attnport.errors import BundleError, IntegrityError
 from attnport.verbs.inspect import inspect
 from attnport_bundle.format.manifest import VERSION, read
@@ -26,7 +25,7 @@ def test_a_bundle_is_described_with_its_preferred_model(app: Path) -> None:
     assert [one.name for one in found.deploy] == list(manifest.order)
     first = manifest.forms[manifest.order[0]]
     assert found.deploy[0].files == {file: (app / file).stat().st_size for file in (first.file, *first.external)}
-    text = cells.render(show_inspection, found)
+    text = shown(found)
     assert all(len(line) <= 80 for line in text.splitlines() if str(app) not in line)
     assert f"next:\n  attnport verify {app}\n" in text
     assert text.index("next:") < text.index("SHA-256")

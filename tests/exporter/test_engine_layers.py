@@ -12,7 +12,7 @@ import pytest
 from engine_graphs import ANCHORS, contract, decomposed, profile
 
 from attnport.artifacts import EngineRecord, Form, FusionTable
-from attnport.console.tables import show_engine
+from attnport.console.terminal import shown as as_text
 from attnport.errors import FusionMissing
 from attnport.exporter.engine import build as building
 from attnport.exporter.engine import build_engine, child
@@ -148,4 +148,4 @@ pathlib.Path(sys.argv[1]).write_text('{{"version": "11.4.0.106", "scratch_bytes"
     record = build_engine("tensorrt", model, contract(), engine, layers=layers)
     assert record.scratch_bytes == scratch
     assert layers.read_text() == "layers"
-    assert shown in str(list(show_engine(record)))
+    assert shown in as_text(record)

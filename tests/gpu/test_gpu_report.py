@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from attnport.artifacts import DEVICE_PARTS, Capabilities, LatencyReport, ParityReport, Ran, RuntimeParity
-from attnport.console.cells import render
-from attnport.console.gpu_tables import show_gpu_report
+from attnport.console.terminal import shown as as_text
 from attnport.errors import ParityFailed, UnavailableError
 from attnport.folder.machine import machine
 from attnport.latency.judging import Samples, rows
@@ -80,7 +79,7 @@ def test_times_that_do_not_fit_the_rounds_have_no_device_ratio() -> None:
 
 
 def test_it_is_shown_within_80_columns_with_every_reason(report: GpuReport) -> None:
-    text = render(show_gpu_report, report)
+    text = as_text(report)
     assert max(map(len, text.splitlines())) <= 80
     for word in (
         "Pretended GPU",
@@ -98,7 +97,7 @@ def test_it_is_shown_within_80_columns_with_every_reason(report: GpuReport) -> N
 
 def test_what_failed_to_be_measured_is_shown(report: GpuReport) -> None:
     broken = dataclasses.replace(report, pieces={"a fp16": Piece("x", problem="out of memory")})
-    assert "a fp16: out of memory" in render(show_gpu_report, broken)
+    assert "a fp16: out of memory" in as_text(broken)
 
 
 def test_verdicts_become_exit_codes(report: GpuReport) -> None:

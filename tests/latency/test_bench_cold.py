@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from attnport.artifacts import LatencyReport, LatencyRow
-from attnport.console.cells import render
-from attnport.console.latency_tables import show_latency_whole
+from attnport.console.terminal import shown
 from attnport.latency import measuring
 from attnport.latency.cold import Start
 from attnport.latency.measured import TimedRuntime
@@ -102,10 +101,9 @@ def test_both_are_shown() -> None:
         "baseline", "", median_ns=1e6, samples_ns=(1,), load_ns=5_000_000, first_ns=900_000_000,
         cached_load_ns=4_000_000, cached_first_ns=30_000_000,
     )  # fmt: skip
-    text = render(
-        show_latency_whole, LatencyReport("tensorrt_rtx", {}, {"w": {"tensorrt_rtx": row}}, {"w": 1}, {"w": 1})
-    )
-    assert "with what it kept" in text
+    report = LatencyReport("tensorrt_rtx", {}, {"w": {"tensorrt_rtx": row}}, {"w": 1}, {"w": 1})
+    text = shown(report, "whole")
+    assert "cached ms" in text
     assert "900" in text
     assert "30.0" in text
 

@@ -14,8 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from attnport.artifacts import ParityReport
-from attnport.console.bisect_tables import show_bisected
-from attnport.console.cells import render
+from attnport.console.terminal import shown
 from attnport.exporter.probing import tensors
 from attnport.folder.workspace import change
 from attnport.parity.bisect import Bisected, bisect
@@ -59,7 +58,7 @@ def assert_names_the_product(found: Bisected, runtime: str) -> None:
     assert "elements differ, first 2147483647 instead of 2654435761; integers must be exact" in result.difference
     verdicts = {row.subject: row.verdict for row in result.readings}
     assert (verdicts["torch_eager"], verdicts[runtime]) == ("PASS", "FAIL")
-    printed = " ".join(render(show_bisected, found).split())
+    printed = " ".join(shown(found).split())
     assert f"{runtime} goes wrong in bias" in printed
     assert f"{result.tensor}, made by Mul ({result.difference})" in printed
 
@@ -135,6 +134,6 @@ def test_integers_made_of_floats_are_not_exact() -> None:
 @pytest.mark.parametrize(("count", "told"), [(12, "made by op0, op1,"), (20, "made by 8 operators, then op8, op9,")])
 def test_the_operators_nearest_to_the_wrong_tensor_are_never_left_out(count: int, told: str) -> None:
     found = SearchResult("r", tensor="t", between=tuple(f"op{place}" for place in range(count)))
-    printed = " ".join(render(show_bisected, Bisected(ParityReport("FAIL", {}, {}), (found,))).split())
+    printed = " ".join(shown(Bisected(ParityReport("FAIL", {}, {}), (found,))).split())
     assert told in printed
     assert f"op{count - 2}, op{count - 1} fine before it" in printed

@@ -12,7 +12,7 @@ from attnport.exporter.lowering import base as lowerings
 from attnport.folder.workspace import open_folder
 from attnport.runtimes import base
 from attnport.runtimes._onnx_file import half_types, read_graph
-from attnport.verbs._advice import advise
+from attnport.verbs._deployables import advise
 from attnport.verbs.bench import bench
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check

@@ -12,12 +12,11 @@ import pytest
 
 from attnport.artifacts import Candidate, IntegerPlan, IOContract, Ran, Score, TuneReport, drop
 from attnport.cases.inputs import Array, Case, case
-from attnport.console import cells
-from attnport.console.tune_tables import show_tune
+from attnport.console.terminal import shown as as_text
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError
 from attnport.parity.scoring import FEWEST, Agreement, UserMetric, items_of
-from attnport.reporting.tuning import section
+from attnport.reporting import document as doc
 
 ITEMS, WIDTH = 40, 8
 
@@ -183,8 +182,8 @@ def test_a_form_in_integers_says_how_many_answers_stay_the_same_beside_the_drop(
     plain, tried = (Candidate(f"form{number}", f"form{number}", "int8", 1, "slower", "", score, 0.0016)
                     for number, score in enumerate((Score(0.9984), counted)))  # fmt: skip
     report = TuneReport(metric="agreement", max_drop=0.005, candidates=(tried, plain), latency={})
-    for shown in (cells.render(show_tune, report), str(section(report))):
+    for shown in (as_text(report), str(list(doc.blocks(report, "page")))):
         assert "-0.16%, 184 of 200" in shown
         assert "nearest neighbours stay" in " ".join(shown.split())
     alone = dataclasses.replace(report, candidates=(plain,))
-    assert "stay" not in cells.render(show_tune, alone)
+    assert "stay" not in as_text(alone)

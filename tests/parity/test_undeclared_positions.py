@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from attnport.artifacts import ParityReport, Session
-from attnport.console import cells
-from attnport.console.parity_tables import show_parity
+from attnport.console.terminal import shown as as_text
 from attnport.errors import ParityFailed
 from attnport.parity import evaluate
 from attnport.parity.invariance import ON_THE_LEFT
@@ -148,6 +147,6 @@ def test_rows_that_follow_from_positions_are_compared_unless_they_change_in_the_
     assert by_output == {rows.name: {"NOT_RUN" if leaks else "PASS"}, counts.name: {"PASS"}}
     told = [note for note in report.notes if note.startswith(f"{rows.name}: padding beside an item changes its rows")]
     assert len(told) == leaks
-    shown = cells.render(show_parity, report)
+    shown = as_text(report)
     assert ("1 of 2 outputs" in shown) is leaks
     assert ("1 of 2 outputs" in str(list(section(report, "out")))) is leaks

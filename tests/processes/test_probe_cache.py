@@ -10,8 +10,7 @@ from fake_distributions import install_distribution
 
 import attnport_bundle
 from attnport.artifacts import Capabilities
-from attnport.console.cells import render
-from attnport.console.tables import show_doctor
+from attnport.console.terminal import shown
 from attnport.folder.machine import machine
 from attnport.processes import isolated, probe_cache
 from attnport.processes.probe_cache import keep_probe, kept_probe
@@ -118,18 +117,17 @@ def test_a_file_that_is_not_as_it_was_written_is_not_believed(cache: Path, text:
 
 
 def test_doctor_believes_what_was_kept_and_says_how_to_ask_again() -> None:
-
     for name in base.names():
         keep_probe(dataclasses.replace(FOUND, runtime=name, version="kept"))
     report = doctor()
     assert {runtime.version for runtime in report.runtimes} == {"kept"}
-    assert "doctor --refresh" in " ".join(render(show_doctor, report).split())
+    assert "doctor --refresh" in " ".join(shown(report).split())
 
 
 def test_the_tables_fit_a_terminal_of_80_columns_and_name_libraries_with_their_places() -> None:
     found = dataclasses.replace(FOUND, libraries={"libnvinfer.so.10": "", "libcudart.so.13": "/lib/c"})
     report = DoctorReport(attnport="0.1.0", machine=machine(), packages={}, runtimes=(found,), targets=(), problems=())
-    text = render(show_doctor, report)
+    text = shown(report)
     assert "ort_cpu wants libnvinfer.so.10: not found" in text
     assert "ort_cpu wants libcudart.so.13: /lib/c" in text
     assert "CPU; fp32; opset 26" in text

@@ -42,9 +42,9 @@ from attnport.artifacts import (
 )
 from attnport.dims import Dim, Profile, TensorSpec
 from attnport.masks.spec import MaskSpec
-from attnport.reporting.findings import Findings
 from attnport.reporting.heatmap import Heatmap
 from attnport.reporting.recommendation import Embeddable, Recommendation, recommend
+from attnport.reporting.report import Findings, document
 
 SENTENCE = "The old lighthouse keeper wrote every passing ship into a book that nobody ever asked to read."
 LAYERS = 6
@@ -371,10 +371,10 @@ ENVIRONMENT = {"Made": "2026-11-20 10:41 UTC", "CPU": "AMD EPYC 9B45, 2 cores", 
 
 
 def main() -> None:
-    from attnport.reporting.page import render
+    from attnport.reporting import html
 
     maps = real_heatmaps(Path(sys.argv[2])) if len(sys.argv) > 2 else heatmaps()
-    page = render(findings(heatmaps=maps, latency=grid_latency()))
+    page = html.page(document(findings(heatmaps=maps, latency=grid_latency())))
     Path(sys.argv[1]).write_text(page, encoding="utf-8")
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import page_sample as sample
 
-from attnport.reporting.page import render
+from attnport.reporting.html import page as whole
+from attnport.reporting.report import document
 
 
 def full(**changes: Any) -> str:
     """The sample's page with other values."""
-    return render(sample.findings(**changes))
+    return whole(document(sample.findings(**changes)))
 
 
 def words(page: str) -> str:

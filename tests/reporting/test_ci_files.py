@@ -12,12 +12,9 @@ from click.testing import Result
 from refusing import call, refused
 
 from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, Ran, RuntimeParity, Verdict
-from attnport.console.bisect_tables import annotated
-from attnport.parity.bisect import Bisected
+from attnport.parity.bisect import Bisected, annotated
 from attnport.parity.searching import SearchResult
-from attnport.reporting.annotations import workflow_commands
-from attnport.reporting.by_case import by_case
-from attnport.reporting.junit import junit
+from attnport.reporting.ci import by_case, junit, workflow_commands
 
 HOSTILE = "a\x00b\x1b[31m\ud800 <&>\"' ::error::x, 50%\r\n::stop-commands::y"
 

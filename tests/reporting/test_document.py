@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from attnport.console.cells import notes, render
-from attnport.reporting import blocks, markdown
+from attnport.console.terminal import render
 from attnport.reporting import document as doc
+from attnport.reporting import html, markdown
 
 TABLE = doc.Table(
     "Some [numbers] of <a>",
@@ -19,7 +19,7 @@ WORDS = ["Runtime", "Verdict", "Median ms", "a.b_c", "PASS", "1.25", "d|e", "FAI
 
 
 def test_html_has_every_word_and_aligns_numbers() -> None:
-    made = blocks.html([TABLE])
+    made = html.html([TABLE])
     cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", made)
     assert [re.sub(r"<[^>]*>", "", cell) for cell in cells] == WORDS
     assert '<td class="n">1.25</td>' in made
@@ -37,20 +37,20 @@ def test_markdown_has_every_word_and_aligns_numbers() -> None:
 
 
 def test_a_terminal_has_every_word_aligns_numbers_and_keeps_colour_within_the_word() -> None:
-    lines = render(lambda table: [table], TABLE).strip().splitlines()
+    lines = render([TABLE]).strip().splitlines()
     assert lines[0] == "Some [numbers] of <a>"
     shown = [part for line in lines for part in re.split(r"\s{2,}", line.strip()) if part and "─" not in part]
     assert shown[1:] == WORDS
     assert lines[-1].endswith("  [2]")
     assert len({len(line) for line in lines[-2:]}) == 1
-    assert "\x1b[32mPASS\x1b[0m" in render(lambda table: [table], TABLE, colour=True)
+    assert "\x1b[32mPASS\x1b[0m" in render([TABLE], colour=True)
 
 
 def test_a_reason_takes_the_place_of_the_cells_that_are_not_there() -> None:
     row = doc.Row((doc.Name("x"), doc.Verdict("NOT_RUN")), "no GPU")
     columns = (*doc.words("Runtime", "Verdict"), *doc.numbers("ms", "ratio"))
     table = doc.Table("t", columns, (doc.Group((row,), "one sentence"),), "Workload")
-    assert '<td colspan="2"><span class="why">no GPU</span></td>' in blocks.html([table])
+    assert '<td colspan="2"><span class="why">no GPU</span></td>' in html.html([table])
     assert markdown.table(table).splitlines()[2] == r"| one sentence | `x` | NOT\_RUN | – | no GPU |"
 
 
@@ -59,16 +59,16 @@ def test_rows_that_are_alike_are_one_in_markdown_and_no_others(count: int, shown
     cells = [(doc.Name(f"l{place}"), "fused") for place in range(count)] + [(doc.Name("last"), "not fused")]
     table = doc.Table("t", doc.words("Attention", "state"), doc.rows(cells), alike=True)
     assert markdown.table(table).splitlines()[2:] == [f"| {shown} | fused |", "| `last` | not fused |"]
-    assert blocks.html([table]).count('scope="row"') == count + 1
+    assert html.html([table]).count('scope="row"') == count + 1
 
 
 def test_what_one_form_alone_shows_is_left_out_of_the_other() -> None:
     both = [doc.Only("page", (doc.Text("wide"),)), doc.Only("markdown", (doc.Text("narrow"),))]
-    assert blocks.html(both) == "<p>wide</p>"
+    assert html.html(both) == "<p>wide</p>"
     assert list(markdown.paragraphs(both)) == ["narrow"]
 
 
 def test_a_terminal_refuses_what_it_cannot_show_and_says_a_shared_reason_once() -> None:
     with pytest.raises(TypeError, match="A terminal cannot show Maps"):
-        render(lambda block: [block], doc.Maps((), "", ""))
-    assert render(lambda texts: [notes(texts)], {"a": "same", "b": "same"}) == "  a, b: same\n"
+        render([doc.Maps((), "", "")])
+    assert render([doc.notes({"a": "same", "b": "same"})]) == "  a, b: same\n"

@@ -9,10 +9,10 @@ import pytest
 from wellformed import faults
 
 from attnport.artifacts import Candidate, CaseResult, LatencyReport, LatencyRow, ParityReport, RuntimeParity, TuneReport
-from attnport.console import cells
-from attnport.console.tables import show_machines
+from attnport.console.terminal import shown as as_text
 from attnport.machines import MachineResult, MachinesReport
-from attnport.reporting.machines import page
+from attnport.reporting import html
+from attnport.reporting.machines import document
 
 
 def parity(verdict: str, share: float, *names: str) -> ParityReport:
@@ -43,22 +43,22 @@ def report(verb: str, *found: object) -> MachinesReport:
 
 def lines(shown: MachinesReport) -> dict[str, str]:
     """The first line of the terminal that begins with each machine's name."""
-    told = cells.render(show_machines, shown).splitlines()
+    told = as_text(shown).splitlines()
     names = ("machine0", "machine1", "<lost>")
     return {name: next(line for line in told if line.strip().startswith(name)) for name in names}
 
 
 def test_verdicts_and_the_largest_part_of_a_bound_are_side_by_side() -> None:
     shown = lines(report("check", parity("PASS", 0.25, "ort_cpu", "openvino"), parity("FAIL", 2.5, "ort_cpu")))
-    assert re.search(r"PASS +PASS 0\.25 +PASS 0\.25$", shown["machine0"])
-    assert re.search(r"FAIL +FAIL 2\.50 +–$", shown["machine1"])
+    assert re.search(r"PASS +0\.25 +0\.25$", shown["machine0"])
+    assert re.search(r"FAIL +FAIL 2\.50 +-$", shown["machine1"])
     assert shown["<lost>"].endswith("exit 3")
 
 
 def test_medians_are_side_by_side() -> None:
     shown = lines(report("bench", latency(ort_cpu=1.5, openvino=3), latency(ort_cpu=4)))
     assert shown["machine0"].split() == ["machine0", "1.50", "3.00"]
-    assert shown["machine1"].split() == ["machine1", "4.00", "–"]
+    assert shown["machine1"].split() == ["machine1", "4.00", "-"]
     assert shown["<lost>"].split()[1:] == ["exit", "3"]
 
 
@@ -70,20 +70,20 @@ def test_what_is_chosen_is_side_by_side() -> None:
 
 @pytest.mark.parametrize("verb", ["check", "bench", "tune"])
 def test_where_nothing_ran_that_is_all_there_is_to_say(verb: str) -> None:
-    text = cells.render(show_machines, report(verb))
+    text = as_text(report(verb))
     assert re.search(r"<lost> +exit 3", text)
 
 
 def test_several_artifacts_have_a_row_each_on_each_machine() -> None:
     first = report("bench", latency(ort_cpu=1)).results[0]
     both = MachinesReport("bench", 0, (first, replace(first, folder="other")))
-    text = cells.render(show_machines, both)
+    text = as_text(both)
     assert "machine0, out" in text
     assert "machine0, other" in text
 
 
 def test_the_page_has_every_machine_and_why_one_failed() -> None:
-    made = page(report("bench", latency(ort_cpu=1.5), latency(ort_cpu=4)))
+    made = html.page(document(report("bench", latency(ort_cpu=1.5), latency(ort_cpu=4))))
     assert made.startswith("<!doctype html>")
     for words in ("machine0", "machine1", "Processor 1", "exit 3", "the node died: a &amp; b", "&lt;lost&gt;"):
         assert words in made
@@ -91,4 +91,4 @@ def test_the_page_has_every_machine_and_why_one_failed() -> None:
 
 
 def test_the_page_is_well_formed() -> None:
-    assert faults(page(report("check", parity("PASS", 0.25, "ort_cpu")))) == []
+    assert faults(html.page(document(report("check", parity("PASS", 0.25, "ort_cpu"))))) == []

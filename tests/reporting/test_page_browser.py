@@ -12,7 +12,8 @@ import pytest
 from browser import CHROMIUM, Browser, browser
 from test_page_colours import contrast
 
-from attnport.reporting.page import render
+from attnport.reporting.html import page as whole
+from attnport.reporting.report import document
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
 
@@ -34,7 +35,7 @@ def _page(folder: Path, **changes: Any) -> Path:
         "layers": sample.layers(fail=True),
     }
     path = folder / "page.html"
-    path.write_text(render(sample.findings(**{**values, **changes})), encoding="utf-8")
+    path.write_text(whole(document(sample.findings(**{**values, **changes}))), encoding="utf-8")
     return path
 
 
@@ -54,7 +55,7 @@ def test_the_page_fits_its_window_says_nothing_to_the_console_and_asks_nobody(
 def test_a_page_of_a_folder_where_nothing_was_run_fits_a_phone(chromium: Browser, tmp_path: Path) -> None:
     nothing = dict.fromkeys(("fusion", "parity", "latency", "layers"))
     path = tmp_path / "empty.html"
-    path.write_text(render(sample.findings(**nothing, heatmaps=[], folder="a/" * 60)), encoding="utf-8")
+    path.write_text(whole(document(sample.findings(**nothing, heatmaps=[], folder="a/" * 60))), encoding="utf-8")
     page = chromium.open(path, 390)
     assert (page.overflow, page.console) == (0, [])
 
@@ -127,7 +128,7 @@ def test_a_table_sorts_by_a_click_and_by_enter_and_says_so(chromium: Browser, tm
     page.press("Enter")
     found = page.run(f"[...{MATRIX}.tHead.rows[0].cells].map((one) => one.getAttribute('aria-sort'))")
     assert found[:3] == [None, "ascending", None]
-    assert page.run("document.activeElement.textContent") == "Verdict"
+    assert page.run("document.activeElement.textContent") == "verdict"
 
 
 def test_numbers_sort_as_numbers_within_their_group_and_what_is_missing_stays_last(

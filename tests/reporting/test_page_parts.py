@@ -16,7 +16,7 @@ from attnport.artifacts import CaseResult, LatencyRow
 from attnport.reporting.chart import domain, place, ticks
 from attnport.reporting.heatmap import IMAGE_BUDGET_BYTES, INK, VEIL, Heatmap, png, section, short_names
 from attnport.reporting.markup import Html, el, join, name, text
-from attnport.reporting.measures import megabytes, milliseconds, scientific, share, significant
+from attnport.reporting.measures import mebibytes, milliseconds, scientific, share, significant
 
 
 def test_text_is_escaped_and_markup_is_not() -> None:
@@ -46,7 +46,7 @@ def test_three_significant_digits(value: float | None, shown: str) -> None:
 
 def test_units_and_exponents() -> None:
     assert milliseconds(1_234_567) == "1.23"
-    assert megabytes(68_157_440) == "68.2"
+    assert mebibytes(68_157_440) == "65.0"
     assert scientific(1.2345e-7) == "1.23e-7"
     assert scientific(math.inf) == "inf"
 

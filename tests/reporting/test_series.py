@@ -11,9 +11,9 @@ import pytest
 
 from attnport.artifacts import LatencyReport, LatencyRow, LayerReport
 from attnport.parity.bound import FACTORS
-from attnport.reporting.along import layers
 from attnport.reporting.document import Text
 from attnport.reporting.facts import BOUND, grid
+from attnport.reporting.layers import layers
 from attnport.reporting.lines import axis, chart, describe, kinds
 from attnport.reporting.measures import scientific
 from attnport.reporting.series import Series, first_beyond, layer_errors, scalings

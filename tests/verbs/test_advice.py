@@ -15,12 +15,12 @@ from test_check_bisect import SPEC
 
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.cli import cli
-from attnport.console import cells, ship_tables
+from attnport.console.terminal import shown as as_text
 from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import read
 from attnport.reporting.recommendation import Choice, Recommendation
-from attnport.verbs._advice import advise, embeddable, ratio
+from attnport.verbs._deployables import advise, embeddable, ratio
 from attnport.verbs.bench import bench
 from attnport.verbs.check import check
 from attnport.verbs.export import export
@@ -52,7 +52,7 @@ def test_the_command_of_the_recommendation_embeds_what_is_recommended(measured: 
     assert (found.choice.runtime, found.choice.form, found.choice.plan) == ("ort_cpu", "ort_cpu", "fp32")
     assert found.others["torch_eager"] == "it runs the module in PyTorch, which no bundle carries"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    shown = cells.render(ship_tables.show_ship, ShipResult("out", 0, (), None, None, None, found)).splitlines()
+    shown = as_text(ShipResult("out", 0, (), None, None, None, found)).splitlines()
     for command in (*shown[-3:], "attnport verify app/"):
         done = subprocess.run(
             ["bash", "-c", command], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
@@ -133,13 +133,13 @@ def test_the_summary_of_ship_names_the_files_to_deploy_and_three_commands_or_why
     command = f"attnport bundle {'long/' * 20}out -o app/ --form ort_cpu --lang python"
     choice = Choice("ort_cpu", "ort_cpu", "fp32", "model.ort_cpu.onnx", command, (), ("weights.bin",))
     shipped = ShipResult("out", 0, (), None, None, None, Recommendation(choice))
-    text = cells.render(ship_tables.show_ship, shipped)
+    text = as_text(shipped)
     told = " ".join(text.split())
     assert "to deploy: model.ort_cpu.onnx and weights.bin (ort_cpu, fp32, the fastest within the bound)" in told
     assert text.index("to deploy") < text.index("stages") < text.index("shipped: out")
     there = [f"  (cd app/python && python -m attnport_bundle {verb})" for verb in ("selftest", "bench")]
     assert text.splitlines()[-3:] == [f"  {command}", *there]
     missing = Recommendation(None, "nothing was timed", ("attnport bench out",))
-    text = cells.render(ship_tables.show_ship, ShipResult("out", 0, (), None, None, None, missing))
+    text = as_text(ShipResult("out", 0, (), None, None, None, missing))
     assert text.endswith("nothing to deploy: nothing was timed; next:\n  attnport bench out\n")
     assert "fastest within" not in text

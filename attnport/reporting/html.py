@@ -1,9 +1,12 @@
-"""The blocks of a report's document as HTML."""
+"""Renders a document as one HTML file that needs no other files."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 from collections.abc import Iterable
+from pathlib import Path
 
 from attnport.reporting import chart, heatmap, lines
 from attnport.reporting import document as doc
@@ -12,7 +15,65 @@ from attnport.reporting.markup import Html, details, el, join, name, text, verdi
 from attnport.reporting.measures import NONE
 from attnport.reporting.series import BOUND
 
+_FOLDER = Path(__file__).parent
 _MOST_CHARTS = 12
+
+
+def code_digest() -> str:
+    """SHA-256 over this package's files; a page made by other code is made again."""
+    sha = hashlib.sha256()
+    for path in sorted(_FOLDER.iterdir()):
+        if path.suffix in (".py", ".css", ".js"):
+            sha.update(hashlib.sha256(path.read_bytes()).digest())
+    return sha.hexdigest()
+
+
+def _asset(file: str) -> Html:
+    """A style sheet or script of this package."""
+    return Html((_FOLDER / file).read_text(encoding="utf-8"))
+
+
+def page(document: doc.Document) -> str:
+    """HTML without references to other files or hosts.
+
+    Its content security policy allows only the page's own script, whatever the names in it contain.
+    """
+    shown = [(part.key, part.title, html(part.blocks)) for part in document.sections]
+    contents = el("nav", *(el("a", title, href=f"#{key}") for key, title, _ in shown), aria_label="Sections")
+    made = (
+        el("section", el("h2", title, id_=f"{key}-title"), inside, id_=key, aria_labelledby=f"{key}-title")
+        for key, title, inside in shown
+    )
+    script = _asset("page.js")
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{allowed}'"
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=policy),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("title", f"{document.title} · {document.about}"),
+        el("link", rel="icon", href="data:,"),
+        el("style", _asset("style.css")),
+    )
+    heading = el(
+        "header",
+        el("p", document.about, class_="kicker"),
+        el("h1", document.title),
+        el("p", join(map(line, document.facts), " · "), class_="origin"),
+        html(document.head),
+    )
+    body = el(
+        "body",
+        el("a", "Skip to the findings", href="#main", class_="skip-link"),
+        heading,
+        contents,
+        el("main", *made, id_="main", tabindex="-1"),
+        el("footer", document.end) if document.end else None,
+        el("script", script),
+    )
+    return "<!doctype html>\n" + el("html", head, body, lang="en") + "\n"
 
 
 def html(blocks: Iterable[doc.Block]) -> Html:
@@ -32,8 +93,12 @@ def line(value: doc.Line) -> Html:
         return el("span", value.text, class_=f"v {value.style}") if value.style else verdict(value.text)
     if isinstance(value, doc.Span):
         inner = line(value.line)
+        if value.style == "strong":
+            return el("b", inner)
         return el("a", inner, href=value.link) if value.link else el("span", inner, class_=value.style)
-    return text(value)
+    if isinstance(value, str):
+        return text(value)
+    raise TypeError(f"{type(value).__name__} is a cell of its own, and no part of a line")
 
 
 def _block(block: doc.Block) -> Html:
@@ -59,6 +124,12 @@ def _block(block: doc.Block) -> Html:
         return _lines(block)
     if isinstance(block, doc.Maps):
         return heatmap.section(block.heatmaps, block.sentence, block.note)
+    if isinstance(block, doc.Cards):
+        cards = (el("section", el("h2", card.title), html(card.blocks), class_="card") for card in block.cards)
+        return el("div", *cards, class_="cards")
+    if isinstance(block, doc.Aside):
+        inside = el("div", html(block.blocks))
+        return el("section", el("h2", block.title), inside, class_=f"notrun {block.style}".strip())
     return _ratios(block)
 
 
@@ -79,20 +150,23 @@ def _table(block: doc.Table) -> Html:
 
 
 def _row(row: doc.Row, columns: tuple[doc.Column, ...]) -> Html:
-    cells = [_cell(cell, column) for cell, column in zip(row.cells[1:], columns[1:], strict=False)]
     left = len(columns) - len(row.cells)
-    if row.reason is not None and left:
-        cells.append(el("td", el("span", row.reason, class_="why"), colspan=left))
-    skipped = None if row.reason is None else "skipped"
-    return el("tr", el("th", line(row.cells[0]), scope="row"), *cells, class_=skipped)
+    why = el("span", row.reason, class_="why") if row.reason else None
+    cells = [
+        _cell(cell, columns[place], why if place == row.told and not left else None)
+        for place, cell in enumerate(row.cells[1:], start=1)
+    ]
+    if left:
+        cells.append(el("td", why, colspan=left))
+    return el("tr", el("th", line(row.cells[0]), scope="row"), *cells, class_="skipped" if left else None)
 
 
-def _cell(value: doc.Line, column: doc.Column) -> Html:
+def _cell(value: doc.Line, column: doc.Column, why: Html | None) -> Html:
     if isinstance(value, doc.Share):
         return _share(value)
     if isinstance(value, doc.Best):
         return el("td", value.text, class_="n", data_best=True)
-    return el("td", line(value), class_="n" if column.number else None)
+    return el("td", line(value), why and join((" ", why)), class_="n" if column.number else None)
 
 
 def _share(cell: doc.Share) -> Html:
@@ -105,7 +179,8 @@ def _share(cell: doc.Share) -> Html:
     bar = el("span", el("i", style=f"width:{full}%"), class_="bar", aria_hidden="true")
     value = None if largest is None else f"{largest:.6g}"
     shown = el("span", times(largest), class_="r")
-    return el("td", verdict(cell.verdict), shown, bar, class_=f"m {kind}", data_v=value)
+    note = el("span", cell.note, class_="sub") if cell.note else None
+    return el("td", verdict(cell.verdict), shown, bar, note, class_=f"m {kind}", data_v=value)
 
 
 def _lines(block: doc.Lines) -> Html:

@@ -1,22 +1,18 @@
-"""The sections along an axis: errors from layer to layer, and time and memory against sizes."""
+"""How errors grow from layer to layer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnport.artifacts import LatencyReport, LayerReport
+from attnport.artifacts import LayerReport
 from attnport.reporting import document as doc
-from attnport.reporting.measures import megabytes, milliseconds, scientific
-from attnport.reporting.series import first_beyond, layer_errors, scalings
+from attnport.reporting.measures import scientific
+from attnport.reporting.series import first_beyond, layer_errors
 
 LAYERS = (
     "RMS error against the float64 run, over the RMS of the layer’s own values. Each runtime ran its form with the "
     "last tensor of each layer marked as an output; the bound is that of an output, by PyTorch eager’s error there. "
     "An error of exactly 0 has no place on a chart’s axis."
-)
-SIZES = (
-    "Median of a call, and peak memory until the end of that size, what ran before it included; each from the same run "
-    "as above."
 )
 
 
@@ -36,17 +32,3 @@ def layers(report: LayerReport | None, folder: str) -> Iterator[doc.Block]:
     if notes:
         yield doc.Bullets(tuple(notes))
     yield doc.Lines((doc.LineChart(layer_errors(report), "Relative RMS error", scientific),))
-
-
-def sizes(report: LatencyReport, more: str) -> Iterator[doc.Block]:
-    """Time and memory against each dim that was varied; `more` is the command that varies some."""
-    yield doc.Text("Time and memory against sizes", "label")
-    charts = []
-    for scaling in scalings(report):
-        charts.append(doc.LineChart(scaling.times, "Median ms", milliseconds))
-        charts.append(doc.LineChart(scaling.memory, "Peak MB", megabytes))
-    if not charts:
-        yield doc.Text(("One size alone was timed. More: ", doc.Code(more)), "pending")
-        return
-    yield doc.Text(SIZES)
-    yield doc.Lines(tuple(charts))

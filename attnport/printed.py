@@ -1,0 +1,25 @@
+"""Values that print as the command line shows them, in Python and in a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+
+class Printed:
+    """The result of a verb.
+
+    Attributes:
+        as_text: What the command line prints for a value. `attnport.artifact` gives it: what makes the text is made of
+            these values.
+    """
+
+    as_text: ClassVar[Callable[[Any], str]] = repr
+
+    def __str__(self) -> str:
+        return Printed.as_text(self)
+
+    def _repr_html_(self) -> str:
+        """The text with its lines as they are, for a notebook."""
+        return f"<pre>{html.escape(str(self))}</pre>"
