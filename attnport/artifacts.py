@@ -15,6 +15,7 @@ from attnport.dims import Dim, Profile
 from attnport.errors import UsageError
 from attnport.latencies import DEVICE_PARTS as DEVICE_PARTS
 from attnport.latencies import Candidate as Candidate
+from attnport.latencies import Interval as Interval
 from attnport.latencies import LatencyReport as LatencyReport
 from attnport.latencies import LatencyRow as LatencyRow
 from attnport.latencies import TuneReport as TuneReport

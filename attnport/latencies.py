@@ -10,6 +10,8 @@ from attnport.precisions import Score
 from attnport.printed import Printed
 from attnport_bundle.format.contract import Ran
 
+Interval = tuple[float, float, float]
+"""Low, middle and high of a ratio."""
 DEVICE_PARTS = ("host_to_device", "device", "device_to_host")
 """The parts of a call that events on a device's stream time: copying inputs, computing, copying outputs."""
 
@@ -41,7 +43,7 @@ class LatencyRow:
     median_ns: float | None = None
     p90_ns: float | None = None
     samples_ns: tuple[int, ...] = ()
-    ratio: tuple[float, float, float] | None = None
+    ratio: Interval | None = None
     items_per_s: float | None = None
     tokens_per_s: float | None = None
     peak_bytes: int | None = None
@@ -52,7 +54,7 @@ class LatencyRow:
     first_ns: int | None = None
     warm_calls: int = 0
     parts_ns: Mapping[str, float] = field(default_factory=dict)
-    device_ratio: tuple[float, float, float] | None = None
+    device_ratio: Interval | None = None
     cached_load_ns: int | None = None
     cached_first_ns: int | None = None
     starts: tuple[int, ...] = ()

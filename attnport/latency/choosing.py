@@ -6,9 +6,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from attnport.artifacts import Candidate, LatencyReport, LatencyRow
+from attnport.artifacts import Candidate, Interval, LatencyReport, LatencyRow
 from attnport.folder.openings import name_of
-from attnport.latency.statistics import Interval
 
 CHOSEN, SLOWER, NO_FASTER, REFUSED, NOT_RUN = "chosen", "slower", "no faster", "refused", "NOT_RUN"
 PLAINEST_FIRST = ("fp32", "bf16", "int8_bf16", "int8", "int4_bf16", "int4")

@@ -53,14 +53,14 @@ class Start:
         """
         left_out = []
         for name, timed in runtimes.items():
-            if timed.problem or not timed.rounds_ns:
+            if timed.problem or not timed.was_timed:
                 continue
             if time.monotonic() > until_s:
                 left_out.append(name)
                 continue
             try:
                 progress(f"memory of {name}")
-                self.cold(timed, [workload for workload in workloads if workload.name in timed.rounds_ns])
+                self.cold(timed, [workload for workload in workloads if timed.of[workload.name].rounds_ns])
             except OutOfTime:
                 left_out.append(name)
             except (SpecError, IntegrityError):
@@ -79,22 +79,19 @@ class Start:
         """
         ordered = sorted(workloads, key=lambda workload: sum(array.size for array in workload.feeds.values()))
         if not timed.keeps:
-            timed.load_ns = self._one(timed, ordered, timed.first_ns, None, peaks=True)
+            timed.load_ns = self._one(timed, ordered, None)
             return
         with tempfile.TemporaryDirectory(prefix="attnport-kept-") as cache:
-            timed.load_ns = self._one(timed, ordered, timed.first_ns, cache, peaks=True)
-            timed.cached_load_ns = self._one(timed, ordered, timed.cached_first_ns, cache)
+            timed.load_ns = self._one(timed, ordered, cache)
+            timed.cached_load_ns = self._one(timed, ordered, cache, again=True)
 
     def _one(
-        self,
-        timed: TimedRuntime,
-        workloads: Sequence[Workload],
-        first_ns: dict[str, int],
-        cache: str | None,
-        *,
-        peaks: bool = False,
+        self, timed: TimedRuntime, workloads: Sequence[Workload], cache: str | None, *, again: bool = False
     ) -> int:
-        """Measures one process; returns the time to open. With a cache it is closed, so that it fills the cache."""
+        """Measures one process, with `again` one that finds a filled cache; returns the time to open.
+
+        With a cache the process is closed, so that it fills the cache.
+        """
         child = self.child()
         ask = partial(child.ask, timeout_s=self.timeout_s)
         try:
@@ -105,9 +102,12 @@ class Start:
             load_ns = int(ask("open", **timed.opening | {"cache": cache})["load_ns"])
             for workload in workloads:
                 answer = ask("run", name=workload.name, calls=2, warm=0, mode=timed.mode)
-                first_ns[workload.name] = answer["ns"][0]
-                if peaks:
-                    timed.peaks[workload.name] = int(ask("peak")["peak_bytes"])
+                samples = timed.of[workload.name]
+                if again:
+                    samples.cached_first_ns = answer["ns"][0]
+                else:
+                    samples.first_ns = answer["ns"][0]
+                    samples.peak_bytes = int(ask("peak")["peak_bytes"])
             if cache:
                 ask("close")
             return load_ns

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from attnport.artifacts import LatencyRow, Ran
-from attnport.latency.statistics import Interval, half_width, quantile, ratio_interval
+from attnport.artifacts import Interval, LatencyRow, Ran
+from attnport.latency.statistics import half_width, quantile, ratio_interval
 
 STEADY_ROUNDS = 20
 """The fewest rounds after which narrow intervals end a run; with fewer, they are often narrow by chance."""
@@ -22,7 +22,7 @@ AGREE = 0.05
 _GROWTH = 1.25
 
 
-@dataclass(frozen=True)
+@dataclass
 class Samples:
     """The measurements of one runtime on one workload.
 
@@ -38,11 +38,11 @@ class Samples:
         first_ns: The time of the first call there.
         cached_load_ns: As `load_ns`, with the cache that this process left; None for a runtime that keeps nothing.
         cached_first_ns: As `first_ns`, likewise.
-        starts: The number of rounds in each start of the processes, if there were several.
+        starts: The number of rounds in each start of the processes.
         parts_ns: The times of each call from events, by part of `artifacts.DEVICE_PARTS`; empty without a device.
     """
 
-    rounds_ns: tuple[tuple[int, ...], ...] = ()
+    rounds_ns: list[tuple[int, ...]] = field(default_factory=list)
     problem: str = ""
     note: str = ""
     ran: Ran | None = None
@@ -51,10 +51,10 @@ class Samples:
     warm: bool = True
     load_ns: int | None = None
     first_ns: int | None = None
-    parts_ns: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    parts_ns: dict[str, list[int]] = field(default_factory=dict)
     cached_load_ns: int | None = None
     cached_first_ns: int | None = None
-    starts: tuple[int, ...] = ()
+    starts: list[int] = field(default_factory=list)
 
 
 def row(
@@ -76,6 +76,7 @@ def row(
         precision: The wanted half width of the interval, as a share of the ratio; a wider interval gets a note.
     """
     flat = [sample for calls in samples.rounds_ns for sample in calls]
+    starts = _starts(samples)
     if samples.problem or not flat:
         return LatencyRow("NOT_RUN", samples.problem or "no call was timed", ran=samples.ran)
     median = float(np.median(flat))
@@ -89,10 +90,10 @@ def row(
             notes.insert(0, "the baseline was not run")
         else:
             shared = min(len(samples.rounds_ns), len(baseline.rounds_ns))
-            ratio = ratio_interval(samples.rounds_ns[:shared], baseline.rounds_ns[:shared], seed, starts=samples.starts)
+            ratio = ratio_interval(samples.rounds_ns[:shared], baseline.rounds_ns[:shared], seed, starts=starts)
             verdict = "faster" if ratio[2] < 1 else "slower" if ratio[0] > 1 else verdict
             if precision is not None and half_width(ratio) > precision:
-                why = "starts of the processes differ" if samples.starts else "the time limit came first"
+                why = "starts of the processes differ" if starts else "the time limit came first"
                 notes.append(f"{why}: its ratio is known within {half_width(ratio):.1%}, not {precision:.1%}")
     return LatencyRow(
         verdict=verdict,
@@ -102,7 +103,7 @@ def row(
         p99_ns=quantile(flat, 0.99),
         samples_ns=tuple(flat),
         calls=len(samples.rounds_ns[0]),
-        starts=samples.starts,
+        starts=starts,
         ratio=ratio,
         items_per_s=items / (median * 1e-9),
         tokens_per_s=tokens / (median * 1e-9),
@@ -118,6 +119,11 @@ def row(
     )
 
 
+def _starts(samples: Samples) -> tuple[int, ...]:
+    """The rounds of each start of the processes, if there were several."""
+    return tuple(samples.starts) if len(samples.starts) > 1 else ()
+
+
 def _device_ratio(samples: Samples, baseline: Samples, seed: int) -> Interval | None:
     """The interval of the ratio of computing times on the device; None if one of the two has no such times."""
     mine, theirs = (_device_rounds(side) for side in (samples, baseline))
@@ -125,12 +131,12 @@ def _device_ratio(samples: Samples, baseline: Samples, seed: int) -> Interval | 
     # Events have a finite resolution: there is no ratio if a median is 0.
     if not shared or not (np.median(mine) and np.median(theirs)):
         return None
-    return ratio_interval(mine[:shared], theirs[:shared], seed, starts=samples.starts)
+    return ratio_interval(mine[:shared], theirs[:shared], seed, starts=_starts(samples))
 
 
 def _device_rounds(samples: Samples) -> list[tuple[int, ...]]:
     """The computing times on the device of the calls in each round."""
-    times, calls = samples.parts_ns.get("device", ()), len(samples.rounds_ns[0]) if samples.rounds_ns else 0
+    times, calls = samples.parts_ns.get("device", []), len(samples.rounds_ns[0]) if samples.rounds_ns else 0
     if not calls or len(times) != calls * len(samples.rounds_ns):
         return []
     return [tuple(times[at : at + calls]) for at in range(0, len(times), calls)]

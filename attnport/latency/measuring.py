@@ -17,7 +17,7 @@ from attnport.latency.cold import Start
 from attnport.latency.effort import Effort, Subject
 from attnport.latency.gpu_state import gpu_state
 from attnport.latency.judging import drift, next_look, orders, precise, rows, settled
-from attnport.latency.measured import SPINNING, TimedRuntime, samples_of
+from attnport.latency.measured import SPINNING, TimedRuntime
 from attnport.latency.timing_worker import COMMAND
 from attnport.latency.workloads import Workload
 from attnport.parity.evaluate import Progress
@@ -112,15 +112,14 @@ class Measuring:
 
     def _idle_shares(self) -> dict[str, float]:
         """The share of a core that each process took while others ran; of one that is alone there is none."""
-        timed_ones = {name: timed for name, timed in self._timed_runtimes.items() if timed.rounds_ns}
+        timed_ones = {name: timed for name, timed in self._timed_runtimes.items() if timed.was_timed}
         if len({str(timed.opening) for timed in timed_ones.values()}) < 2:
             return {}
         return {name: timed.idle_cpu_ns / timed.idle_ns for name, timed in timed_ones.items() if timed.idle_ns}
 
     def _rows(self, workload: Workload, shares: dict[str, float]) -> dict[str, LatencyRow]:
         samples = {
-            name: samples_of(timed, workload.name, shares.get(name, 0.0))
-            for name, timed in self._timed_runtimes.items()
+            name: timed.samples(workload.name, shares.get(name, 0.0)) for name, timed in self._timed_runtimes.items()
         }
         counts = workload.items, workload.tokens, self._effort.seed
         return rows(samples, self._effort.baseline, *counts, precision=self._effort.precision)
@@ -176,8 +175,8 @@ class Measuring:
                     raise
                 for late in self._workloads[number:]:
                     for timed in self._timed_runtimes.values():
-                        if not timed.problem:
-                            timed.problems.setdefault(late.name, LATE)
+                        if not timed.problem and not timed.of[late.name].problem:
+                            timed.of[late.name].problem = LATE
                 return
 
     def _time(self, workload: Workload, share_s: float) -> None:
@@ -214,7 +213,7 @@ class Measuring:
                 self._turn(self._timed_runtimes[name], workload.name, calls, warm)
         self._tell_gpu(f"after {workload.name}")
         for name in per_call_s:
-            self._timed_runtimes[name].starts.setdefault(workload.name, []).append(done)
+            self._timed_runtimes[name].of[workload.name].starts.append(done)
         self._settings |= {
             f"rounds {workload.name}": int(self._settings.get(f"rounds {workload.name}", 0)) + done,
             f"calls a round {workload.name}": calls,
@@ -248,26 +247,27 @@ class Measuring:
             if not answer:
                 per_call_s.pop(name, None)
             elif not settled(windows):
-                timed.unsettled.add(workload.name)
-            timed.warm_calls[workload.name] = calls_made
+                timed.of[workload.name].warm = False
+            timed.of[workload.name].warm_calls = calls_made
         return per_call_s
 
     def _turn(self, timed: TimedRuntime, workload: str, calls: int, warm: int) -> None:
         """Times one runtime in one round."""
-        if workload in timed.problems or not timed.child:
+        samples = timed.of[workload]
+        if samples.problem or not timed.child:
             return
         answer = self._guarded(timed, workload, {"calls": calls, "warm": warm})
         if answer:
-            timed.rounds_ns.setdefault(workload, []).append(tuple(answer["ns"]))
+            samples.rounds_ns.append(tuple(answer["ns"]))
             for part, times in answer.get("parts", {}).items():
-                timed.parts_ns.setdefault(workload, {}).setdefault(part, []).extend(times)
+                samples.parts_ns.setdefault(part, []).extend(times)
 
     def _precise(self, workload: Workload, done: int) -> bool:
         """Whether every ratio is known precisely enough, from the rounds of this start."""
         sampled = {
-            name: timed.rounds_ns[workload.name][-done:]
+            name: samples.rounds_ns[-done:]
             for name, timed in self._timed_runtimes.items()
-            if workload.name in timed.rounds_ns and workload.name not in timed.problems
+            if (samples := timed.of[workload.name]).rounds_ns and not samples.problem
         }
         # Without the baseline there is no ratio.
         baseline = self._effort.baseline
@@ -291,7 +291,7 @@ class Measuring:
     def _judge_drift(self, workload: Workload, done: int) -> None:
         """Adds a note if the machine itself became slower or faster during the workload's rounds of this start."""
         name = self._effort.baseline
-        base = self._timed_runtimes[name].rounds_ns.get(workload.name, []) if name in self._timed_runtimes else []
+        base = self._timed_runtimes[name].of[workload.name].rounds_ns if name in self._timed_runtimes else []
         if not base:
             return
         share = drift(base[-done:])
@@ -356,14 +356,15 @@ class Measuring:
         """Records why a runtime has no figures: for this workload if its process lives, otherwise from now on."""
         child = timed.child
         if workload and child and child.alive:
-            timed.problems[workload] = portable(reason_of(err), self._folder)
+            timed.of[workload].problem = portable(reason_of(err), self._folder)
             return
         problem = reason_of_failure(err) if isinstance(err, ChildError) else reason_of(err)
         timed.problem = portable(problem, self._folder)
         if workload:
-            timed.problems[workload] = timed.problem
+            timed.of[workload].problem = timed.problem
         if self._effort.starts > 1:  # not every start was timed
-            timed.rounds_ns.clear()
+            for samples in timed.of.values():
+                samples.rounds_ns.clear()
         if child:
             child.kill()
         timed.child = None

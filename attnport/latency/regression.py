@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
-from attnport.artifacts import LatencyReport, LatencyRow
+from attnport.artifacts import Interval, LatencyReport, LatencyRow
 from attnport.errors import UsageError
-from attnport.latency.statistics import Interval, Run, change_interval, family_confidence, half_width, mean_change
+from attnport.latency.statistics import Run, change_interval, family_confidence, half_width, mean_change
 from attnport.printed import Printed
 from attnport.reporting import document as doc
 from attnport.reporting.measures import interval, milliseconds

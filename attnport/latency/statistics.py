@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from attnport.artifacts import Interval
+
 Array = np.ndarray[Any, Any]
-Interval = tuple[float, float, float]
-"""Low, middle and high of a ratio."""
 Rounds = Sequence[Sequence[int]]
 Run = tuple[Rounds, Rounds | None]
 """Calls by round of a runtime, and of the baseline in the same rounds; None = a run that is taken without it."""

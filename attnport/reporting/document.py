@@ -15,7 +15,6 @@ from typing import Any, Literal
 from attnport.artifacts import LatencyReport
 from attnport.reporting.heatmap import Heatmap
 from attnport.reporting.measures import NONE
-from attnport.reporting.series import Series
 
 
 @dataclass(frozen=True)
@@ -163,6 +162,29 @@ class Folded:
     summary: Line
     blocks: Iterable[Block]
     id_: str | None = None
+
+
+BOUND = "bound"
+"""How the name of a line begins that is a bound and no runtime's."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Lines over shared places.
+
+    Attributes:
+        title: What is the same for all values.
+        axis: The kind of places.
+        places: Their names, in order.
+        lines: Values by runtime; None for a missing value.
+        sizes: The places as numbers if they are sizes; otherwise empty.
+    """
+
+    title: str
+    axis: str
+    places: tuple[str, ...]
+    lines: Mapping[str, tuple[float | None, ...]]
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

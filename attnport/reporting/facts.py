@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from attnport.artifacts import (
     LatencyReport,
@@ -12,12 +13,14 @@ from attnport.artifacts import (
     Manifest,
     ParityReport,
     Ran,
+    RuntimeParity,
 )
 from attnport.example_values import without_examples
 from attnport.parities import FACTORS
-from attnport.reporting.absences import absent, without
+from attnport.reporting import document as doc
 from attnport.reporting.measures import NONE, significant
 
+T = TypeVar("T")
 _WORDS = {2.0: "twice", 3.0: "three times", 4.0: "four times"}
 BOUND = (
     "Every output is compared with a float64 run of the module over its valid elements. The bound is "
@@ -194,3 +197,47 @@ def again(manifest: Manifest, folder: str) -> list[str]:
 def embed(folder: str) -> list[str]:
     """The commands that embed the form for ONNX Runtime on CPU."""
     return [f"attnport bundle {folder} -o app/ --lang python", "attnport verify app/"]
+
+
+def not_checked(parities: Mapping[str, RuntimeParity]) -> list[str]:
+    """Those of a parity report; none where nothing else was run either, as the reasons are then all there is to say."""
+    if all(row.verdict == "NOT_RUN" for row in parities.values()):
+        return []
+    return [name for name, row in parities.items() if row.absent]
+
+
+def not_timed(report: LatencyReport) -> list[str]:
+    """Those of a latency report; none where nothing was timed."""
+    rows = (row for rows in report.shapes.values() for row in rows.values())
+    return list(report.absent) if any(row.median_ns is not None for row in rows) else []
+
+
+def absent(parity: ParityReport | None, latency: LatencyReport | None) -> dict[str, str]:
+    """Those of both reports, as far as there are any, and why."""
+    reasons = {name: row.reason for rows in (latency.shapes.values() if latency else ()) for name, row in rows.items()}
+    reasons |= {name: row.reason for name, row in (parity.runtimes.items() if parity else ())}
+    found = [not_checked(parity.runtimes)] if parity else []
+    found += [not_timed(latency)] if latency else []
+    return {name: reasons[name] for name in (found[0] if found else ()) if all(name in names for names in found)}
+
+
+def of_absent(names: Sequence[str]) -> doc.Line:
+    """One line for all of them."""
+    return (f"{len(names)} more {wanting(names)}: ", doc.listed(map(doc.Name, names)))
+
+
+def lacking(names: Sequence[str]) -> Iterator[doc.Block]:
+    """That line below a table, and where to read why; nothing for none."""
+    if names:
+        yield doc.Text((of_absent(names), "; why: ", doc.Code("attnport doctor")))
+
+
+def wanting(names: Sequence[str]) -> str:
+    """What they want."""
+    return f"want{'s' if len(names) == 1 else ''} a GPU or a package"
+
+
+def without(names: Iterable[str], by_name: Mapping[str, T]) -> dict[str, T]:
+    """What has a name, but for these names."""
+    left_out = set(names)
+    return {name: value for name, value in by_name.items() if name not in left_out}

@@ -8,12 +8,11 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from attnport.reporting import chart, heatmap, lines
+from attnport.reporting import charts, heatmap
 from attnport.reporting import document as doc
 from attnport.reporting.facts import times
 from attnport.reporting.markup import Html, details, el, join, name, text, verdict
 from attnport.reporting.measures import NONE
-from attnport.reporting.series import BOUND
 
 _FOLDER = Path(__file__).parent
 _MOST_CHARTS = 12
@@ -185,15 +184,15 @@ def _share(cell: doc.Share) -> Html:
 
 def _lines(block: doc.Lines) -> Html:
     """The charts with their legend, and their numbers in a part that opens on demand."""
-    styles = lines.kinds([item.series for item in block.charts])
-    charts = [lines.chart(item.series, item.what, item.show, styles) for item in block.charts]
-    drawn = [figure for figure in charts if figure]
-    bounds = dict.fromkeys(key for item in block.charts for key in item.series.lines if key.startswith(BOUND))
-    shown = drawn[0] if len(charts) == 1 and drawn else el("div", *drawn, class_="charts pairs")
+    styles = charts.kinds([item.series for item in block.charts])
+    figures = [charts.line_chart(item.series, item.what, item.show, styles) for item in block.charts]
+    drawn = [figure for figure in figures if figure]
+    bounds = dict.fromkeys(key for item in block.charts for key in item.series.lines if key.startswith(doc.BOUND))
+    shown = drawn[0] if len(figures) == 1 and drawn else el("div", *drawn, class_="charts pairs")
     return join(
         (
             shown if drawn else None,
-            lines.legend(styles, list(bounds)) if drawn else None,
+            charts.line_legend(styles, list(bounds)) if drawn else None,
             details("The numbers", *(_table(item.table()) for item in block.charts)),
         )
     )
@@ -202,19 +201,19 @@ def _lines(block: doc.Lines) -> Html:
 def _ratios(block: doc.Ratios) -> Html:
     report = block.report
     all_rows = [row for rows in report.shapes.values() for row in rows.values()]
-    within = chart.domain(all_rows)
-    charts = [
-        chart.chart(workload, report.baseline, rows, within)
+    within = charts.domain(all_rows)
+    figures = [
+        charts.ratio_chart(workload, report.baseline, rows, within)
         for workload, rows in report.shapes.items()
         if any(row.ratio for row in rows.values())
     ]
-    if not charts:
+    if not figures:
         return text("")
-    left_out = len(charts) - _MOST_CHARTS
+    left_out = len(figures) - _MOST_CHARTS
     return join(
         (
-            el("div", *charts[:_MOST_CHARTS], class_="charts"),
+            el("div", *figures[:_MOST_CHARTS], class_="charts"),
             el("p", f"{left_out} more workloads are in the table alone.", class_="quiet") if left_out > 0 else None,
-            chart.legend(report.baseline, [row.verdict for row in all_rows]),
+            charts.ratio_legend(report.baseline, [row.verdict for row in all_rows]),
         )
     )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
-from attnport.artifacts import LatencyReport, LatencyRow, ParityReport
+from attnport.artifacts import Interval, LatencyReport, LatencyRow, ParityReport
 from attnport.reporting import document as doc
-from attnport.reporting.absences import lacking, not_timed, without
-from attnport.reporting.facts import by_median, fastest_right, never_timed, ran
+from attnport.reporting.facts import by_median, fastest_right, lacking, never_timed, not_timed, ran, without
 from attnport.reporting.measures import NONE, count, interval, mebibytes, milliseconds, significant
-from attnport.reporting.series import scalings
 
-Interval = tuple[float, float, float]
 Figures = Mapping[str, Callable[[LatencyRow], str]]
 """What a row says, by the heading of its column."""
 
@@ -46,6 +45,7 @@ _PARTS: Figures = {
     "from device ms": lambda row: milliseconds(row.parts_ns.get("device_to_host")),
     "ratio on device": lambda row: ratio(row.device_ratio, row.verdict),
 }
+_SHAPE = re.compile(r"\w+=\d+(?:,\w+=\d+)*")
 _STYLES = {"faster": "pass", "slower": "miss"}
 DEVICE = (
     "Parts of a call by events on the device’s stream: copying inputs there, computing, copying outputs back. A ratio "
@@ -195,6 +195,54 @@ def _sizes(report: LatencyReport, more: str) -> Iterator[doc.Block]:
         return
     yield doc.Text(SIZES)
     yield doc.Lines(tuple(charts))
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Medians in ns and peak memory in bytes for sizes of one dim, with the other dims fixed."""
+
+    dim: str
+    kept: str
+    times: doc.Series
+    memory: doc.Series
+
+
+def scalings(report: LatencyReport) -> list[Scaling]:
+    """The series over each dim with two sizes or more among the timed shapes, the other dims fixed."""
+    shapes = {
+        name: dict(part.split("=") for part in name.split(",")) for name in report.shapes if _SHAPE.fullmatch(name)
+    }
+    series = []
+    for dim in dict.fromkeys(dim for sizes in shapes.values() for dim in sizes):
+        groups: dict[str, dict[int, str]] = {}
+        for name, sizes in shapes.items():
+            if dim in sizes:
+                kept = ", ".join(f"{other} {size}" for other, size in sizes.items() if other != dim)
+                groups.setdefault(kept, {})[int(sizes[dim])] = name
+        for kept, by_size in sorted(
+            groups.items(), key=lambda group: [int(size) for size in re.findall(r"\d+", group[0])]
+        ):
+            if len(by_size) > 1:
+                series.append(_scaling(report, dim, kept, dict(sorted(by_size.items()))))
+    return series
+
+
+def _scaling(report: LatencyReport, dim: str, kept: str, by_size: Mapping[int, str]) -> Scaling:
+    timed = {
+        runtime: [report.shapes[name].get(runtime) for name in by_size.values()]
+        for runtime in dict.fromkeys(runtime for name in by_size.values() for runtime in report.shapes[name])
+    }
+    medians = {runtime: tuple(row.median_ns if row else None for row in rows) for runtime, rows in timed.items()}
+    peaks = {
+        runtime: tuple(float(row.peak_bytes) if row and row.peak_bytes is not None else None for row in rows)
+        for runtime, rows in timed.items()
+    }
+
+    def series(lines: Mapping[str, tuple[float | None, ...]]) -> doc.Series:
+        known = {runtime: values for runtime, values in lines.items() if any(value is not None for value in values)}
+        return doc.Series(kept, dim, tuple(map(str, by_size)), known, tuple(by_size))
+
+    return Scaling(dim, kept, series(medians), series(peaks))
 
 
 def _settings(report: LatencyReport) -> Iterator[doc.Block]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from attnport.artifacts import CaseResult, InvarianceResult, Verdict
+from attnport.artifacts import CaseResult, Interval, InvarianceResult, Verdict
 
 NONE = "–"
 
@@ -50,7 +50,7 @@ def mebibytes(value_bytes: float | None) -> str:
     return significant(None if value_bytes is None else value_bytes / 2**20)
 
 
-def interval(of: tuple[float, float, float]) -> str:
+def interval(of: Interval) -> str:
     """`0.62 [0.60, 0.64]`: the middle of a ratio and its ends, with three decimals where two are too few."""
     low, middle, high = of
     digits = 3 if high - low < 0.1 * middle and middle < 10 else 2

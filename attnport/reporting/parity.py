@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from attnport.artifacts import INTEGERS, Argmax, CaseResult, InvarianceResult, NonFinite, ParityReport, RuntimeParity
 from attnport.parities import LARGE_VALUES
 from attnport.reporting import document as doc
-from attnport.reporting.absences import lacking, not_checked, without
-from attnport.reporting.facts import BOUND, ran, times
+from attnport.reporting.facts import BOUND, lacking, not_checked, ran, times, without
 from attnport.reporting.measures import NONE, count, largest, part_compared, scientific, significant, worst
 
 _MOST_OUTPUTS = 4

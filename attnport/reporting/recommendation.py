@@ -1,21 +1,25 @@
-"""Recommends what to embed, the fastest runtime that passed parity and that a bundle can carry, and why not others."""
+"""Recommends what to embed, the fastest runtime that passed parity and that a bundle can carry; why not the others."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from attnport.artifacts import LatencyReport, LatencyRow, ParityReport
+from attnport.artifacts import Interval, LatencyReport, LatencyRow, ParityReport
+from attnport.reporting import document as doc
+from attnport.reporting.facts import wanting, without
+from attnport.reporting.measures import milliseconds
 
-Interval = tuple[float, float, float]
-"""Low, middle and high of a ratio of medians."""
 Compare = Callable[[LatencyRow, LatencyRow], Interval | None]
 """Returns the interval of the ratio of two medians, first over second, on one workload; None if there is none."""
 
 NO_PARITY = "parity was not checked"
 NO_LATENCY = "nothing was timed"
+BASIS = (
+    "Of the runtimes that passed parity here, were timed on every workload and that a bundle can carry, the fastest."
+)
 
 
 @dataclass(frozen=True)
@@ -236,3 +240,46 @@ def _mending(folder: str, embeddable: Mapping[str, Embeddable]) -> tuple[str, ..
     """The commands that lead to a recommendation; forms must exist before they are checked and timed."""
     first = () if any(item.form for item in embeddable.values()) else (f"attnport fuse {folder}",)
     return (*first, f"attnport check {folder} --bisect", f"attnport bench {folder}")
+
+
+def section(recommendation: Recommendation, baseline: str, absent: Sequence[str] = ()) -> Iterator[doc.Block]:
+    """The recommended runtime with its times and its command, and why the others are not recommended.
+
+    Args:
+        absent: The runtimes that this machine lacks, which share a line.
+    """
+    if recommendation.choice is None:
+        yield doc.Text(f"Nothing can be recommended: {recommendation.reason}.", "big")
+        if recommendation.commands:
+            yield doc.Commands(recommendation.commands)
+    else:
+        yield from _choice(recommendation, recommendation.choice, baseline)
+    if recommendation.others:
+        told = without(absent, recommendation.others)
+        others: tuple[tuple[doc.Line, doc.Line], ...] = tuple((doc.Name(key), why) for key, why in told.items())
+        if absent:
+            others += ((doc.listed(map(doc.Name, absent)), wanting(absent)),)
+        yield doc.Folded("Why not the others", (doc.Pairs(others, "reasons"),))
+
+
+def _choice(recommendation: Recommendation, choice: Choice, baseline: str) -> Iterator[doc.Block]:
+    file = (" (", doc.listed(map(doc.Name, choice.files), " and "), ")")
+    yield doc.Text((doc.Name(choice.runtime), f", {choice.plan}, form ", doc.Name(choice.form), *file), "big")
+    yield doc.Text(BASIS, "quiet")
+    yield doc.Pairs(
+        tuple((timing.workload, _against_baseline(timing, baseline)) for timing in choice.timings), "tally timings"
+    )
+    if recommendation.ties:
+        ties = doc.listed(map(doc.Name, recommendation.ties))
+        yield doc.Text(("No difference shown to ", ties, " on any workload."))
+    if recommendation.notes:
+        yield doc.Bullets(recommendation.notes)
+    yield doc.Commands((choice.command,), ("Embed it; ", doc.Code("--lang cpp"), " adds the reader in C++"))
+
+
+def _against_baseline(timing: Timing, baseline: str) -> doc.Line:
+    shown = f"{milliseconds(timing.median_ns)} ms"
+    if timing.ratio is None:
+        return shown
+    low, mid, high = timing.ratio
+    return shown, doc.Span(f"{mid:.2f}× {baseline} [{low:.2f}, {high:.2f}], {timing.verdict}", "sub")

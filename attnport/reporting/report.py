@@ -7,9 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from attnport.artifacts import FusionReport, LatencyReport, LayerReport, Manifest, ParityReport, TuneReport
-from attnport.reporting import absences, advice, files, fusion, latency, layers, parity, tuning
 from attnport.reporting import document as doc
-from attnport.reporting.facts import again, count, failed, fastest_right, not_counted, not_run, reference, tallies
+from attnport.reporting import files, fusion, latency, layers, parity, recommendation, tuning
+from attnport.reporting.facts import (
+    absent,
+    again,
+    count,
+    failed,
+    fastest_right,
+    lacking,
+    not_counted,
+    not_run,
+    of_absent,
+    reference,
+    tallies,
+)
 from attnport.reporting.heatmap import Heatmap
 from attnport.reporting.measures import interval, milliseconds
 from attnport.reporting.recommendation import Recommendation
@@ -71,8 +83,8 @@ def _sections(findings: Findings) -> tuple[doc.Section, ...]:
     timed = [findings.latency, *(findings.tuning.latency.values() if findings.tuning else ())]
     baseline = next((report.baseline for report in timed if report), "")
     more = again(manifest, folder)[-1]
-    lacking = list(absences.absent(findings.parity, findings.latency))
-    advised = [advice.section(findings.recommendation, baseline, lacking)] if findings.recommendation else []
+    not_here = list(absent(findings.parity, findings.latency))
+    advised = [recommendation.section(findings.recommendation, baseline, not_here)] if findings.recommendation else []
     maps = doc.Maps(findings.heatmaps, findings.sentence, findings.heatmap_note)
     return (
         *(doc.Section("recommendation", "Recommendation", blocks) for blocks in advised),
@@ -180,6 +192,6 @@ def _not_run(parity: ParityReport | None, latency: LatencyReport | None) -> Iter
 
     if reasons := not_run(parity, latency):
         yield folded(doc.listed(map(doc.Name, reasons)), reasons)
-    if lacking := absences.absent(parity, latency):
-        yield doc.Only("page", (folded(absences.line(list(lacking)), lacking),))
-        yield doc.Only("markdown", tuple(absences.lacking(list(lacking))))
+    if names := absent(parity, latency):
+        yield doc.Only("page", (folded(of_absent(list(names)), names),))
+        yield doc.Only("markdown", tuple(lacking(list(names))))

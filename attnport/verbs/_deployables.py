@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnport.artifacts import LatencyReport, LatencyRow, Manifest, ParityReport, TuneReport
+from attnport.artifacts import Interval, LatencyReport, LatencyRow, Manifest, ParityReport, TuneReport
 from attnport.bundling.backends import Backend, choose
 from attnport.bundling.judging import judge
 from attnport.bundling.write import Judged
@@ -16,7 +16,7 @@ from attnport.errors import AttnportError
 from attnport.folder.openings import name_of
 from attnport.folder.verdicts import model_digest, read_parity
 from attnport.folder.workspace import read_report
-from attnport.latency.statistics import Interval, ratio_interval
+from attnport.latency.statistics import ratio_interval
 from attnport.reporting.recommendation import Embeddable, Recommendation, recommend
 from attnport.runtimes import base
 from attnport_bundle.format.manifest import Manifest as BundleManifest

@@ -17,8 +17,7 @@ from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import open_folder, open_if_there, read_report
 from attnport.printed import Printed
 from attnport.reporting import document as doc
-from attnport.reporting.absences import lacking, not_checked, without
-from attnport.reporting.facts import short_shape
+from attnport.reporting.facts import lacking, not_checked, short_shape, without
 from attnport.reporting.fusion import total
 from attnport.reporting.parity import forms
 from attnport.reporting.recommendation import Recommendation

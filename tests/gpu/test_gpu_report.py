@@ -21,7 +21,7 @@ CALL = "batch=32,seq=2048"
 def samples(call_ms: float, device_ms: float | None, rounds: int = 30) -> Samples:
     rng = np.random.default_rng(int(call_ms * 10))
     noise = 1 + 0.01 * rng.standard_normal((rounds, 2))
-    timed = tuple(tuple(int(ns) for ns in one) for one in call_ms * 1e6 * noise)
+    timed = [tuple(int(ns) for ns in one) for one in call_ms * 1e6 * noise]
     parts = {part: [int(1e5)] * (2 * rounds) for part in DEVICE_PARTS}
     if device_ms:
         parts["device"] = [int(device_ms * 1e6 * one) for one in noise.ravel()]

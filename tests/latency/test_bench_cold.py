@@ -109,7 +109,8 @@ def test_both_are_shown() -> None:
 
 
 def test_a_cold_start_that_does_not_answer_in_time_is_ended_and_its_figures_are_unknown() -> None:
-    timed, silent = TimedRuntime(rounds_ns={"one": [(1,)]}), ("-c", "import time; time.sleep(60)")
+    timed, silent = TimedRuntime(), ("-c", "import time; time.sleep(60)")
+    timed.of["one"].rounds_ns.append((1,))
     start = Start(lambda: Child(1, silent), [0], {"one": "feeds.npz"}, {}, timeout_s=0.5)
     began_s = time.monotonic()
     left_out = start.every({"slow": timed}, [Workload("one", {}, 1, 1)], began_s + 60, lambda message: None)

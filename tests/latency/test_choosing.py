@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from attnport.artifacts import Candidate, LatencyReport, LatencyRow
+from attnport.artifacts import Candidate, Interval, LatencyReport, LatencyRow
 from attnport.latency.choosing import choose
-from attnport.latency.statistics import Interval
 
 SHAPE = "8x128"
 

@@ -10,7 +10,7 @@ from attnport.latency.statistics import P90_SAMPLES, P99_SAMPLES
 
 def samples(ns: int, rounds: int = 12) -> Samples:
     jitter = np.random.default_rng(ns).integers(0, ns // 50, rounds)
-    return Samples(tuple((ns + int(one),) for one in jitter), ran=Ran("CPU", "x", "fp32"), peak_bytes=7)
+    return Samples([(ns + int(one),) for one in jitter], ran=Ran("CPU", "x", "fp32"), peak_bytes=7)
 
 
 def test_rows_say_faster_slower_or_that_no_difference_shows() -> None:
@@ -42,7 +42,7 @@ def test_quantiles_are_told_only_where_the_samples_support_them() -> None:
 
 
 def test_what_the_reader_must_know_of_a_row_stands_in_it() -> None:
-    wild = Samples(tuple((1000 + 900 * (number % 3),) for number in range(12)), warm=False, warm_calls=7)
+    wild = Samples([(1000 + 900 * (number % 3),) for number in range(12)], warm=False, warm_calls=7)
     found = row(wild, samples(1000), 1, 1, precision=0.03)
     assert "not settled after 7 calls" in found.reason
     assert "the time limit came first" in found.reason
@@ -51,7 +51,7 @@ def test_what_the_reader_must_know_of_a_row_stands_in_it() -> None:
 
 
 def test_what_events_on_a_device_timed_stands_in_the_row_as_medians() -> None:
-    timed = Samples(((30, 50), (40, 60)), parts_ns={"host_to_device": [1, 2, 9, 3], "device": []})
+    timed = Samples([(30, 50), (40, 60)], parts_ns={"host_to_device": [1, 2, 9, 3], "device": []})
     assert row(timed, None, 1, 1).parts_ns == {"host_to_device": 2.5}
     assert row(timed, None, 1, 1).calls == 2
 
@@ -60,7 +60,7 @@ def test_a_runtime_without_samples_is_not_run_with_its_reason() -> None:
     assert row(Samples(problem="it ended"), samples(9999), 1, 1).verdict == "NOT_RUN"
     assert row(Samples(problem="it ended"), samples(9999), 1, 1).reason == "it ended"
     assert row(Samples(), samples(9999), 1, 1).verdict == "NOT_RUN"
-    assert row(Samples(((5,),), problem="it ended"), samples(9999), 1, 1).verdict == "NOT_RUN"
+    assert row(Samples([(5,)], problem="it ended"), samples(9999), 1, 1).verdict == "NOT_RUN"
 
 
 def test_without_a_baseline_no_ratio_is_claimed() -> None:

@@ -25,7 +25,7 @@ def report(seed: int, factor: float = 1.0, **settings: Any) -> LatencyReport:
 
     def samples(ms: float) -> Samples:
         noise = np.exp(rng.normal(0, 0.03) + rng.normal(0, 0.01, (ROUNDS, 1)))
-        return Samples(tuple(tuple(map(int, calls)) for calls in 1e6 * ms * noise))
+        return Samples([tuple(map(int, calls)) for calls in 1e6 * ms * noise])
 
     found = {"torch_eager": samples(1.0), "ort_cpu": samples(factor)}
     settings = {"threads": 1, "machine": "a processor", "version torch": "2.13"} | settings

@@ -21,7 +21,7 @@ def report(seed: int, **factors: float) -> LatencyReport:
 
     def samples(ms: float) -> Samples:
         noise = np.exp(np.abs(rng.normal(0, 0.02, (30, 2))))
-        return Samples(tuple(tuple(int(1e6 * ms * one) for one in calls) for calls in noise))
+        return Samples([tuple(int(1e6 * ms * one) for one in calls) for calls in noise])
 
     found = {"torch_eager": samples(1.0)} | {name: samples(factor) for name, factor in factors.items()}
     shapes = {"batch=1": rows(found, "torch_eager", 1, 8)}

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnport.artifacts import LatencyReport
+from attnport.artifacts import Interval, LatencyReport
 from attnport.errors import UsageError
 from attnport.latency import measuring
 from attnport.latency.judging import Samples, rows
 from attnport.latency.measuring import MIN_ROUNDS
 from attnport.latency.regression import regression
-from attnport.latency.statistics import Interval, change_interval, ratio_interval, students_quantile
+from attnport.latency.statistics import change_interval, ratio_interval, students_quantile
 from attnport.processes.child import Child
 from attnport.verbs._deployables import ratio
 from attnport.verbs.bench import bench
@@ -74,8 +74,8 @@ def test_equal_runs_show_no_change_and_slower_ones_do(alone: bool) -> None:
 
 def report(seed: int, starts: tuple[int, ...] = STARTS, factor: float = 1.0) -> LatencyReport:
     """With `starts` of (), the first start alone."""
-    ours, theirs = (tuple(map(tuple, side[: sum(starts) or ROUNDS])) for side in world(seed, factor))
-    found = {"torch_eager": Samples(theirs, starts=starts), "ort_cpu": Samples(ours, starts=starts)}
+    ours, theirs = (list(map(tuple, side[: sum(starts) or ROUNDS])) for side in world(seed, factor))
+    found = {"torch_eager": Samples(theirs, starts=[*starts]), "ort_cpu": Samples(ours, starts=[*starts])}
     settings: dict[str, Any] = {"threads": 1, "machine": "a processor", "starts": max(1, len(starts))}
     return LatencyReport(
         "torch_eager", settings, {CALL: rows(found, "torch_eager", 1, 3, precision=0.001)}, {CALL: 1}, {CALL: 3}, "m"

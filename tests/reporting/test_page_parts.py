@@ -13,7 +13,7 @@ import page_sample as sample
 import pytest
 
 from attnport.artifacts import CaseResult, LatencyRow
-from attnport.reporting.chart import domain, place, ticks
+from attnport.reporting.charts import domain, place, ticks
 from attnport.reporting.heatmap import IMAGE_BUDGET_BYTES, INK, VEIL, Heatmap, png, section, short_names
 from attnport.reporting.markup import Html, el, join, name, text
 from attnport.reporting.measures import mebibytes, milliseconds, scientific, share, significant

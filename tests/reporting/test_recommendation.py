@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import page_sample as sample
 import pytest
 
-from attnport.artifacts import LatencyReport, LatencyRow, ParityReport, RuntimeParity, Verdict
-from attnport.reporting.recommendation import Embeddable, Interval, Recommendation, recommend
+from attnport.artifacts import Interval, LatencyReport, LatencyRow, ParityReport, RuntimeParity, Verdict
+from attnport.reporting.recommendation import Embeddable, Recommendation, recommend
 
 FORMS = {name: Embeddable(name, "fp32", f"model.{name}.onnx") for name in ("ort_cpu", "openvino")}
 
