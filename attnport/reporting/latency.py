@@ -168,9 +168,8 @@ def _more(report: LatencyReport, page: bool) -> Iterator[doc.Block]:
             for workload, of in rows.items()
             if of
         )
-        return doc.filled(
-            doc.Table(caption, (doc.Column("runtime", whole=True), *doc.numbers(*figures)), groups, "workload")
-        )
+        columns = (doc.Column("runtime", whole=figures is _STARTS), *doc.numbers(*figures))
+        return doc.filled(doc.Table(caption, columns, groups, "workload"))
 
     parts = {workload: [(name, row) for name, row in rows if row.parts_ns] for workload, rows in timed.items()}
     if any(parts.values()):
