@@ -86,7 +86,7 @@ def test_it_is_shown_within_80_columns_with_every_reason(report: GpuReport) -> N
         "12/12",
         "NOT_RUN",
         "0.499 [",
-        "ratio on device",
+        "on device ms",
         CALL,
     ):
         assert word in text, word
