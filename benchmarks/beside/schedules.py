@@ -53,7 +53,7 @@ def calls(work: Work) -> dict[str, list[list[int]]]:
     if work.share < 1:
         order = sorted(range(count), key=lambda at: work.tokens[at])
         found[ALONE] = [[at] for at in order]
-        found[MAPPED] = list(batches.groups(work.tokens, lambda _: batches.TOKENS, Dim("batch", 1, 1, max(count, 1))))
+        found[MAPPED] = list(batches.groups(work.tokens, batches.TOKENS, Dim("batch", 1, 1, max(count, 1))))
         found |= {f"groups of {size}": [order[at : at + size] for at in range(0, count, size)] for size in GROUPS}
         found = {FIRST: found[FIRST], **found}
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
-from attnport.reporting.chart import place, ticks
+from attnport.reporting.charts import place, ticks
 from attnport.reporting.markup import Html, el
 from claims._svg import COLOURS, LETTER_PX, TEXT, line, picture, words
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnport.errors import AttnportError
 from attnport.folder.machine import machine
-from attnport.reporting.measures import megabytes, milliseconds
+from attnport.reporting.measures import milliseconds, significant
 from attnport.runtimes import base
 from attnport.verbs.build import build
 from attnport.verbs.export import WEIGHTS
@@ -147,7 +147,7 @@ def _ort_cpu() -> Verdict:
 
 
 def _bytes(single: int, half: int) -> Pair:
-    return Pair(f"{megabytes(single)} MB", f"{megabytes(half)} MB", exact(half, single))
+    return Pair(f"{significant(single / 1e6)} MB", f"{significant(half / 1e6)} MB", exact(half, single))
 
 
 def _scratch(single: int, half: int, fused: str, fused_half: str) -> Pair:

@@ -102,7 +102,7 @@ def test_the_buffer_itself_is_written_to(artifacts: Once) -> None:
     }
     before = {name: buffer.copy() for name, (_, buffer) in buffers.items()}
     feeds = {"input_ids": tokens(2, 1), "attention_mask": np.ones((2, 10), np.int64)}
-    outputs = steps._step(feeds, buffers)
+    outputs = steps._run(feeds, buffers)
     assert list(outputs) == ["logits"]
     exact = {name: array[:, :, :9] for name, array in before.items()}
     wanted = session.run({**feeds, **{name: np.ascontiguousarray(array) for name, array in exact.items()}})

@@ -384,4 +384,4 @@ def test_every_reload_goes_by_the_one_place_that_asks() -> None:
     package = Path(attnport.__file__).parent
     loading = re.compile(r"folder\.loading import .*\bload\b|sources(\.load)? import load|folder import loading")
     users = {path.stem for path in package.rglob("*.py") if loading.search(path.read_text(encoding="utf-8"))}
-    assert users == {"__init__", "loading", "_given", "trust"}
+    assert users == {"__init__", "loading", "given", "trust"}
