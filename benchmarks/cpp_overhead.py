@@ -60,8 +60,9 @@ def made_bundle(folder: Path) -> Path:
         "io": {
             "inputs": [{"name": "x", "dtype": "float32", "dims": ["batch", 16], "high": None}],
             "outputs": [{"name": "y", "dtype": "float32", "dims": ["batch", 16], "high": None}],
-            "dims": [{"name": "batch", "min": 1, "opt": 2, "max": 1024}],
+            "dims": [{"name": "batch", "min": 1, "opt": 2, "max": 1024, "step": 1}],
             "masks": [],
+            "decoder": None,
         },
         "order": ["one"],
         "forms": {
@@ -84,6 +85,8 @@ def made_bundle(folder: Path) -> Path:
             "bounds": [{"case": "one", "output": "y", "plan": "fp32", "rms_bound": 1e-6, "max_bound": 1e-6}],
         },
         "tokenizer": None,
+        "prompts": {"named": {}, "default": ""},
+        "text_limit": None,
         "provenance": {
             "source": "one",
             "inputs": [],

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attnport.onnx_walk import opset, references
+from attnport_bundle.errors import BundleError, escaped
 from attnport_bundle.format import files
 from attnport_bundle.format.files import FileProblem
 from attnport_bundle.format.manifest import ENGINES, MANIFEST, Form, Goldens, Manifest
+from attnport_bundle.text.tokenizer import installed, open_file
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9]) *(\..*)?", re.IGNORECASE | re.ASCII)
@@ -25,6 +27,7 @@ def check(folder: Path, manifest: Manifest) -> list[FileProblem]:
     problems = files.check(folder, manifest) or itertools.chain(
         (FileProblem(MANIFEST, problem) for problem in contradictions(manifest)),
         *(_model(folder, manifest, form) for form in manifest.forms.values() if form.runtime not in ENGINES),
+        _tokenizer(folder, manifest),
     )
     return list(itertools.islice(problems, files.MAX_PROBLEMS))
 
@@ -77,6 +80,16 @@ def bounds(goldens: Goldens, outputs: set[str], plans: set[str]) -> Iterator[str
                 "forms' outputs and plans and the list of bounds"
             )
             return
+
+
+def _tokenizer(folder: Path, manifest: Manifest) -> Iterator[FileProblem]:
+    """What keeps texts from being encoded; nothing where the package `tokenizers` is not installed."""
+    if manifest.tokenizer is None or not installed():
+        return
+    try:
+        open_file(folder / manifest.tokenizer.file)
+    except BundleError as err:
+        yield FileProblem(manifest.tokenizer.file, f"not a tokenizer that can be read: {escaped(str(err.__cause__))}")
 
 
 def _model(folder: Path, manifest: Manifest, form: Form) -> Iterator[FileProblem]:

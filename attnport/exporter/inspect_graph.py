@@ -112,7 +112,14 @@ def load(path: Path) -> ir.Model:
         raise ArtifactError(f"{path} cannot be read: {err.strerror or err}.") from err
     except DecodeError as err:
         raise ArtifactError(f"{path} is not an ONNX model: {err}.", hint=hint) from err
-    except (onnx.checker.ValidationError, ir.serde.SerdeError, ValueError, KeyError, TypeError) as err:
+    except onnx.checker.ValidationError as err:
+        if "hard link" not in str(err):
+            raise ArtifactError(f"{path} is a malformed ONNX model: {_root_cause(err)}", hint=hint) from err
+        raise ArtifactError(
+            f"{path}: its file of weights is a hard link, which ONNX's checker refuses.",
+            hint="Copy the folder in a way that copies its files, such as cp -r.",
+        ) from err
+    except (ir.serde.SerdeError, ValueError, KeyError, TypeError) as err:
         raise ArtifactError(f"{path} is a malformed ONNX model: {_root_cause(err)}", hint=hint) from err
 
 

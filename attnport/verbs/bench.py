@@ -192,7 +192,7 @@ def raise_for(report: LatencyReport, named: Sequence[str]) -> None:
         own_rows = [row for rows in report.shapes.values() for key, row in rows.items() if of_runtime(key, name)]
         if all(row.median_ns is None for row in own_rows):
             reason = own_rows[0].reason if own_rows else "it is not in the report"
-            raise UnavailableError(f"{name} was not run: {reason}.")
+            raise UnavailableError(f"{name} was not run: {reason.rstrip('.')}.")
 
 
 def _settings(effort: Effort, runtimes: Iterable[str]) -> dict[str, str | int | float | bool]:

@@ -246,7 +246,7 @@ def raise_for(report: ParityReport, named: Sequence[str] = (), again: str = "") 
         rows = [row for key, row in report.runtimes.items() if of_runtime(key, name)]
         if all(row.verdict == "NOT_RUN" for row in rows):
             reason = rows[0].reason if rows else "it is not in the report"
-            raise UnavailableError(f"{name} was not run: {reason}.")
+            raise UnavailableError(f"{name} was not run: {reason.rstrip('.')}.")
 
 
 def _hint(report: ParityReport, name: str, row: RuntimeParity, again: str) -> str:

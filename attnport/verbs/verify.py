@@ -104,8 +104,14 @@ def raise_for(result: VerifyResult) -> None:
     if result.exit_code:
         bad = [row for row in result.rows if row.verdict == "FAIL"]
         more = f" ({len(bad) - 1} more)" if len(bad) > 1 else ""
+        what = f"{bad[0].check}: {bad[0].detail.rstrip('.')}{more}."
+        if result.exit_code == ParityFailed.exit_code:
+            raise ParityFailed(
+                f"{result.path} has the files that were written, but this machine computes other numbers: {what}",
+                hint="Try another release of the runtime. If it fails where it was made too, it has to be made again.",
+            )
         raise _KINDS.get(result.exit_code, IntegrityError)(
-            f"{result.path} is not what was written: {bad[0].check}: {bad[0].detail.rstrip('.')}{more}.",
+            f"{result.path} is not what was written: {what}",
             hint="Restore it from where it was made, or make it again.",
         )
 

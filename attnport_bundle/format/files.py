@@ -98,7 +98,10 @@ def check_signature(manifest: bytes, key: Path, folder: Path) -> str:
     try:
         public.verify(signature, message(manifest))
     except InvalidSignature as err:
-        raise IntegrityError(f"{path}: the signature is not one of this manifest with the key {fingerprint}.") from err
+        raise IntegrityError(
+            f"{path}: the signature is not one of this manifest with the key {fingerprint}: "
+            f"{MANIFEST} was changed since, or another key signed it."
+        ) from err
     return fingerprint
 
 

@@ -430,10 +430,13 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     """
     value = parse(data, where)
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise BundleError(f"{where} is not the manifest of a bundle.")
+        raise BundleError(f"{where} is not the manifest of a bundle: its format is not {FORMAT!r}.")
     version = value.get("version")
     if type(version) is not int or version != VERSION:
-        raise BundleError(f"{where}: got version {version!r:.60}; this reader knows version {VERSION}.")
+        raise BundleError(
+            f"{where}: got version {version!r:.60}; this reader knows version {VERSION}. "
+            "Take a newer reader, or have it bundled again."
+        )
     return decode(Manifest, value, where)
 
 

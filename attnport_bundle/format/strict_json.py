@@ -101,7 +101,7 @@ def _decode(kind: Any, value: Any, where: str, own: bool) -> Any:
         return tuple(_decode(each, item, f"{where}[{index}]", own) for index, (each, item) in enumerate(pairs))
     elif origin is Mapping and isinstance(value, dict):
         items = value.items()
-        return {_key(args[0], key, where, own): _decode(args[1], item, f"{where}.{key}", own) for key, item in items}
+        return {_key(args[0], key, where, own): _decode(args[1], item, _place(where, key), own) for key, item in items}
     elif origin is Literal and any(type(value) is type(arg) and value == arg for arg in args):
         return value
     elif kind in (str, AnyText) and type(value) is str:
@@ -112,6 +112,11 @@ def _decode(kind: Any, value: Any, where: str, own: bool) -> Any:
     elif type(value) is kind and kind is not int:
         return value
     raise IntegrityError(f"{where}: got {shown(value)}; expected {_type_name(kind)}.")
+
+
+def _place(where: str, key: str) -> str:
+    """Such as `bundle.json: io.dims[0].max`."""
+    return f"{where}: {key}" if where.endswith(".json") else f"{where}.{key}" if where else key
 
 
 def _key(kind: type, key: str, where: str, own: bool) -> Any:
@@ -131,7 +136,7 @@ def _decode_dataclass(kind: type, value: Any, where: str, own: bool) -> Any:
     for field in dataclasses.fields(kind):
         if field.name not in value and not (own and _has_default(field)):
             raise IntegrityError(f"{where}: key {field.name!r} is missing.")
-    fields = {key: _decode(hints[key], item, f"{where}.{key}" if where else key, own) for key, item in value.items()}
+    fields = {key: _decode(hints[key], item, _place(where, key), own) for key, item in value.items()}
     try:
         return kind(**fields)
     except (UsageError, ValueError) as err:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import random
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from bundle_forms import UNRUN
 
 from attnport.bundling.verifying import bounds, check, contradictions
@@ -88,6 +91,18 @@ def test_names_of_windows_devices_are_found(made_bundle: Path, name: str) -> Non
 
 def test_a_bundle_as_it_was_made_has_no_problem(made_bundle: Path) -> None:
     assert check(made_bundle, read(made_bundle)) == []
+
+
+def test_a_tokenizer_that_cannot_be_read_is_found(made_bundle: Path, tmp_path: Path) -> None:
+    app = Path(shutil.copytree(made_bundle, tmp_path / "app"))
+    whole = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a")).to_str().encode()
+    for data, problems in ((whole, []), (whole[:-9], ["tokenizer.json"])):
+        (app / "tokenizer.json").write_bytes(data)
+        found = json.loads((made_bundle / "bundle.json").read_text())
+        found["tokenizer"] = {"file": "tokenizer.json", "chars": None}
+        found["files"]["tokenizer.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        manifest = from_bytes(json.dumps(found).encode(), "here")
+        assert [problem.name for problem in check(app, manifest)] == problems
 
 
 @pytest.mark.parametrize("seed", range(40))

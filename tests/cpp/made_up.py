@@ -36,7 +36,7 @@ TRICKY = (
         b'{"a":[1.5,"it\'s \\"so\\"",null,true]}',
         b'"' + b"x" * 61 + b'"', b'{"\\ud800":1}', b'"\\u200b\\u00ad\\u0378\\u00e9"', b'"\\n\\t\\r\\u0000\\\\"', b"NaN",
     )),
-    *(_HEAD + b'2,"' + key + b'":1}' for key in (
+    *(_HEAD + b'1,"' + key + b'":1}' for key in (
         b"x", b"\\ud800", b"\\ud800\\udc00", b"\\udbff\\udfff", b"\xf4\x8f\xbf\xbfd800", b"it's", b"", b"\\u0000",
         b"y" * 80,
     )),

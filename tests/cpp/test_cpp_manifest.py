@@ -154,8 +154,8 @@ UNREAD = {
     "no beam", "beams without end", "a penalty of 0", "rows below 0", "length below 0", "tokens below 0",
     "a word of nothing", "key with escapes", "reason too long",
 }  # fmt: skip
-"""What the reader in Python refuses and C++ does not look for: rules of generation, which it does not keep to, and texts
-that it does not show."""
+"""What Python's reader refuses and C++ does not look for: rules of generation, which it does not keep to, and some
+texts."""
 
 
 def test_what_makes_sense_and_what_contradicts_itself(cpp_build: Build, made_bundle: Path) -> None:

@@ -151,6 +151,12 @@ def test_a_file_that_is_no_model_is_an_error(tmp_path: Path, content: bytes) -> 
         inspect(path)
 
 
+def test_weights_of_two_names_are_not_told_as_a_malformed_file(external: Path) -> None:
+    (external.parent / "again.bin").hardlink_to(external.parent / "weights.bin")
+    with pytest.raises(ArtifactError, match="is a hard link"):
+        inspect(external)
+
+
 def test_weights_outside_the_folder_are_refused(external: Path, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     moved = external.rename(tmp_path / "deep" / external.name)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from refusing import call
 
-from attnport.errors import IntegrityError
-from attnport.verbs.verify import raise_for, verify
+from attnport.errors import IntegrityError, ParityFailed
+from attnport.verbs.verify import VerifyResult, VerifyRow, raise_for, verify
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,11 @@ def test_names_that_no_terminal_should_see_are_escaped(tiny_artifact: Path, tmp_
     assert "\x1b[31mred" not in result.output
     rows = {row.check for row in verify(folder).rows if row.verdict == "NOT_RUN"}
     assert rows == {r"'\udcff.txt'", r"'\x1b[31mred'"}
+
+
+def test_other_numbers_are_not_told_as_changed_files() -> None:
+    rows = (VerifyRow("files", "PASS", "5 files"), VerifyRow("ort_cpu one y", "FAIL", "over its bound"))
+    with pytest.raises(ParityFailed) as raised:
+        raise_for(VerifyResult("app", "bundle", "FAIL", 4, rows))
+    assert "not what was written" not in raised.value.message
+    assert "ort_cpu one y: over its bound" in raised.value.message

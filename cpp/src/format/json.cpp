@@ -134,14 +134,10 @@ void Located::expected(const std::string& what) const {
     fail("got " + shown_value(*value_) + "; expected " + what);
 }
 
-void Located::keys(std::initializer_list<std::string_view> names,
-                   std::initializer_list<std::string_view> optional) const {
+void Located::keys(std::initializer_list<std::string_view> names) const {
     if (!value_->is_object()) expected("an object");
-    const auto among = [](std::initializer_list<std::string_view> known, const std::string& key) {
-        return std::find(known.begin(), known.end(), key) != known.end();
-    };
     for (const auto& [key, item] : value_->items()) {
-        if (!among(names, key) && !among(optional, key)) fail("unknown key " + quoted(cut(key)));
+        if (std::find(names.begin(), names.end(), key) == names.end()) fail("unknown key " + quoted(cut(key)));
     }
     for (const std::string_view name : names) {
         if (value_->count(std::string(name)) == 0) fail("key " + quoted(name) + " is missing");

@@ -39,9 +39,8 @@ public:
     /// Throws IntegrityError with the place, the value and what is expected instead.
     [[noreturn]] void expected(const std::string& what) const;
 
-    /// Throws unless the value is an object with exactly these keys, and with any of those that are optional.
-    void keys(std::initializer_list<std::string_view> names,
-              std::initializer_list<std::string_view> optional = {}) const;
+    /// Throws unless the value is an object with exactly these keys.
+    void keys(std::initializer_list<std::string_view> names) const;
 
     /// Whether the value, an object, has a key.
     [[nodiscard]] bool has(const char* key) const;
