@@ -57,8 +57,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'attnport' has no attribute {name!r}")
     import importlib
 
-    place = "attnport.artifact" if name in _DOOR else f"attnport.verbs.{name}"
-    found = getattr(importlib.import_module(place), name)
+    door = importlib.import_module("attnport.artifact")  # results of verbs print as it says
+    found = getattr(door if name in _DOOR else importlib.import_module(f"attnport.verbs.{name}"), name)
     if name not in ("Artifact", "open"):
         from attnport.verbs._arguments import public
 

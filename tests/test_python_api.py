@@ -248,6 +248,15 @@ def test_another_process_checks_against_the_stored_program_where_it_is_trusted(
     assert run(moved, "--trust").stdout.strip() == "PASS"
 
 
+def test_what_a_verb_returns_prints_as_the_command_line_shows_it(tiny_artifact: Path) -> None:
+    code = (
+        f"import attnport; print(attnport.verify({str(tiny_artifact)!r}))"  # a process that has imported nothing else
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
+    assert "PASS" in done.stdout
+    assert "VerifyResult(" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("declared", "said"),
     [
