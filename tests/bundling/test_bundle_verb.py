@@ -68,7 +68,7 @@ def test_a_model_of_many_inputs_is_bundled(artifact: Path, tmp_path: Path) -> No
 
 def test_what_no_reader_would_take_is_refused_with_words(artifact: Path, tmp_path: Path) -> None:
     tiny.edit_source(artifact, inputs=(f"x=float32[{','.join(['batch'] * 200)}]",))
-    said = r"readers would refuse this bundle: bundle\.json\..*inputs\[0\]: .* at most 1000 characters"
+    said = r"readers would refuse this bundle: bundle\.json: .*inputs\[0\]: .* at most 1000 characters"
     with pytest.raises(ArtifactError, match=said):
         bundle(artifact, tmp_path / "app")
     assert not (tmp_path / "app").exists()

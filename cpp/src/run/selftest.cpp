@@ -56,14 +56,14 @@ struct Found {
 };
 
 /// A row for a form, or for each of its golden cases where it can run.
-void check_form(const std::filesystem::path& folder, const Manifest& manifest, const std::string& name,
-                const Options& options, Found& found) {
+void check_form(const std::filesystem::path& folder, const Manifest& manifest, const Goldens& goldens,
+                const std::string& name, const Options& options, Found& found) {
     bool opened = false;
     try {
         const reader::OpenForm form(folder, manifest, name, options, std::nullopt);
         opened = true;
         const auto call = [&form](const Inputs& inputs) { return form.run(inputs); };
-        Goldens(folder, manifest).check(manifest.form(name), call, [&](const Result& result) {
+        goldens.check(manifest.form(name), call, [&](const Result& result) {
             const std::string check = name + " " + result.case_ + " " + result.output;
             found.add({check, result.passed ? "PASS" : "FAIL", words(result)}, result.passed ? 0 : 4);
         });
@@ -89,7 +89,12 @@ Report checked(const std::filesystem::path& given, const Options& options) {
     if (report.exit_code != 0) return report;
     report.rows = {signature_row(folder, trusted.fingerprint), files_row(manifest)};
     Found found;
-    for (const std::string& name : manifest.order) check_form(folder, manifest, name, options, found);
+    try {
+        const Goldens goldens(folder, manifest);
+        for (const std::string& name : manifest.order) check_form(folder, manifest, goldens, name, options, found);
+    } catch (const IntegrityError& err) {
+        found.add({manifest.goldens.file, "FAIL", err.what()}, err.exit_code());
+    }
     report.rows.insert(report.rows.end(), found.rows.begin(), found.rows.end());
     report.exit_code = found.ran ? found.exit_code : 3;
     return report;
