@@ -46,7 +46,7 @@ SERVE_PIP := $(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install
 
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
-	@echo "make test      lint, types and the tests that are quick (12 minutes on two cores)"
+	@echo "make test      lint, types and the tests that are quick (9 minutes on two cores)"
 	@echo "make test-all  every test, slow ones too, also those of serve-test and layouts-test; run it again to go on where"
 	@echo "               it stopped"
 	@echo "make test-faults plants each fault of tests/faults.py in a copy of this tree: the quick tests must find it"
