@@ -99,6 +99,7 @@ def test_the_intervals_of_many_rows_are_those_that_hold_together() -> None:
     assert wide
     assert narrow
     assert wide[0] < narrow[0] < narrow[2] < wide[2]
+    assert wide[2] - wide[0] > 1.2 * (narrow[2] - narrow[0])  # 1.6 by the normal distribution
 
 
 def test_with_another_torch_times_are_compared_as_they_are_and_it_is_said() -> None:
