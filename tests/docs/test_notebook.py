@@ -49,7 +49,7 @@ def test_it_is_stored_without_outputs() -> None:
 
 @pytest.mark.slow
 def test_the_artifact_shows_itself_as_a_table(shown: list[str]) -> None:
-    assert shown[1].startswith("<table><caption>Encoder</caption>")
+    assert "<table><caption>Encoder</caption>" in shown[1]
     text = re.sub("<[^>]*>", "", shown[1])
     for part in ("ids=int64[batch,seq]", "batch=1:8:64, seq=1:128:512", "NOT RUN"):
         assert part in text
