@@ -97,7 +97,7 @@ def peaks(
     rounds: int = ROUNDS,
     warm_s: float = WARM_S,
 ) -> dict[str, Any]:
-    """Times square products of `sizes` in the type of each plan, and a copy, in turns; what counts is the best median.
+    """Measures the peaks: products of square matrices in each plan's type, and a copy, in turns; the best medians.
 
     Args:
         device: As `runtimes._torch_device.TorchDevice`.

@@ -105,7 +105,7 @@ def unconfined(monkeypatch: pytest.MonkeyPatch) -> None:
         *_, listeners = limits
         try:
             return sys.modules[f"attnport.verbs.{verb}"]._carry_out(arguments, listeners)
-        except Exception as err:
+        except Exception as err:  # as the process would tell it
             if (known := as_attnport_error(err)) is None:
                 raise
             raise known from err

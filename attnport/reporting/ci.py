@@ -105,7 +105,7 @@ def _count(element: ElementTree.Element, counts: Counter[str]) -> None:
 def workflow_commands(report: ParityReport, found: Iterable[tuple[str, str]] = ()) -> str:
     """A line for the verdict, an error for each failed case, and a notice for each runtime or form that was not run.
 
-    Runtimes for which this machine lacks a package or a device share one notice.
+    One notice names all runtimes that lack a package or a device here.
 
     Args:
         found: A title and a text for each search for what is wrong; each is an error of its own.

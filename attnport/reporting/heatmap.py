@@ -134,7 +134,7 @@ def _scale() -> Html:
 
 
 def section(heatmaps: Sequence[Heatmap], sentence: str, note: str) -> Html:
-    """The maps of every layer and head.
+    """Images of the attention weights of every layer and head.
 
     Args:
         heatmaps: An item for each attention; may be empty.
