@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
+import time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from attnport.errors import ArtifactError, AttnportError
 from attnport_bundle.format.strict_json import decode, parse
 
 MAX_JSON_BYTES = 256 << 20
+_TICK_NS = 2_000_000_000
+"""The longest tick of a file system's clock: that of FAT."""
+_digests: dict[tuple[int, ...], str] = {}
 
 T = TypeVar("T")
 
@@ -49,9 +54,26 @@ def read(kind: type[T], path: Path) -> T:
 
 
 def digest_file(path: Path) -> str:
-    """SHA-256 of a file, as hex."""
+    """SHA-256 of a file, as hex. This process computes it once, as long as the file system says that it is unchanged.
+
+    A file that was changed in the last seconds is read each time: two changes in one tick of a file system's clock look
+    like one.
+    """
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        state = _state(file)
+        if (known := _digests.get(state)) is not None:
+            return known
+        quiet = time.time_ns() - max(state[-2:]) > _TICK_NS
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if quiet and _state(file) == state:
+            _digests[state] = digest
+        return digest
+
+
+def _state(file: BinaryIO) -> tuple[int, ...]:
+    """Which file it is, and what changes with its content; no program can set back the last time."""
+    found = os.fstat(file.fileno())
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def digest_text(*parts: str) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
+import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -170,6 +173,28 @@ def test_digests_tell_files_and_lists_of_texts_apart(tmp_path: Path) -> None:
     assert digest_file(first) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     assert digest_file(first) != digest_file(second)
     assert len({digest_text(*parts) for parts in ([], [""], ["", ""], ["ab"], ["a", "b"], ["b", "a"])}) == 6
+
+
+def test_a_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, hashed = hashlib.file_digest, list[str]()
+
+    def counted(file: Any, name: str) -> Any:
+        hashed.append(file.name)
+        return real(file, name)
+
+    monkeypatch.setattr("attnport.jsonfile.hashlib.file_digest", counted)
+    monkeypatch.setattr("attnport.jsonfile._TICK_NS", 20_000_000)
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    assert digest_file(path) == digest_file(path) == hashlib.sha256(b"abc").hexdigest()
+    assert len(hashed) == 2, "it was written a moment ago"
+    time.sleep(0.05)
+    assert digest_file(path) == digest_file(path) == hashlib.sha256(b"abc").hexdigest()
+    assert len(hashed) == 3
+    before = path.stat()
+    path.write_bytes(b"xyz")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert digest_file(path) == hashlib.sha256(b"xyz").hexdigest(), "of the same size, with its time set back"
 
 
 def test_the_contract_finds_its_dims_and_padding_masks() -> None:
