@@ -20,7 +20,7 @@ import pytest
 
 from attnport.artifacts import FORMAT, Form, Manifest
 from attnport.folder.trust import require
-from attnport.folder.workspace import change
+from attnport.folder.workspace import create
 
 HERE = Path(__file__).parent
 LONG = ("cpp", "decoding", "door", "exporter", "contract", "parity", "latency", "verbs")
@@ -175,7 +175,11 @@ def _export_tiny(spec: Any, folder: Path) -> None:
         tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, **{w: i + 2 for i, w in enumerate(WORDS)}}, "[UNK]")
     )
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    with change(folder) as edit, warnings.catch_warnings():
+    files = {"onnx": "model.onnx", "ort_cpu": "model.ort_cpu.onnx", "openvino": "model.openvino.onnx"}
+    forms = {target: Form(target, "fp32", file, 23) for target, file in files.items()}
+    forms["tensorrt_rtx"] = Form("tensorrt_rtx", "fp16", "model.tensorrt_rtx.fp16.onnx", 23)
+    manifest = Manifest(FORMAT, "0", spec.name, spec.source, spec.io, 23, (), "tokenizer.json", {}, {}, forms=forms)
+    with create(folder, manifest) as edit, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's exporter warns about itself
         for file, module in (("model.onnx", spec.make()), ("model.tensorrt_rtx.fp16.onnx", spec.make().half())):
             torch.onnx.export(
@@ -193,12 +197,6 @@ def _export_tiny(spec: Any, folder: Path) -> None:
         for target in ("ort_cpu", "openvino"):
             shutil.copy(edit.path("model.onnx"), edit.path(f"model.{target}.onnx"))
         tokenizer.save(str(edit.path("tokenizer.json")))
-        files = {"onnx": "model.onnx", "ort_cpu": "model.ort_cpu.onnx", "openvino": "model.openvino.onnx"}
-        forms = {target: Form(target, "fp32", file, 23) for target, file in files.items()}
-        forms["tensorrt_rtx"] = Form("tensorrt_rtx", "fp16", "model.tensorrt_rtx.fp16.onnx", 23)
-        edit.manifest = Manifest(
-            FORMAT, "0", spec.name, spec.source, spec.io, 23, (), "tokenizer.json", {}, {}, forms=forms
-        )
         edit.finish("export", "by hand")
 
 

@@ -29,7 +29,6 @@ def attnport(*arguments: object) -> subprocess.CompletedProcess[bytes]:
 def artifact(tiny_artifact: Path) -> Path:
     """An artifact of a model with a name beyond ASCII."""
     with change(tiny_artifact) as edit:
-        assert edit.manifest is not None
         edit.manifest = dataclasses.replace(edit.manifest, name=NAME)
         edit.finish("export", "")
     return tiny_artifact

@@ -48,7 +48,6 @@ def make(folder: Path, exported: Path, arrays: Mapping[str, Any]) -> Path:
     (own / "weights.bin").write_bytes((exported / "weights.bin").read_bytes())
     tiny.make(folder, own, {renamed(name): array for name, array in arrays.items()}, tiny.parity())
     with change(folder) as edit:
-        assert edit.manifest
         inputs, outputs = (
             tuple(dataclasses.replace(spec, name=renamed(spec.name)) for spec in specs)
             for specs in (tiny.IO.inputs, tiny.IO.outputs)

@@ -27,7 +27,7 @@ from attnport.artifacts import (
     Verdict,
 )
 from attnport.dims import Dim, TensorSpec
-from attnport.folder.workspace import change
+from attnport.folder.workspace import change, create
 from attnport.jsonfile import to_json
 from attnport.masks.spec import MaskSpec
 
@@ -162,8 +162,7 @@ def fusion() -> FusionReport:
 
 def make(folder: Path, exported: Path, arrays: Mapping[str, Any], judged: ParityReport | None = None) -> Path:
     """Writes an artifact folder: the export at `exported` as its model and form, goldens, fusion and parity."""
-    with change(folder) as edit:
-        edit.manifest = manifest()
+    with create(folder, manifest()) as edit:
         for name, source in {"model.onnx": "model.onnx", "model.ort_cpu.onnx": "model.onnx"}.items():
             edit.path(name).write_bytes((exported / source).read_bytes())
         edit.path("weights.bin").write_bytes((exported / "weights.bin").read_bytes())
@@ -181,7 +180,6 @@ def make(folder: Path, exported: Path, arrays: Mapping[str, Any], judged: Parity
 def edit_manifest(folder: Path, edited: Callable[[Manifest], Manifest]) -> Path:
     """Changes a folder's manifest as a verb would, which leaves a stage `again`; returns the folder."""
     with change(folder) as edit:
-        assert edit.manifest
         edit.manifest = edited(edit.manifest)
         edit.finish("again", "1")
     return folder

@@ -31,7 +31,7 @@ def replaced(out: Path, may_replace: Callable[[], None]) -> Iterator[Path]:
         UsageError: `out` cannot be written, or the disk is full.
     """
     out = out.absolute()
-    try:
+    with _told(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         _clear(out)
         staged, lock = _stage(out)
@@ -45,6 +45,20 @@ def replaced(out: Path, may_replace: Callable[[], None]) -> Iterator[Path]:
         finally:
             shutil.rmtree(staged, ignore_errors=True)
             os.close(lock)
+
+
+def refuse_unwritable(out: Path) -> None:
+    """Raises UsageError where `replaced` cannot write, before the work that fills the folder."""
+    out = out.absolute()
+    with _told(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        Path(tempfile.mkdtemp(prefix=_prefix(out), dir=out.parent)).rmdir()
+
+
+@contextmanager
+def _told(out: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as err:
         if err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""What a user can mend about files and folders: a full disk, a path that cannot be written, a folder of someone's."""
+"""What a user can mend about files and folders: a full disk, a path that cannot be written."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from attnport.artifacts import MANIFEST
 from attnport.errors import AttnportError, MissingDependency, UsageError
-from attnport.transaction import OWN, settle
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CUT_SHORT = re.compile(r"problem writing element|\d+ requested and \d+ written")
@@ -59,24 +57,3 @@ def folder_is_gone() -> UsageError | None:
     except FileNotFoundError:
         return UsageError("The current folder was deleted.", hint="cd to a folder that is there.")
     return None
-
-
-def refuse_stranger(folder: Path) -> None:
-    """Refuses to export into a folder that holds somebody's files and is no artifact; nothing in it is touched.
-
-    Raises:
-        UsageError: it is a file, or a folder that is neither empty nor an artifact.
-    """
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is there and is no folder.", hint="Give another folder, or move it away.")
-    if (folder / MANIFEST).exists():
-        return
-    settle(folder)  # a first export that was killed has left files of its own
-    strange = sorted(path.name for path in folder.iterdir() if path.name not in OWN)
-    if strange:
-        raise UsageError(
-            f"{folder} is not empty and no artifact (it holds {strange[0]}); it stays as it is.",
-            hint="Give an empty or a new folder.",
-        )

@@ -1,4 +1,7 @@
-"""The artifact folder as the verbs see it: opened, checked, changed all at once, and stages that need not run again."""
+"""The artifact folder as the verbs see it: opened, checked, changed all at once, and stages that need not run again.
+
+`create` makes an artifact, `change` changes one, and `stage` is a change that is left out if it was made before.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attnport_bundle
 from attnport.artifacts import FORMAT, MANIFEST, Manifest, ModelSpec, Stage
@@ -22,7 +25,7 @@ from attnport.jsonfile import digest_file, digest_text, read, to_json
 from attnport.module_path import ROOT
 from attnport.sources.digests import changes
 from attnport.sources.program import Stored, note
-from attnport.transaction import Transaction, settle, transaction
+from attnport.transaction import OWN, Transaction, settle, transaction
 from attnport.version import __version__
 
 T = TypeVar("T")
@@ -170,41 +173,40 @@ class Change:
     Without a call of `finish`, nothing is changed.
     """
 
-    def __init__(self, folder: Path, staged: Transaction, manifest: Manifest | None) -> None:
+    def __init__(self, folder: Path, staged: Transaction, manifest: Manifest, began_s: float | None = None) -> None:
         self.folder = folder
         self.manifest = manifest
         self._staged = staged
-        self._began = time.monotonic()
-
-    def began(self, at_s: float) -> None:
-        """Counts the stage's time from `at_s` (of `time.monotonic`): what came before this change belongs to it."""
-        self._began = at_s
+        self._began_s = time.monotonic() if began_s is None else began_s
 
     def path(self, name: str) -> Path:
         """Where to write the file that will be called `name`."""
         return self._staged.path(name)
 
+    def write(self, name: str, value: Any) -> None:
+        """Writes a value as JSON into the file that will be called `name`."""
+        self.path(name).write_text(to_json(value), encoding="utf-8")
+
     def remove(self, name: str) -> None:
         """Deletes a file that the folder no longer holds."""
         self._staged.remove(name)
-        if self.manifest and name in self.manifest.files:
-            files = {file: digest for file, digest in self.manifest.files.items() if file != name}
-            self.manifest = dataclasses.replace(self.manifest, files=files)
+        files = {file: digest for file, digest in self.manifest.files.items() if file != name}
+        self.manifest = dataclasses.replace(self.manifest, files=files)
 
     def finish(self, stage: str, inputs: str, *, extra: tuple[str, ...] = ()) -> Manifest:
         """Records the stage and the digests of what it staged, and stages the manifest.
 
         Args:
+            stage: The name of the stage.
+            inputs: The digest of what it is made from; see `fresh`.
             extra: Files that belong to the stage though an earlier change wrote them.
         """
-        if self.manifest is None:
-            raise ArtifactError(f"{self.folder}: stage {stage} has no manifest to write.")
         written = self._staged.staged()
         done = Stage(
             inputs=inputs,
             files=(*written, *extra),
             made=datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
-            seconds=round(time.monotonic() - self._began, 3),
+            seconds=round(time.monotonic() - self._began_s, 3),
         )
         self.manifest = dataclasses.replace(
             self.manifest,
@@ -212,24 +214,33 @@ class Change:
             files={**self.manifest.files, **written},
             stages={**self.manifest.stages, stage: done},
         )
-        self.path(MANIFEST).write_text(to_json(self.manifest), encoding="utf-8")
+        self.write(MANIFEST, self.manifest)
         return self.manifest
 
 
-@contextmanager
-def change(folder: Path) -> Iterator[Change]:
-    """Opens a folder for one verb's change; all of it becomes visible at the end, or none.
+class Run(Change):
+    """A change that is one stage of a verb; see `stage`.
 
-    `Change.manifest` is None for a new folder.
-
-    Raises:
-        ArtifactError, IntegrityError: as `open_folder` and `transaction`.
-        UsageError: the folder cannot be made or written, another process is writing to it, or the disk is full.
+    Attributes:
+        kept: Whether the stage was done before with the same inputs, and its files are still what it wrote.
     """
+
+    def __init__(self, change: Change, stage: str, inputs: str, force: bool) -> None:
+        super().__init__(change.folder, change._staged, change.manifest, change._began_s)
+        self._stage, self._inputs = stage, inputs
+        self.kept = not force and fresh(self.folder, self.manifest, stage, inputs)
+
+    def record(self, *, final: bool = True, extra: tuple[str, ...] = ()) -> Manifest:
+        """Records the stage as `finish` does; one that is not `final` is done again by the next call."""
+        return self.finish(self._stage, self._inputs if final else "", extra=extra)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[Transaction]:
+    """A transaction whose errors are those of `create` and `change`."""
     try:
         with transaction(folder, MANIFEST) as staged:
-            manifest = open_folder(folder) if (folder / MANIFEST).exists() else None
-            yield Change(folder, staged, manifest)
+            yield staged
     except OSError as err:
         # Where no folder can be made, some file systems say of the folder itself that it is not found.
         if err.errno == errno.ENOENT and err.filename and Path(err.filename) in (folder, *folder.parents):
@@ -238,6 +249,81 @@ def change(folder: Path) -> Iterator[Change]:
         if told is None:
             raise
         raise told from err
+
+
+def refuse_stranger(folder: Path) -> None:
+    """Refuses to export into a folder that holds somebody's files, or that `create` cannot write; nothing is changed.
+
+    Raises:
+        UsageError: it is a file, or a folder that is neither empty nor an artifact; or as `create`.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} exists and is not a folder.", hint="Give another folder, or move it away.")
+    if folder.exists() and not (folder / MANIFEST).exists():
+        settle(folder)  # a first export that was killed has left files of its own
+        strange = sorted(path.name for path in folder.iterdir() if path.name not in OWN)
+        if strange:
+            raise UsageError(
+                f"{folder} holds other files ({strange[0]}) and is not an artifact; nothing was changed.",
+                hint="Give an empty or a new folder.",
+            )
+    with _locked(folder):
+        pass
+
+
+@contextmanager
+def create(folder: Path, manifest: Manifest, began_s: float | None = None) -> Iterator[Change]:
+    """Opens a folder for a new artifact, which replaces an earlier one with all of its files, or none of them.
+
+    Args:
+        folder: A new or empty folder, or an artifact; see `refuse_stranger`.
+        manifest: The first manifest of the new artifact.
+        began_s: When the stage began, by `time.monotonic`; None = now.
+
+    Raises:
+        ArtifactError, IntegrityError: the earlier artifact cannot be read.
+        UsageError: as `change`.
+    """
+    with _locked(folder) as staged:
+        changing = Change(folder, staged, manifest, began_s)
+        for name in open_folder(folder).files if (folder / MANIFEST).exists() else ():
+            changing.remove(name)  # forms, engines and reports of the earlier model are no longer valid
+        yield changing
+
+
+@contextmanager
+def change(folder: Path, began_s: float | None = None) -> Iterator[Change]:
+    """Opens an artifact for one verb's change; all of it becomes visible at the end, or none.
+
+    Args:
+        folder: An artifact folder.
+        began_s: When the stage began, by `time.monotonic`; None = now.
+
+    Raises:
+        ArtifactError, IntegrityError: as `open_folder` and `transaction`.
+        UsageError: the folder cannot be written, another process is writing to it, or the disk is full.
+    """
+    open_folder(folder)  # a folder that is no artifact is not even locked
+    with _locked(folder) as staged:
+        yield Change(folder, staged, open_folder(folder), began_s)
+
+
+@contextmanager
+def stage(folder: Path, name: str, inputs: str, *, force: bool = False, began_s: float | None = None) -> Iterator[Run]:
+    """Opens an artifact for one stage of a verb: `if run.kept`, return the earlier result; else `run.record()`.
+
+    Args:
+        folder: An artifact folder.
+        name: The name of the stage.
+        inputs: A digest of everything that the result depends on.
+        force: Do it again even if nothing has changed.
+        began_s: When it began, by `time.monotonic`; None = now.
+
+    Raises:
+        ArtifactError, IntegrityError, UsageError: as `change`.
+    """
+    with change(folder, began_s) as changing:
+        yield Run(changing, name, inputs, force)
 
 
 def fresh(folder: Path, manifest: Manifest, stage: str, inputs: str) -> bool:

@@ -21,8 +21,8 @@ from attnport.cases.text import read_sentences
 from attnport.errors import ArtifactError, AttnportError
 from attnport.folder.openings import model_files
 from attnport.folder.portable import portable
-from attnport.folder.workspace import change, check_files, fresh, open_folder, read_report
-from attnport.jsonfile import digest_text, to_json
+from attnport.folder.workspace import change, check_files, fresh, read_report
+from attnport.jsonfile import digest_text
 from attnport.parities import FILE as PARITY
 from attnport.parity.bisect_ground import Ground
 from attnport.parity.bound import FACTORS_OF_ONE_RUN, Errors, Yardstick, share_of_bound
@@ -67,12 +67,9 @@ def layers(
         ArtifactError, IntegrityError, SpecError, UsageError: as `check`.
         ExportError: torch no longer traces the module.
     """
-    open_folder(folder)
     sentences = read_sentences(text) if text else []
     with change(folder) as edit:
         manifest = edit.manifest
-        if manifest is None:
-            raise ArtifactError(f"{folder} is no artifact.")
         if not force and (found := read_layers(folder, manifest)) is not None:
             return found
         check_files(folder, manifest, *model_files(manifest))
@@ -81,7 +78,7 @@ def layers(
         ground = Ground(folder, manifest, cases, report, threads, limits, Budget(cap_bytes=cap_bytes), 1, progress)
         with tempfile.TemporaryDirectory(prefix="attnport-layers-") as scratch:
             made = _Measuring(ground, Path(scratch)).report()
-        edit.path(FILE).write_text(to_json(made), encoding="utf-8")
+        edit.write(FILE, made)
         edit.finish(STAGE, _digest(manifest))
     return made
 

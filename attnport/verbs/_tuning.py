@@ -28,7 +28,7 @@ from attnport.decoders import decoder_roles
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.openings import name_of
 from attnport.folder.workspace import change, check_files, open_folder
-from attnport.jsonfile import digest_text, to_json
+from attnport.jsonfile import digest_text
 from attnport.latency.choosing import NOT_RUN, REFUSED, choose
 from attnport.latency.effort import BASELINE, Effort
 from attnport.latency.measuring import Measuring
@@ -234,18 +234,16 @@ class Tuning:
         if best and chosen and chosen.integers and GOLDEN in manifest.files:
             self._write_golden(base.get(best.runtime), chosen)
         with change(self.folder) as edit:
-            assert edit.manifest is not None
             fusing.drop_forms(
                 edit, [key for key, form in edit.manifest.forms.items() if form.integers and form != chosen]
             )
-            edit.path(FILE).write_text(to_json(report), encoding="utf-8")
+            edit.write(FILE, report)
             edit.finish(STAGE, digest, extra=(chosen.file,) if chosen else ())
         return report
 
     def _write_golden(self, runtime: Runtime, form: Form) -> None:
         """Lets bundles judge the form; a change of its own, as `check` writes this file too."""
         with change(self.folder) as edit:
-            assert edit.manifest is not None
             check_files(self.folder, edit.manifest, GOLDEN)
             with self._open(runtime, form, edit.manifest) as session:
                 set_plan(session, edit.manifest.io, form.plan, self.folder / GOLDEN, edit.path(GOLDEN))

@@ -276,8 +276,6 @@ def _clean_folder(folder: Path, names: Sequence[str], builder: Builder) -> None:
     """Cleans ONNX files of an artifact, and writes their new digests in the same change."""
     with change(folder) as changing:
         manifest = changing.manifest
-        if manifest is None:
-            raise ArtifactError(f"{folder} is not an artifact any more: it has no {ARTIFACT}.")
         check_files(folder, manifest, *names)  # otherwise a file that was changed would get a valid digest
         for name in names:
             changing.path(name).write_bytes(clean(load(folder / name), builder))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attnport.artifacts import Capabilities, LatencyReport, Manifest
 from attnport.cases.text import read_sentences
-from attnport.errors import ArtifactError, UnavailableError
+from attnport.errors import UnavailableError
 from attnport.folder.machine import machine, versions
 from attnport.folder.openings import (
     bundle_digest,
@@ -28,7 +28,7 @@ from attnport.folder.openings import (
 from attnport.folder.trust import require
 from attnport.folder.verdicts import model_digest
 from attnport.folder.workspace import change, check_files, check_source, fresh, open_folder, toolchain
-from attnport.jsonfile import digest_text, read, to_json
+from attnport.jsonfile import digest_text, read
 from attnport.latency.effort import BASELINE, Effort, Subject
 from attnport.latency.lengths import read_lengths
 from attnport.latency.measuring import LATE, Measuring
@@ -38,6 +38,7 @@ from attnport.parity.evaluate import Progress
 from attnport.processes.isolated import TIMEOUT_S, Limits, absent, probe_all, process_failed, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime, physical_cores
+from attnport.verbs._needs import ready
 
 STAGE = "bench"
 FILE = "latency.json"
@@ -103,16 +104,14 @@ def bench(
     if baseline not in {runtime.name for runtime in chosen}:
         chosen.insert(0, base.get(baseline))
     stage, file = stage_of(STAGE, FILE, plan)
+    ready(folder, runtimes or (), progress, plan)
     sentences = read_sentences(text) if text else []
     histogram = read_lengths(lengths) if lengths else {}
     effort = Effort(
         threads or physical_cores(), budget_s, precision, samples, pin, seed, baseline, timeout_s, cold, starts
     )
     with change(folder) as edit:
-        manifest = edit.manifest
-        if manifest is None:
-            raise ArtifactError(f"{folder} is no artifact.")
-        manifest = of_plan(manifest, plan) if plan else manifest
+        manifest = of_plan(edit.manifest, plan) if plan else edit.manifest
         models = model_files(manifest)
         check_files(folder, manifest, *models)
         require(manifest.source, given=trust_source)
@@ -140,7 +139,7 @@ def bench(
                 if opening is not None
             }
             report = replace(run.report(settings), absent=lacking, models=digests)
-        edit.path(file).write_text(to_json(report), encoding="utf-8")
+        edit.write(file, report)
         rows = [row for found in report.shapes.values() for row in found.values()]
         final = not any(row.reason == LATE or process_failed(row.reason) for row in rows)
         edit.finish(stage, digest if final else "")

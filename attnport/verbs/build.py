@@ -23,8 +23,8 @@ from attnport.exporter.engine import (
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowering
 from attnport.folder.trust import require
-from attnport.folder.workspace import change, check_files, fresh, open_folder, toolchain
-from attnport.jsonfile import digest_text, to_json
+from attnport.folder.workspace import change, check_files, fresh, open_folder, stage, toolchain
+from attnport.jsonfile import digest_text
 from attnport.parity.auto_precision import plan_precision
 from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR
 from attnport.parity.eager import EAGER
@@ -95,34 +95,30 @@ def build(
     elif key not in manifest.forms:
         progress(f"lowering for {key}")
         fusing.fuse(folder, targets=[target], plans={target: plan}, progress=progress)
-    with change(folder) as edit:
-        if edit.manifest is None:
-            raise ArtifactError(f"{folder} is not an artifact.")
-        manifest = edit.manifest
-        form = manifest.forms.get(key)
-        if form is None:
-            raise ArtifactError(f"{folder} has no form {key}; it has {', '.join(manifest.forms) or 'none'}.")
-        sm = tuple(sorted(set(sm)))
-        inputs = _inputs_digest(folder, manifest, key, checked, sm)
-        stage, name = f"build:{key}", _engine_name(target, plan, sm, checked)
-        if not force and fresh(folder, manifest, stage, inputs):
-            earlier = _earlier(folder, manifest, name, table_key)
-            if earlier is not None:
-                return earlier
+    manifest, sm = open_folder(folder), tuple(sorted(set(sm)))
+    if key not in manifest.forms:
+        raise ArtifactError(f"{folder} has no form {key}; it has {', '.join(manifest.forms) or 'none'}.")
+    name = _engine_name(target, plan, sm, checked)
+    with stage(folder, f"build:{key}", _inputs_digest(folder, manifest, key, checked, sm), force=force) as run:
+        manifest = run.manifest
+        form = manifest.forms[key]
+        earlier = _earlier(folder, manifest, name, table_key) if run.kept else None
+        if earlier is not None:
+            return earlier
         file = f"engines/{name}"
         progress(f"building {file}")
         tables = fusing.earlier_tables(folder, manifest)
         with tempfile.TemporaryDirectory(prefix="attnport-layers-") as scratch:
-            model, engine, layers = folder / form.file, edit.path(file), Path(scratch) / "layers.json"
+            model, engine, layers = folder / form.file, run.path(file), Path(scratch) / "layers.json"
             options: dict[str, Any] = {"plan": plan, "form": key, "profiles": checked, "sm": sm, "layers": layers}
             built = build_engine(target, model, manifest.io, engine, **options)
             record = dataclasses.replace(built, file=file, precision=form.precision)
             progress("reading the proof of fusion")
             table = fusing.engine_table(manifest, form, record, engine, layers, tables.get(table_key))
-        edit.path(str(Path(file).with_suffix(".json"))).write_text(to_json(record), encoding="utf-8")
-        edit.path(fusing.FILE).write_text(to_json(FusionReport({**tables, table_key: table})), encoding="utf-8")
-        edit.manifest = dataclasses.replace(manifest, engines={**manifest.engines, name: record})
-        edit.finish(stage, inputs)
+        run.write(str(Path(file).with_suffix(".json")), record)
+        run.write(fusing.FILE, FusionReport({**tables, table_key: table}))
+        run.manifest = dataclasses.replace(manifest, engines={**manifest.engines, name: record})
+        run.record()
     return record, table
 
 
@@ -175,20 +171,18 @@ def _write_searched_form(folder: Path, lowering: Lowering, budget: float, *, for
     began_s = time.monotonic()
     manifest = open_folder(folder)
     key = lowering.form_key(AUTO)
-    stage, digest = f"precision:{key}", _search_digest(manifest, key, budget)
+    name, digest = f"precision:{key}", _search_digest(manifest, key, budget)
     form = manifest.forms.get(key)
-    if not force and form is not None and form.precision is not None and fresh(folder, manifest, stage, digest):
+    if not force and form is not None and form.precision is not None and fresh(folder, manifest, name, digest):
         return
     check_files(folder, manifest, MODEL, *(name for name in (WEIGHTS,) if name in manifest.files))
     progress(f"{key}: searching what has to stay in float32")
     plan = plan_precision(folder, manifest, lowering, budget=budget, progress=progress)
     fusing.fuse_searched(folder, lowering, plan, force=force, progress=progress)
-    with change(folder) as edit:
-        assert edit.manifest is not None
-        edit.began(began_s)
+    with change(folder, began_s) as edit:
         form = edit.manifest.forms[key]
         beside = form.file.removesuffix(".onnx") + ".bin"
-        edit.finish(stage, digest, extra=tuple(name for name in (form.file, beside) if name in edit.manifest.files))
+        edit.finish(name, digest, extra=tuple(file for file in (form.file, beside) if file in edit.manifest.files))
 
 
 def _search_digest(manifest: Manifest, key: str, budget: float) -> str:

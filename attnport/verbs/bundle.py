@@ -8,27 +8,35 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from attnport.artifacts import Manifest
 from attnport.bundling import place, signing
-from attnport.bundling.backends import Backend, choose
+from attnport.bundling.backends import RUNS, Backend, choose
 from attnport.bundling.judging import FUSION, PARITY, gate, judge
 from attnport.bundling.layouts import base as layouts
 from attnport.bundling.readme import package_of
 from attnport.bundling.verifying import check
 from attnport.bundling.write import needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
+from attnport.exporter.lowering import base as lowerings
 from attnport.folder.verdicts import read_parity
-from attnport.folder.workspace import check_files, load_spec, open_folder
+from attnport.folder.workspace import check_files, load_spec, open_folder, toolchain
+from attnport.jsonfile import digest_file, digest_text, to_json
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import read_goldens
 from attnport.reporting.measures import mebibytes
-from attnport_bundle.format.manifest import MANIFEST, SIGNATURE
+from attnport.runtimes import base
+from attnport.user_cache import cache
+from attnport.verbs._needs import lacks, write_form
+from attnport_bundle.format.manifest import ENGINES, MANIFEST, SIGNATURE
 from attnport_bundle.format.manifest import Manifest as BundleManifest
 
 LANGUAGES = ("python", "cpp")
 FORMS = ("ort_cpu",)
+BUNDLE = "bundle"
+"""The bundle that `ship` and `serve` make in an artifact folder."""
 _INNER = ".bundle"
 """The bundle inside the folder of a layout that is being made of it."""
 
@@ -48,6 +56,10 @@ def bundle(
 ) -> Path:
     """Writes a bundle of an artifact folder; all of it appears at once, and equal inputs give equal bytes.
 
+    A bundle that was made of the same inputs, and is unchanged, is kept.
+
+    Forms that the folder lacks are written first, and forms without a verdict are checked.
+
     Args:
         folder: The artifact folder.
         out: The bundle's folder. An existing one is replaced if it is empty or an unchanged bundle.
@@ -56,7 +68,7 @@ def bundle(
         layout: What the files are laid out for instead of the bundle's own readers, such as `triton`; "" = those.
         unverified: Accept forms whose parity was not run; the bundle says so. Forms that failed are never accepted.
         sign: A private key to sign the bundle with; see `attnport.bundling.signing`.
-        force: Replace a bundle even if its files were changed or files were added.
+        force: Write the bundle even if nothing has changed, or if files of the earlier one were changed or added.
         tell: Called with a line about what was written and what it needs; one if the golden cases were not all run, as
             none of the forms can run here; and of what a layout cannot have.
 
@@ -80,17 +92,36 @@ def bundle(
     if sign is not None:
         signing.private_key(sign, folder, out)  # a wrong key is refused before the work
     manifest = open_folder(folder)
-    backends = choose(folder, manifest, forms if forms is not None else laid_out.forms if laid_out else FORMS)
-    progress("checking the artifact's files")
-    check_files(folder, manifest, *_wanted(folder, manifest, backends))
-    judged = judge(folder, manifest, backends, read_parity(folder, manifest))
-    gate(folder, judged, unverified)
-    goldens = read_goldens(folder / GOLDEN, manifest.io, {backend.form.plan for backend in backends})
 
     def refuse() -> None:
         _refuse_filled(out) if laid_out else _refuse_stranger(out, force)
 
     refuse()
+    place.refuse_unwritable(out)
+    names = forms if forms is not None else laid_out.forms if laid_out else FORMS
+    manifest = _with_forms(folder, manifest, names, progress)
+    backends = choose(folder, manifest, names)
+    progress("checking the artifact's files")
+    wanted = _wanted(folder, manifest, backends)
+    check_files(folder, manifest, *wanted)
+    judged = judge(folder, manifest, backends, read_parity(folder, manifest))
+    unchecked = [one.backend for one in judged if one.verdict == "NOT_RUN" and one.backend.engine is None]
+    if unchecked and not unverified:
+        manifest = _checked(folder, unchecked, progress, tell)
+        judged = judge(folder, manifest, backends, read_parity(folder, manifest))
+    gate(folder, judged, unverified)
+    inputs = digest_text(
+        toolchain("numpy", *base.distributions(base.names())),
+        str((sorted(lang), layout, sign and digest_file(sign))),
+        to_json(
+            replace(manifest, files={name: manifest.files[name] for name in wanted}, forms={}, engines={}, stages={})
+        ),
+        *map(to_json, judged),
+    )
+    if not force and _is_made(out, inputs):
+        tell(f"{out} is up to date")
+        return out
+    goldens = read_goldens(folder / GOLDEN, manifest.io, {backend.form.plan for backend in backends})
     if sign is None and (out / SIGNATURE).exists():
         progress(f"{out} was signed; the bundle that replaces it is not")
     with place.replaced(out, refuse) as staged:
@@ -101,14 +132,64 @@ def bundle(
         if sign is not None:
             signing.sign(packed, sign)
         progress("running the golden cases")
-        _try(packed, tell)
+        tried = _try(packed, tell)
         if laid_out is not None:
             progress(f"laying out for {layout}, and running the golden cases there")
             laid_out.write(layouts.Packed(packed, written, lambda: _described(manifest), tell), staged)
             shutil.rmtree(packed)
     if laid_out is None:
         tell(_contents(written))
+        if tried and (kept := cache()) is not None:
+            kept.write(_record(out), _made(out, inputs))
     return out
+
+
+def _is_made(out: Path, inputs: str) -> bool:
+    """Whether `out`, an unchanged bundle, is what this user made of these inputs, and its golden cases were run.
+
+    The record lies in the user's cache: in an artifact from elsewhere it could be of a bundle from elsewhere.
+    """
+    kept = cache()
+    return kept is not None and (out / MANIFEST).is_file() and kept.read(_record(out)) == _made(out, inputs)
+
+
+def _record(out: Path) -> str:
+    return f"bundle.{digest_text(str(out.resolve()))[:32]}.txt"
+
+
+def _made(out: Path, inputs: str) -> bytes:
+    """What tells a bundle from one that was made of other inputs, or signed otherwise."""
+    files = [digest_file(out / name) if (out / name).is_file() else "" for name in (MANIFEST, SIGNATURE)]
+    return digest_text(inputs, *files).encode()
+
+
+def _with_forms(folder: Path, manifest: Manifest, names: Sequence[str], progress: Callable[[str], None]) -> Manifest:
+    """The manifest of the folder, after the forms among `names` that it lacks were written."""
+    for name in names:
+        target, _, plan = (key := name.replace("-", "_")).partition(".")
+        if key in manifest.engines or target not in lowerings.names() or target not in RUNS or target in ENGINES:
+            continue
+        lowering = lowerings.get(target)
+        plan = plan or lowering.plans[0]
+        if lowering.form_key(plan) == key and lacks(folder, target, plan):
+            write_form(folder, target, plan, progress)
+    return open_folder(folder)
+
+
+def _checked(
+    folder: Path, backends: Sequence[Backend], progress: Callable[[str], None], tell: Callable[[str], None]
+) -> Manifest:
+    """The manifest of the folder, after a check of forms that have no verdict, as far as a check is possible."""
+    from attnport.verbs.check import check
+
+    targets = {backend.form.target for backend in backends}
+    try:
+        if runtimes := [name for name in base.names() if base.get(name).form in targets]:
+            tell(f"parity of {', '.join(backend.name for backend in backends)} is checked first")
+            check(folder, runtimes, progress=progress)
+    except AttnportError as err:
+        tell(f"parity was not checked: {err}")
+    return open_folder(folder)
 
 
 def _contents(manifest: BundleManifest) -> str:
@@ -209,8 +290,11 @@ def _refuse_stranger(out: Path, force: bool) -> None:
         )
 
 
-def _try(staged: Path, tell: Callable[[str], None]) -> None:
-    """Runs the bundle's own check before the bundle appears; where none of its forms can run, only of the files."""
+def _try(staged: Path, tell: Callable[[str], None]) -> bool:
+    """Runs the bundle's own check before the bundle appears, and returns whether the golden cases were run.
+
+    Where none of its forms can run, only the files are checked.
+    """
     from attnport_bundle.errors import BundleError, RuntimeMissing
     from attnport_bundle.selftest import selftest
 
@@ -227,7 +311,7 @@ def _try(staged: Path, tell: Callable[[str], None]) -> None:
         if report.exit_code:
             last = next(row for row in reversed(report.rows) if row.verdict == "NOT_RUN")
             tell(f"the bundle's golden cases were not all run, as it cannot run here: {last.check}: {last.detail}")
-        return
+        return not report.exit_code
     kinds: dict[int, type[AttnportError]] = {
         ParityFailed.exit_code: ParityFailed,
         IntegrityError.exit_code: IntegrityError,

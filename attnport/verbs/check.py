@@ -24,7 +24,7 @@ from attnport.folder.openings import bundle_digest, model_files, not_in, of_plan
 from attnport.folder.trust import require
 from attnport.folder.verdicts import files_of, model_digest, read_parity, rows_of, runtime_digest
 from attnport.folder.workspace import change, check_files, check_source, load_spec, open_folder
-from attnport.jsonfile import digest_file, digest_text, to_json
+from attnport.jsonfile import digest_file, digest_text
 from attnport.latency.grid import parse_grid
 from attnport.parities import FILE, Basis
 from attnport.parity.at_plan import ComparisonAtPlan
@@ -38,6 +38,7 @@ from attnport.parity.golden import add_eager
 from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all, process_failed, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
+from attnport.verbs._needs import ready
 
 if TYPE_CHECKING:
     from attnport.parity.bisect import Bisected
@@ -112,12 +113,10 @@ def check(
         raise UsageError(f"--eager {eager}: expected one of {', '.join(EAGERS)}, the latter with --dtype.")
     open_folder(folder)
     chosen = base.chosen(runtimes, bundle=bundle is not None)
+    ready(folder, runtimes or (), progress, plan)
     sentences = read_sentences(text) if text else []
     with change(folder) as edit:
-        manifest = edit.manifest
-        if manifest is None:
-            raise ArtifactError(f"{folder} is no artifact.")
-        manifest = of_plan(manifest, plan) if plan else manifest
+        manifest = of_plan(edit.manifest, plan) if plan else edit.manifest
         check_files(folder, manifest, *model_files(manifest))
         require(manifest.source, given=trust_source)
         given = digest_file(inputs) if inputs and inputs.is_file() else ""
@@ -175,7 +174,7 @@ def check(
             check_files(folder, manifest, GOLDEN)
             plans = {form.plan for form in manifest.forms.values()}
             add_eager(spec, folder / GOLDEN, lambda: edit.path(GOLDEN), plans, run.redrawn())
-        edit.path(file).write_text(to_json(report), encoding="utf-8")
+        edit.write(file, report)
         edit.finish(stage, asked.digest(thorough))
     return report
 

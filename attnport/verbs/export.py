@@ -20,9 +20,8 @@ from attnport.errors import AttnportError, ExportError, UsageError
 from attnport.folder import seen
 from attnport.folder.loading import without_outputs
 from attnport.folder.machine import versions
-from attnport.folder.refusals import refuse_stranger
 from attnport.folder.trust import remember
-from attnport.folder.workspace import Change, change, fresh, open_folder, open_if_there, toolchain
+from attnport.folder.workspace import Change, create, fresh, open_folder, open_if_there, refuse_stranger, toolchain
 from attnport.jsonfile import digest_text, to_json
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import write_golden
@@ -319,13 +318,25 @@ def _made(
 
     progress("tracing the module")
     spec, traced, captured = _capture(spec, with_weights)
-    with change(folder) as changing:
-        changing.began(began_s)
-        for name in tuple(changing.manifest.files) if changing.manifest else ():
-            changing.remove(name)  # forms, engines and reports of the earlier module are no longer valid
+    manifest = Manifest(
+        format=FORMAT,
+        attnport=__version__,
+        name=spec.name,
+        source=spec.source,
+        io=spec.io,
+        opset=OPSET,
+        attentions=captured.attentions,
+        tokenizer="tokenizer.json" if spec.tokenizer is not None else None,
+        versions=versions([*TOOLCHAIN, *base.distributions(base.names())]),
+        files={},
+        prompts=spec.prompts,
+        text_limit=spec.text_limit,
+        depends=spec.depends,
+    )
+    with create(folder, manifest, began_s) as changing:
         note_own_half(captured.model)
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
-        attentions, guards, reads = captured.attentions, captured.guards, captured.reads
+        guards, reads = captured.guards, captured.reads
         if left := sorted({node.op_type for node in captured.model.graph if node.domain}):
             note(f"{', '.join(left)}: left as they are, so that only runtimes that have them run the graph")
         del captured  # the graph holds the module's weights
@@ -345,22 +356,7 @@ def _made(
         if spec.tokenizer is not None:
             text = spec.tokenizer.read_bytes() if isinstance(spec.tokenizer, Path) else spec.tokenizer.encode()
             changing.path("tokenizer.json").write_bytes(text)
-        changing.manifest = Manifest(
-            format=FORMAT,
-            attnport=__version__,
-            name=spec.name,
-            source=spec.source,
-            io=spec.io,
-            opset=OPSET,
-            attentions=attentions,
-            tokenizer="tokenizer.json" if spec.tokenizer is not None else None,
-            versions=versions([*TOOLCHAIN, *base.distributions(base.names())]),
-            files={},
-            prompts=spec.prompts,
-            text_limit=spec.text_limit,
-            depends=spec.depends,
-            notes=tuple(notes),
-        )
+        changing.manifest = replace(changing.manifest, notes=tuple(notes))
         return changing.finish(STAGE, digest)
 
 

@@ -169,7 +169,6 @@ def fuse_integers(
 
 def drop_forms(changing: Change, keys: Collection[str]) -> None:
     """Removes forms from a folder, with their tables, their engines and their files."""
-    assert changing.manifest is not None
     forms = changing.manifest.forms
     tables = _tables(changing.folder, changing.manifest)
     files = {forms[key].file for key in keys}
@@ -178,7 +177,7 @@ def drop_forms(changing: Change, keys: Collection[str]) -> None:
             changing.remove(name)
         _drop_engines(changing, key)
     left = {name: table for name, table in tables.items() if table.file not in files}
-    changing.path(FILE).write_text(to_json(FusionReport(left)), encoding="utf-8")
+    changing.write(FILE, FusionReport(left))
     stages = {f"{stage}:{key}" for stage in ("fuse", "lower") for key in keys}
     changing.manifest = dataclasses.replace(
         changing.manifest,
@@ -223,11 +222,9 @@ def _fuse_one(
 
     steps = [BLOCKS, REAL_TOKENS] if lowering.real_tokens else [BLOCKS]
     form, table = _accepted(attempt, steps, [attention.name for attention in manifest.attentions])
-    with change(folder) as changing:
-        assert changing.manifest is not None
-        changing.began(began_s)
+    with change(folder, began_s) as changing:
         tables = _tables(folder, changing.manifest)
-        changing.path(FILE).write_text(to_json(FusionReport({**tables, table_key: table})), encoding="utf-8")
+        changing.write(FILE, FusionReport({**tables, table_key: table}))
         return changing.finish(stage, digest, extra=_files_of(form, changing.manifest))
 
 
@@ -282,9 +279,9 @@ def _accepted(
     return attempt(dict.fromkeys([*steps, *attentions], whole))  # what is refused only together
 
 
-def _files_of(form: Form, manifest: Manifest | None) -> tuple[str, ...]:
+def _files_of(form: Form, manifest: Manifest) -> tuple[str, ...]:
     names = (form.file, form.file.removesuffix(".onnx") + ".bin")
-    return tuple(name for name in names if manifest is not None and name in manifest.files)
+    return tuple(name for name in names if name in manifest.files)
 
 
 def earlier_tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
@@ -315,7 +312,6 @@ def _write_form(
     key = lowering.form_key(plan)
     name = f"model.{key}.onnx"
     with change(folder) as changing:
-        assert changing.manifest is not None
         model = storage.load(folder / MODEL)
         usual = changing.manifest.io.profile().sizes("opt")
         lowered = lowering.lower(
@@ -339,14 +335,13 @@ def _write_form(
         changing.manifest = dataclasses.replace(changing.manifest, forms={**changing.manifest.forms, key: form})
         tables = _tables(folder, changing.manifest)
         left = {key: table for key, table in tables.items() if key != lowering.table_key(plan)}
-        changing.path(FILE).write_text(to_json(FusionReport(left)), encoding="utf-8")
+        changing.write(FILE, FusionReport(left))
         changing.finish(f"lower:{key}", "")
     return lowered, form
 
 
 def _drop_engines(changing: Change, form: str) -> None:
     """Removes engines that were built from the earlier form."""
-    assert changing.manifest is not None
     stale = {name: record for name, record in changing.manifest.engines.items() if record.form == form}
     for record in stale.values():
         changing.remove(record.file)

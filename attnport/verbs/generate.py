@@ -14,6 +14,7 @@ from attnport.folder.generating import generating
 from attnport.folder.workspace import open_folder
 from attnport.printed import Printed
 from attnport.reporting import document as doc
+from attnport.verbs._needs import ready
 
 _SHOWN = 200
 """The letters at the end of the first text that are shown while it grows."""
@@ -86,6 +87,9 @@ def generate(
         )
     prompts = (prompts,) if isinstance(prompts, str) else prompts
     given = list(prompts) if inputs is None else read_feeds(inputs)
+    ready(folder, [runtime], progress)
+    if encoder is not None:
+        ready(encoder, [runtime.partition(".")[0]], progress)
     progress("opening the model")
     told: list[float] = []
     grown = ""

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, TuneReport
-from attnport.errors import ArtifactError, AttnportError
+from attnport.errors import AttnportError
 from attnport.folder.machine import machine
 from attnport.folder.verdicts import read_parity
-from attnport.folder.workspace import change, check_files, fresh, load_spec, open_folder, read_report
+from attnport.folder.workspace import check_files, load_spec, open_folder, read_report, stage
 from attnport.jsonfile import digest_text
 from attnport.optional import require
 from attnport.parity.evaluate import Progress
@@ -80,15 +80,12 @@ def report(
     """
     from attnport.cases.text import read_sentences
 
-    open_folder(folder)
+    manifest = open_folder(folder)
     sentences = read_sentences(text) if text else [SENTENCE]
-    with change(folder) as edit:
-        manifest = edit.manifest
-        if manifest is None:
-            raise ArtifactError(f"{folder} is not an artifact.")
-        digest = _inputs_digest(folder, manifest, sentences)
-        if not force and fresh(folder, manifest, STAGES[kind], digest):
+    with stage(folder, STAGES[kind], _inputs_digest(folder, manifest, sentences), force=force) as run:
+        if run.kept:
             return folder / FILES[kind]
+        manifest = run.manifest
         fusion = read_report(FusionReport, folder, manifest, "fusion.json")
         parity = read_parity(folder, manifest)
         latency = read_report(LatencyReport, folder, manifest, "latency.json")
@@ -104,15 +101,15 @@ def report(
             tuning=read_report(TuneReport, folder, manifest, "tune.json"),
         )
         if kind == "md":  # only the HTML page has pictures
-            edit.path(FILES[kind]).write_text(markdown.render(document(findings)), encoding="utf-8")
-            edit.finish(STAGES[kind], digest)
+            run.path(FILES[kind]).write_text(markdown.render(document(findings)), encoding="utf-8")
+            run.record()
             return folder / FILES[kind]
         progress("reading the attention weights of one sentence")
         maps = _maps(folder, manifest, sentences)
         findings = replace(findings, heatmaps=maps.heatmaps, sentence=maps.sentence, heatmap_note=maps.note)
-        edit.path(FILES[kind]).write_text(html.page(document(findings)), encoding="utf-8")
+        run.path(FILES[kind]).write_text(html.page(document(findings)), encoding="utf-8")
         # A page without maps is not final, as the source may be available next time.
-        edit.finish(STAGES[kind], digest if maps.heatmaps else "")
+        run.record(final=bool(maps.heatmaps))
     return folder / FILES[kind]
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from attnport.artifacts import MANIFEST
+from attnport.verbs.bundle import BUNDLE, bundle
 from attnport_bundle import serve as serving
 from attnport_bundle.serve.options import Options
 
@@ -22,7 +24,7 @@ def serve(
     """Serves bundles until the process is told to stop, and answers what was accepted before it returns.
 
     Args:
-        folder: A bundle, which is served under its own name.
+        folder: A bundle, or an artifact folder, of which one is made in it first. It is served under its own name.
         engine: `kserve`, one process, or `ray`, replicas on a cluster.
         models: Further bundles, `NAME=FOLDER` each.
         key: The public key (PEM) that every bundle must be signed with.
@@ -31,6 +33,8 @@ def serve(
 
     Raises:
         UnavailableError: the engine's package is not installed.
-        AttnportError: there is no such engine or bundle, or one does not pass its self-test.
+        AttnportError: there is no such engine or bundle, or one does not pass its self-test; or as `bundle`.
     """
+    if folder is not None and (folder / MANIFEST).is_file():
+        folder = bundle(folder, folder / BUNDLE, tell=tell)
     serving.serve(serving.named(models, folder), engine, Options(**options), key, tell)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +22,8 @@ from attnport.reporting.fusion import total
 from attnport.reporting.parity import forms
 from attnport.reporting.recommendation import Recommendation
 from attnport.verbs._deployables import advise
+from attnport.verbs.bundle import BUNDLE
 
-BUNDLE = "bundle"
 STAGES = {
     "export": "tracing the module, and trying the graph at several sizes",
     "fuse": "writing attention as each target fuses it, and proving that it does",
@@ -107,8 +107,14 @@ class _Ship:
         codes = {kind.exit_code for kind in verdicts} | {0}
         return any(result.stage == stage and result.exit_code in codes for result in self.stages)
 
-    def done(self, verb: str) -> dict[str, Stage]:
-        """The stages of a verb that the folder records (`fuse:ort_cpu` and `lower:ort_cpu` belong to `fuse`)."""
+    def done(self, verb: str) -> Mapping[str, Stage | int]:
+        """What tells whether a verb did something: the stages that the folder records, or which folder the bundle is.
+
+        `fuse:ort_cpu` and `lower:ort_cpu` belong to `fuse`.
+        """
+        if verb == "bundle":  # each that is written is another folder
+            place = self.folder / BUNDLE
+            return {BUNDLE: place.stat().st_ino} if place.is_dir() else {}
         names = (verb, "lower") if verb == "fuse" else (verb,)
         with suppress(AttnportError):  # if the folder cannot be read, the stage itself reports it
             manifest = open_if_there(self.folder)
@@ -328,7 +334,10 @@ def _bundle(run: _Ship, force: bool) -> str:
     from attnport.verbs.bundle import bundle
     from attnport.verbs.verify import raise_for, verify
 
+    before = run.done("bundle")
     path = bundle(run.folder, run.folder / BUNDLE, force=force, progress=run.progress)
+    if run.done("bundle") == before:
+        return f"{path}, as it was verified"
     run.progress("verifying the bundle")
     result = verify(path)
     raise_for(result)

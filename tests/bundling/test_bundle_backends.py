@@ -66,7 +66,6 @@ def report(runtimes: dict[str, RuntimeParity], forms: dict[str, RuntimeParity]) 
 def widen(folder: Path, parity: ParityReport, **engines: EngineRecord) -> Path:
     """Adds the forms `onnx` and `openvino`, the fp16 form of TensorRT-RTX, and its engine."""
     with change(folder) as edit:
-        assert edit.manifest
         for target in ("onnx", "openvino"):
             edit.path(f"model.{target}.onnx").write_bytes((folder / "model.onnx").read_bytes())
         edit.path(f"model.{FORM}.onnx").write_bytes(half_model(folder))

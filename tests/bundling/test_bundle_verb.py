@@ -24,6 +24,7 @@ from attnport.folder.workspace import change
 from attnport.jsonfile import to_json
 from attnport.masks.spec import MaskSpec
 from attnport.parity.golden import bounds
+from attnport.verbs import bundle as verb
 from attnport.verbs.bundle import bundle
 from attnport_bundle.format import files, manifest
 
@@ -138,8 +139,8 @@ def test_an_artifact_without_goldens_is_refused(artifact: Path, tmp_path: Path) 
 def test_unknown_languages_and_forms_are_refused_by_name(artifact: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="language cobol"):
         bundle(artifact, tmp_path / "app", lang=["python", "cobol"])
-    with pytest.raises(ArtifactError, match="has no form 'openvino'; it has ort_cpu"):
-        bundle(artifact, tmp_path / "app", forms=["openvino"])
+    with pytest.raises(ArtifactError, match=r"has no form 'openvino\.fp64'; it has ort_cpu"):
+        bundle(artifact, tmp_path / "app", forms=["openvino.fp64"])
     with pytest.raises(UsageError, match="no form was named"):
         bundle(artifact, tmp_path / "app", forms=[])
     form = Form("tensorrt_rtx", "fp16", "model.onnx", 23)
@@ -171,6 +172,47 @@ def test_an_empty_folder_and_a_bundle_are_replaced(made_artifact: Path, made_bun
         bundle(made_artifact, tmp_path / "app")
         assert tree(tmp_path / "app") == tree(made_bundle)
     assert not hidden(tmp_path)
+
+
+def test_a_bundle_is_made_again_only_when_something_changed(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, told, ran = tmp_path / "app", list[str](), list[Path]()
+    real = verb._try
+    monkeypatch.setattr(verb, "_try", lambda staged, tell: ran.append(staged) or real(staged, tell))
+
+    def made(**options: Any) -> bool:
+        ran.clear()
+        bundle(artifact, app, tell=told.append, **options)
+        return bool(ran)
+
+    assert made()
+    assert not made()
+    assert told[-1] == f"{app} is up to date"
+    assert made(force=True)
+    assert made(lang=["python", "cpp"])
+    assert made(), "without C++ again"
+    tiny.edit_manifest(artifact, lambda m: dataclasses.replace(m, name="another"))
+    assert made()
+    assert manifest.read(app).name == "another"
+    with change(artifact) as edit:
+        edit.write("parity.json", tiny.parity("PASS", "for another reason"))
+        edit.finish("check", "2")
+    assert made()
+    shutil.rmtree(app)
+    assert made()
+    bundle(artifact, tmp_path / "other", lang=["python", "cpp"])
+    shutil.rmtree(app)
+    shutil.copytree(tmp_path / "other", app)
+    assert made(), "what lies there is another bundle"
+
+
+def test_a_form_that_is_lacking_is_written_and_checked_first(tiny_artifact: Path, tmp_path: Path) -> None:
+    with change(tiny_artifact) as edit:
+        edit.manifest = dataclasses.replace(edit.manifest, forms={})
+        edit.finish("fuse", "")
+    app = bundle(tiny_artifact, tmp_path / "app")
+    assert manifest.read(app).forms["ort_cpu"].parity.verdict == "PASS"
 
 
 def test_a_bundle_that_was_worked_on_is_replaced_by_force_only(

@@ -31,7 +31,6 @@ IN_F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 def with_openvino(folder: Path) -> Path:
     """Adds a form for OpenVINO that is the same graph, and a parity that passed."""
     with change(folder) as edit:
-        assert edit.manifest
         edit.path("model.openvino.onnx").write_bytes((folder / "model.ort_cpu.onnx").read_bytes())
         forms = {**edit.manifest.forms, "openvino": Form("openvino", "fp32", "model.openvino.onnx", 23)}
         edit.manifest = dataclasses.replace(edit.manifest, forms=forms)

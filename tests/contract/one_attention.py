@@ -11,7 +11,7 @@ from torch import nn
 
 from attnport.artifacts import FORMAT, EngineRecord, Form, IOContract, Manifest, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
-from attnport.folder.workspace import change
+from attnport.folder.workspace import create
 from attnport.masks.spec import MaskSpec
 from attnport.verbs.build import build
 from attnport.verbs.bundle import bundle
@@ -98,23 +98,23 @@ def pack(folder: Path, exported: Path) -> Path:
             f"golden-0/{kind}/{spec.name}": array
             for kind, array in (("out", reference.numpy()), ("eager", single.numpy()), ("valid", valid))
         }
-    with change(artifact) as edit:
+    manifest = Manifest(
+        FORMAT,
+        "0",
+        "one",
+        Source("one", code_digest="c" * 64, weights_digest="d" * 64),
+        io,
+        23,
+        (),
+        None,
+        {},
+        {},
+        forms={"ort_cpu": Form("ort_cpu", "fp32", "model.ort_cpu.onnx", 23)},
+    )
+    with create(artifact, manifest) as edit:
         edit.path("model.onnx").write_bytes(exported.read_bytes())
         edit.path("model.ort_cpu.onnx").write_bytes(exported.read_bytes())
         with edit.path("golden.npz").open("wb") as file:
             np.savez(file, **arrays)
-        edit.manifest = Manifest(
-            FORMAT,
-            "0",
-            "one",
-            Source("one", code_digest="c" * 64, weights_digest="d" * 64),
-            io,
-            23,
-            (),
-            None,
-            {},
-            {},
-            forms={"ort_cpu": Form("ort_cpu", "fp32", "model.ort_cpu.onnx", 23)},
-        )
         edit.finish("export", "by hand")
     return bundle(artifact, folder / "app", unverified=True)

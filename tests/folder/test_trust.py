@@ -67,7 +67,6 @@ def recorded(here: Path) -> list[str]:
 def named(folder: Path, text: str) -> Source:
     """Makes a manifest name another SPEC, all digests as they were."""
     with change(folder) as edit:
-        assert edit.manifest is not None
         source = dataclasses.replace(edit.manifest.source, text=text)
         edit.manifest = dataclasses.replace(edit.manifest, source=source)
         edit.finish("forged", "")

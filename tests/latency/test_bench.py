@@ -111,7 +111,6 @@ def test_the_report_is_on_disk_and_is_not_made_again(
 def with_forms(folder: Path, target: str, *plans: str) -> None:
     """Gives a folder's form another target at these plans, too."""
     with change(folder) as edit:
-        assert edit.manifest is not None
         form = dataclasses.replace(edit.manifest.forms["ort_cpu"], target=target)
         more = {f"{target}.{plan}": dataclasses.replace(form, plan=plan) for plan in plans}
         edit.manifest = dataclasses.replace(edit.manifest, forms={**edit.manifest.forms, **more})
@@ -249,12 +248,18 @@ def test_ctrl_c_ends_every_child_and_writes_nothing(tiny_artifact: Path, monkeyp
 
 
 @pytest.mark.usefixtures("idle")
-def test_a_runtime_without_its_form_is_named_with_the_command_that_makes_it(tiny_artifact: Path) -> None:
+def test_the_form_of_a_named_runtime_is_written_first_and_of_others_its_command_is_named(
+    tiny_artifact: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with change(tiny_artifact) as edit:
         edit.manifest = dataclasses.replace(edit.manifest, forms={})
         edit.finish("fuse", "")
-    report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=1.0)
-    assert "attnport fuse" in report.shapes["batch=1,seq=3"]["ort_cpu"].reason
+    (rows,) = bench(tiny_artifact, None, ["batch=1,seq=3"], threads=1, budget_s=1.0).shapes.values()
+    assert "attnport fuse" in rows["ort_cpu"].reason
+    assert not caplog.messages
+    (rows,) = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=1.0).shapes.values()
+    assert rows["ort_cpu"].median_ns is not None
+    assert [message.endswith("has no form ort_cpu, so it is written first") for message in caplog.messages] == [True]
 
 
 def test_weights_that_changed_since_export_are_refused(tiny_artifact: Path) -> None:

@@ -32,7 +32,6 @@ WANTED = np.array([1, 2**40, 3])
 def saturate(folder: Path, key: str) -> None:
     """Holds a form's constants in int32, as a runtime would."""
     with change(folder) as edit:
-        assert edit.manifest is not None
         form = edit.manifest.forms[key]
         model = onnx.load(folder / form.file)
         for tensor in model.graph.initializer:

@@ -64,7 +64,6 @@ def layered(_layered: Path, tmp_path: Path, _traced: Callable[..., Any], monkeyp
 def plant(folder: Path, key: str, edit_model: Edit) -> None:
     """Changes a form, or the model as exported (key ""), as a faulty tool would have written it."""
     with change(folder) as edit:
-        assert edit.manifest is not None
         file = edit.manifest.forms[key].file if key else "model.onnx"
         model = onnx.load(folder / file)
         edit_model(model)

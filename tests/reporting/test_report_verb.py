@@ -197,7 +197,6 @@ def test_markdown_needs_no_source(folder: Path, monkeypatch: pytest.MonkeyPatch)
 def test_layers_are_shown_until_parity_is_checked_anew(folder: Path) -> None:
     _add(folder, parity=sample.parity())
     with change(folder) as edit:
-        assert edit.manifest is not None
         edit.path("layers.json").write_text(to_json(sample.layers()), encoding="utf-8")
         edit.finish("layers", layers._digest(edit.manifest))
     assert "Relative RMS error by layer" in verb.report(folder).read_text(encoding="utf-8")

@@ -29,7 +29,6 @@ def packed(_tiny_exported: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     """An artifact folder and a bundle of it."""
     folder = Path(shutil.copytree(_tiny_exported, tmp_path_factory.mktemp("packed") / "tiny"))
     with change(folder) as edit:
-        assert edit.manifest is not None
         forms = {"ort_cpu": edit.manifest.forms["ort_cpu"]}
         edit.manifest = dataclasses.replace(edit.manifest, forms=forms)
         write_golden(tiny_model.spec(), edit.path("golden.npz"))

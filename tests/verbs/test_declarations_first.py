@@ -1,4 +1,4 @@
-"""Typos in declarations are found before torch is imported, which takes seconds."""
+"""What can be known at once is said at once: before torch is imported, which takes seconds, and before any work."""
 
 from __future__ import annotations
 
@@ -41,3 +41,43 @@ def test_a_typo_is_found_before_torch_is_imported(
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert said in done.stdout
     assert done.stdout.strip().endswith("False")
+
+
+LACKS = """
+import sys
+from pathlib import Path
+sys.modules["openvino"] = None
+from attnport.errors import AttnportError
+from attnport.verbs import _needs
+_needs.versions = lambda patterns: {}
+from attnport.verbs.bench import bench
+from attnport.verbs.bundle import bundle
+from attnport.verbs.check import check
+from attnport.verbs.export import export
+from attnport.verbs.ship import ship
+out = Path(sys.argv[1])
+calls = {
+    "export": lambda: export("net.py:make", out / "attnport.json" / "out"),
+    "ship": lambda: ship("net.py:make", out / "attnport.json" / "out"),
+    "check": lambda: check(out, ["openvino"]),
+    "bench": lambda: bench(out, ["openvino"]),
+    "bundle": lambda: bundle(out, out / "attnport.json" / "app"),
+    "unknown": lambda: check(out, ["warp_drive"]),
+}
+for name, call in calls.items():
+    try:
+        call()
+    except AttnportError as err:
+        print(name, err.exit_code, "torch" in sys.modules, err)
+"""
+
+
+def test_a_place_that_cannot_be_written_and_a_runtime_that_is_not_there_are_told_first(tiny_artifact: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LACKS, tiny_artifact], capture_output=True, text=True, check=True)
+    told = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    for verb in ("export", "ship", "bundle"):
+        assert told[verb].startswith("2 False"), told[verb]
+        assert "Not a directory" in told[verb]
+    for verb in ("check", "bench"):
+        assert told[verb].startswith("3 False openvino was not run: openvino is not installed.")
+    assert told["unknown"].startswith("2 False runtime 'warp_drive': there is none")

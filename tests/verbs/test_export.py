@@ -14,8 +14,7 @@ from torch import nn
 from attnport.artifacts import MANIFEST
 from attnport.errors import ExportError, UsageError
 from attnport.exporter import capture as capturing
-from attnport.folder.refusals import refuse_stranger
-from attnport.folder.workspace import open_folder
+from attnport.folder.workspace import open_folder, refuse_stranger
 from attnport.jsonfile import digest_file
 from attnport.parity.sizes import size_cases
 from attnport.verbs.export import export

@@ -16,7 +16,7 @@ from attnport.artifacts import FORMAT, EngineRecord, Manifest, Source
 from attnport.dims import Dim, Profile
 from attnport.errors import ArtifactError, AttnportError, IntegrityError
 from attnport.exporter.inspect_graph import graph_facts
-from attnport.folder.workspace import change
+from attnport.folder.workspace import create
 from attnport.jsonfile import from_json, to_json
 from attnport.models.bert_encoder import SPEC
 from attnport.verbs.inspect import Inspection, inspect
@@ -85,8 +85,7 @@ def folder(tmp_path: Path) -> Path:
     """An artifact folder with one model in it, as `export` writes it."""
     path = tmp_path / "artifact"
     manifest = Manifest(FORMAT, "0", "small", Source("small.py:make"), SPEC.io, 23, (), None, {"torch": "2"}, {})
-    with change(path) as staged:
-        staged.manifest = manifest
+    with create(path, manifest) as staged:
         onnx.save(model(), staged.path("model.onnx"))
         staged.finish("export", "0" * 64)
     return path

@@ -31,7 +31,7 @@ from attnport.errors import (
     ProfileError,
     UsageError,
 )
-from attnport.folder.workspace import change, check_files, open_folder
+from attnport.folder.workspace import change, check_files, create, open_folder
 from attnport.jsonfile import digest_file, read, to_json
 from attnport.verbs import build as verb
 from attnport.verbs.build import build, require_fused
@@ -53,20 +53,20 @@ def folder_with_form(
     item = FusionItem("attn", "products", "padding", None, False, "not recognised: it was hidden")
     table = FusionTable(1, 0, (item,), name, plan, None)
     other = dataclasses.replace(table, proved_by="ort_cpu")
-    with change(folder) as edit:
-        edit.manifest = Manifest(
-            format=FORMAT,
-            attnport="",
-            name="tiny",
-            source=Source("tiny"),
-            io=engine_graphs.contract(dtype),
-            opset=23,
-            attentions=(SourceAttention("attn", "attn", "scaled_dot_product_attention"),),
-            tokenizer=None,
-            versions={},
-            files={},
-            forms={key: form},
-        )
+    manifest = Manifest(
+        format=FORMAT,
+        attnport="",
+        name="tiny",
+        source=Source("tiny"),
+        io=engine_graphs.contract(dtype),
+        opset=23,
+        attentions=(SourceAttention("attn", "attn", "scaled_dot_product_attention"),),
+        tokenizer=None,
+        versions={},
+        files={},
+        forms={key: form},
+    )
+    with create(folder, manifest) as edit:
         engine_graphs.decomposed(edit.path(name), dtype)
         tables = {"ort_cpu": other, "tensorrt_rtx" if plan == "fp16" else key: table}
         edit.path("fusion.json").write_text(to_json(FusionReport(tables)))
@@ -107,7 +107,6 @@ def test_the_command_prints_the_fusion_below_the_engine_and_one_json_document(tm
 def test_form_that_is_not_there_is_made_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_with_form(tmp_path / "a", "bfloat16", "bf16")
     with change(folder) as edit:
-        assert edit.manifest
         forms = dict(edit.manifest.forms)
         edit.manifest = dataclasses.replace(edit.manifest, forms={})
         edit.finish("fuse", "")
@@ -116,7 +115,6 @@ def test_form_that_is_not_there_is_made_first(tmp_path: Path, monkeypatch: pytes
     def lower(place: Path, **options: object) -> None:
         asked.append({name: options[name] for name in ("targets", "plans")})
         with change(place) as edit:
-            assert edit.manifest
             edit.manifest = dataclasses.replace(edit.manifest, forms=forms)
             edit.finish("fuse", "")
 

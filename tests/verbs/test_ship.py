@@ -62,13 +62,15 @@ class Verbs:
                 raise self.failing[verb]
             if not self.idle:
                 self.record(verb)
+                if verb == "bundle":  # it replaces the folder
+                    (new := self.folder / "new").mkdir()
+                    new.replace(self.folder / "bundle")
             return value()
 
         return work
 
     def record(self, verb: str) -> None:
         with change(self.folder) as edit:
-            assert edit.manifest is not None
             for name, value in (("fusion.json", self.fusion), ("parity.json", self.parity), ("latency.json", LATENCY)):
                 edit.path(name).write_text(to_json(value))
             edit.finish(verb, "inputs")

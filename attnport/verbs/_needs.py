@@ -1,0 +1,62 @@
+"""What a verb needs before its own work: runtimes that are installed, and the forms that they open."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from attnport.errors import UnavailableError
+from attnport.exporter.lowering import base as lowerings
+from attnport.folder.machine import versions
+from attnport.folder.workspace import open_folder
+from attnport.processes.isolated import Limits, probe_all
+from attnport.runtimes import base
+
+
+def ready(folder: Path, names: Iterable[str], progress: Callable[[str], None], plan: str | None = None) -> None:
+    """Writes the forms of runtimes that a user named, as `fuse` does, where the folder has none for them.
+
+    Engines, bundles and forms that have to be searched are not made, nor is a form for a runtime that cannot run here.
+
+    Args:
+        folder: An artifact folder.
+        names: Runtimes, also with a precision, as `openvino.bf16`.
+        progress: Called with a line about each step.
+        plan: The precision of names that do not tell it; None = any, or if there is none, the default of `fuse`.
+
+    Raises:
+        UsageError: there is no such runtime.
+        UnavailableError: the package of a runtime is not installed.
+        ArtifactError, IntegrityError, ExportError: as `fuse`.
+    """
+    lacking = {}
+    for name in names:
+        own, _, named = name.replace("-", "_").partition(".")
+        runtime = base.get(own)
+        # NVIDIA's libraries are used by several packages, and tell nothing about one of them.
+        if not versions(each for each in runtime.distributions if not each.startswith("nvidia")):
+            found = runtime.probe()
+            if not found.available:
+                raise UnavailableError(f"{name} was not run: {found.reason.rstrip('.')}.", hint=found.hint)
+        if runtime.opens == "onnx" and runtime.form and lacks(folder, runtime.form, named or plan or ""):
+            lacking[runtime] = runtime.form, named or plan or ""
+    for name, found in probe_all([*lacking], Limits()).items() if lacking else ():
+        if found.available:
+            write_form(folder, *lacking[base.get(name)], progress)
+
+
+def lacks(folder: Path, target: str, plan: str) -> bool:
+    """Whether a folder has no form of a target that `fuse` can write, in a precision; "" = in any."""
+    there = {form.plan for form in open_folder(folder).forms.values() if form.target == target}
+    return plan not in there and plan in lowerings.get(target).plans if plan else not there
+
+
+def write_form(folder: Path, target: str, plan: str, progress: Callable[[str], None]) -> None:
+    """Writes a form that a folder lacks, and says so on the logger `attnport`; raises as `fuse`."""
+    from attnport.verbs.fuse import fuse
+
+    lowering = lowerings.get(target)
+    plan = plan or lowering.plans[0]
+    logging.getLogger("attnport").warning(f"{folder} has no form {lowering.form_key(plan)}, so it is written first")
+    fuse(folder, targets=[target], plans={target: plan}, progress=progress)
