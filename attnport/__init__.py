@@ -2,7 +2,8 @@
 
 `attnport.export(model, "out")` and `attnport.open("out")` return an `Artifact`, which has the verbs of the command line
 as methods. The verbs are functions here too, on the same values; a path may be text. Each is imported on first use;
-`import attnport` imports nothing heavy.
+`import attnport` imports nothing heavy. On a terminal and in a notebook, a line says what a verb does and how far it
+is; `attnport.quiet = True` turns it off, as `progress=None` does for one call.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from attnport.verbs.tune import tune
     from attnport.verbs.verify import verify
 
+quiet = False
 _DOOR = ("Artifact", "export", "open")
 __all__ = [
     "Artifact",

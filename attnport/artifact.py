@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import Manifest, ModelSpec
 from attnport.printed import Printed
+from attnport.verbs import _arguments
 from attnport.verbs._arguments import public
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ class Artifact:
             UsageError: there is no such runtime.
             UnavailableError: it is not available here, or the folder holds nothing for it, which says what makes it.
         """
-        from attnport.folder.opened import opened
+        from attnport.folder.openings import opened
 
         return Running(opened(self.folder, self.manifest, runtime, threads))
 
@@ -226,7 +227,7 @@ class Artifact:
 
         As `attnport_bundle.Model.generate`; raises as that, and as `open`.
         """
-        from attnport.folder.generating import generating
+        from attnport.verbs.generate import generating
 
         with generating(self.folder, runtime, encoder.folder if encoder else None, threads) as (generate, _):
             return generate(prompts, **options)
@@ -338,4 +339,11 @@ def _as_text(value: Any) -> str:
     return shown(value).rstrip("\n")
 
 
+def _line() -> Any:
+    from attnport.console.progress import line
+
+    return line()
+
+
 Printed.as_text = _as_text
+_arguments.showing = _line

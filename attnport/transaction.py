@@ -254,7 +254,7 @@ def transaction(folder: Path, last: str) -> Iterator[Transaction]:
         OSError: the folder cannot be made or written, or the disk is full.
         ArtifactError: as `recover`; or something that is no file of ours is in the way of a final name.
     """
-    made = not folder.is_dir()
+    made = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with locked(folder):
@@ -267,6 +267,6 @@ def transaction(folder: Path, last: str) -> Iterator[Transaction]:
                 with suppress(OSError):  # whoever opens the folder next tries again
                     recover(folder)
     finally:
-        if made:
-            with suppress(OSError):
-                folder.rmdir()
+        with suppress(OSError):  # one with something in it stays
+            for place in made:
+                place.rmdir()

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
+from collections.abc import Callable
 
 import pytest
 from rich.cells import cell_len
 
+import attnport.artifact
 from attnport.console.progress import TimeLeft, duration, shortened
 from attnport.console.run import Reporter
+from attnport.verbs._arguments import public
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.mark.parametrize("message", ["a" * 200, "model/" * 40 + "x.onnx: 3/15", "注意力" * 50, "a\nb " * 60])
@@ -59,10 +68,6 @@ def test_a_stage_is_one_line_where_stderr_is_no_terminal(capsys: pytest.CaptureF
 
 
 def test_on_a_terminal_the_stage_begins_the_line_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Terminal())
@@ -75,3 +80,38 @@ def test_on_a_terminal_the_stage_begins_the_line_and_nothing_stays(monkeypatch: 
         assert shown.startswith("2 of 7, fuse: xxx")
         assert shown.endswith(" [red]3/7[/]")
     assert out._status is None
+
+
+def work(
+    progress: Callable[[str], None] = lambda message: None,
+    begin: Callable[[str, str, int, int], None] = lambda name, what, number, count: None,
+) -> None:
+    """As a verb that Python calls."""
+    begin("fuse", "writing attention", 2, 7)
+    progress("lowering 3/7")
+    logging.getLogger("attnport").warning("a dim is fixed")
+    progress("proving")
+
+
+def test_in_python_a_line_says_what_is_done_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    handler = logging.StreamHandler(terminal)
+    monkeypatch.setattr(logging.getLogger("attnport"), "handlers", [handler])
+    public(work)()
+    shown = terminal.getvalue()
+    assert "2 of 7, fuse: writing attention" in shown
+    assert "2 of 7, fuse: lowering 3/7" in shown
+    assert "\ra dim is fixed\n" in shown
+    assert shown.endswith("\r")
+    terminal.truncate(0)
+    told: list[str] = []
+    public(work)(progress=None)
+    public(work)(progress=told.append)
+    assert told == ["lowering 3/7", "proving"]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", pipe := io.StringIO())
+        public(work)()
+        assert pipe.getvalue() == ""
+    monkeypatch.setattr(attnport, "quiet", True)
+    public(work)()
+    assert "fuse" not in terminal.getvalue()

@@ -41,7 +41,8 @@ def serve(
 ) -> Callable[[], None]:
     """Answer requests for bundles, on KServe or Ray Serve.
 
-    FOLDER is a bundle. Requests are those of the open inference protocol v2, over HTTP and gRPC.
+    FOLDER is a bundle, or an artifact folder, of which one is made. Requests are those of the open inference protocol
+    v2, over HTTP and gRPC.
     """
     from attnport.verbs.serve import serve as run
 

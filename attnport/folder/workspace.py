@@ -123,8 +123,7 @@ def load_spec(manifest: Manifest) -> ModelSpec:
         SpecError: the source is gone or changed, which names the SPEC, and the files or that it is the weights; or it
             would run code that nobody asked for here (see `trust`).
     """
-    from attnport.folder import seen
-    from attnport.folder.loading import without_outputs
+    from attnport.folder.loading import note_read, without_outputs
     from attnport.folder.trust import reload
 
     spec = reload(manifest.source)
@@ -147,7 +146,7 @@ def load_spec(manifest: Manifest) -> ModelSpec:
             f"the weights of {manifest.source.text} changed since export.",
             hint="Export again, or bring the earlier state back.",
         )
-    seen.note(manifest.source, spec.read)
+    note_read(manifest.source, spec.read)
     exported = {output.name for output in manifest.io.outputs}
     hidden = [output.name for output in spec.io.outputs if output.name not in exported]
     return dataclasses.replace(without_outputs(spec, hidden), io=manifest.io)
@@ -161,9 +160,9 @@ def check_source(manifest: Manifest) -> None:
     Raises:
         SpecError: as `load_spec`.
     """
-    from attnport.folder import seen
+    from attnport.folder.loading import unchanged
 
-    if not manifest.source.in_memory and not seen.unchanged(manifest.source):
+    if not manifest.source.in_memory and not unchanged(manifest.source):
         load_spec(manifest)
 
 

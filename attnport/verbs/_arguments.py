@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -14,13 +15,16 @@ from attnport.errors import AttnportError, UsageError
 from attnport.folder.portable import as_command
 
 T = TypeVar("T")
+showing: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+"""Makes the line that shows what a verb does, or None; the console's, which `attnport.artifact` sets."""
 
 
 def public(verb: Callable[..., T]) -> Callable[..., T]:
     """The verb as Python calls it: every option has the command line's name too, and one thing stands for a list of it.
 
-    Text is taken for a path, one name or number for a list of one, a dict of sizes for the text of a shape, and
-    `runtime=`, `shape=` or `dtype=` for what the verb itself calls `runtimes`, `shapes` or `plan`.
+    What it does is shown in a line, see `showing`, unless it is given a `progress` of its own; `progress=None` shows
+    nothing. Text is taken for a path, one name or number for a list of one, a dict of sizes for the text of a shape,
+    and `runtime=`, `shape=` or `dtype=` for what the verb itself calls `runtimes`, `shapes` or `plan`.
 
     Raises:
         TypeError: there is no such argument; names the one that is spelled most like it.
@@ -43,8 +47,15 @@ def public(verb: Callable[..., T]) -> Callable[..., T]:
                 given.arguments[name] = _path(name, value)
             elif kinds[name].startswith("Sequence["):
                 given.arguments[name] = _listed(value)
+        shown = "progress" in kinds and "progress" not in given.arguments
+        if given.arguments.get("progress", "") is None:
+            del given.arguments["progress"]
         try:
-            return verb(*given.args, **given.kwargs)
+            with showing() if shown else contextlib.nullcontext() as line:
+                for name, method in {"progress": "progress", "begin": "stage"}.items() if line is not None else ():
+                    if name in kinds:
+                        given.arguments.setdefault(name, getattr(line, method))
+                return verb(*given.args, **given.kwargs)
         except AttnportError as err:
             if isinstance(folder := given.arguments.get("folder"), Path):
                 err.hint = as_command(err.hint, folder)

@@ -108,6 +108,7 @@ def bundle(
     unchecked = [one.backend for one in judged if one.verdict == "NOT_RUN" and one.backend.engine is None]
     if unchecked and not unverified:
         manifest = _checked(folder, unchecked, progress, tell)
+        check_files(folder, manifest, *wanted)
         judged = judge(folder, manifest, backends, read_parity(folder, manifest))
     gate(folder, judged, unverified)
     inputs = digest_text(

@@ -17,8 +17,7 @@ from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
 from attnport.cases.choosing import needed_tokenizer, read_feeds
 from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, ExportError, UsageError
-from attnport.folder import seen
-from attnport.folder.loading import without_outputs
+from attnport.folder.loading import note_read, without_outputs
 from attnport.folder.machine import versions
 from attnport.folder.trust import remember
 from attnport.folder.workspace import Change, create, fresh, open_folder, open_if_there, refuse_stranger, toolchain
@@ -212,7 +211,7 @@ def exported_here(
         code = code_of(open_folder(folder).source)  # of the program that was written
     if code is not None:
         remember(code)
-    seen.note(earlier.source, spec.read)
+    note_read(earlier.source, spec.read)
     if untold := [str(one) for one in spec.io.inputs if _is_untold(one, spec.io)]:
         tell(
             f"no :high=N says which whole numbers {', '.join(untold)} may have, so 0 and 1 alone are tried; "

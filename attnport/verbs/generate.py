@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from attnport.artifacts import Manifest, Session
 from attnport.cases.choosing import read_feeds
-from attnport.errors import UsageError
-from attnport.folder.generating import generating
+from attnport.decoders import decoder_of
+from attnport.errors import UnavailableError, UsageError
+from attnport.folder.openings import opened
 from attnport.folder.workspace import open_folder
 from attnport.printed import Printed
 from attnport.reporting import document as doc
 from attnport.verbs._needs import ready
+from attnport_bundle.decoding.caches import Run, steps_of
+from attnport_bundle.decoding.generate import Encoder
+from attnport_bundle.decoding.generate import generate as continued
 
 _SHOWN = 200
 """The letters at the end of the first text that are shown while it grows."""
@@ -87,9 +94,6 @@ def generate(
         )
     prompts = (prompts,) if isinstance(prompts, str) else prompts
     given = list(prompts) if inputs is None else read_feeds(inputs)
-    ready(folder, [runtime], progress)
-    if encoder is not None:
-        ready(encoder, [runtime.partition(".")[0]], progress)
     progress("opening the model")
     told: list[float] = []
     grown = ""
@@ -103,14 +107,68 @@ def generate(
         if on_text:
             on_text(row, text)
 
-    with generating(folder, runtime, encoder, threads) as (continued, session):
+    with generating(folder, runtime, encoder, threads, progress) as (decode, session):
         began = time.perf_counter()
-        texts = continued(given, start=start or None, stop=stop or None, as_text=True, on_token=tell, **options)
+        texts = decode(given, start=start or None, stop=stop or None, as_text=True, on_token=tell, **options)
         seconds = time.perf_counter() - began
         device = session.ran.device
     return Generated(
         runtime, device, tuple(prompts), tuple(texts), len(told), seconds, told[0] - began, encoder is not None
     )
+
+
+@contextlib.contextmanager
+def generating(
+    folder: Path,
+    runtime: str,
+    encoder: Path | None = None,
+    threads: int | None = None,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Iterator[tuple[Callable[..., Any], Session]]:
+    """What continues prompts, as `attnport_bundle.Model.generate` does, and the session of the decoder.
+
+    Args:
+        folder: The artifact of a decoder with its cache. A form that it lacks is written first, as by `ready`.
+        runtime: As of `opened`. An encoder that has nothing in the precision of a form runs in its usual one.
+        encoder: The artifact of the encoder in front of it.
+
+    Raises:
+        UsageError, UnavailableError, ArtifactError, IntegrityError, SpecError: as `ready` and `opened`.
+    """
+    ready(folder, [runtime], progress)
+    if encoder is not None:
+        ready(encoder, [runtime.partition(".")[0]], progress)
+    with contextlib.ExitStack() as stack:
+        manifest = open_folder(folder)
+        reader = None
+        if encoder is not None:
+            reads = open_folder(encoder)
+            session = stack.enter_context(contextlib.closing(_encoder(encoder, reads, runtime, threads)))
+            reader = Encoder(_run(session), reads.io, _tokenizer(encoder, reads))
+        session = stack.enter_context(contextlib.closing(opened(folder, manifest, runtime, threads)))
+        io, file = manifest.io, _tokenizer(folder, manifest)
+        yield (
+            partial(continued, _run(session), io, decoder_of(io), file, steps=steps_of(session), encoder=reader),
+            session,
+        )
+
+
+def _encoder(folder: Path, manifest: Manifest, runtime: str, threads: int | None) -> Session:
+    try:
+        return opened(folder, manifest, runtime, threads)
+    except UnavailableError:
+        own, dot, _ = runtime.partition(".")
+        if not dot:
+            raise
+        return opened(folder, manifest, own, threads)
+
+
+def _run(session: Session) -> Run:
+    return lambda **feeds: session.run(feeds)
+
+
+def _tokenizer(folder: Path, manifest: Manifest) -> Path | None:
+    return folder / manifest.tokenizer if manifest.tokenizer else None
 
 
 @doc.blocks.register(Generated)

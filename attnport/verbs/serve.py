@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from attnport.artifacts import MANIFEST
+from attnport.optional import require
 from attnport.verbs.bundle import BUNDLE, bundle
 from attnport_bundle import serve as serving
-from attnport_bundle.serve.options import Options
+from attnport_bundle.serve.options import ENGINES, Options
 
 
 def serve(
@@ -36,5 +37,7 @@ def serve(
         AttnportError: there is no such engine or bundle, or one does not pass its self-test; or as `bundle`.
     """
     if folder is not None and (folder / MANIFEST).is_file():
+        if engine in ENGINES:
+            require(engine)  # before the bundle is made
         folder = bundle(folder, folder / BUNDLE, tell=tell)
     serving.serve(serving.named(models, folder), engine, Options(**options), key, tell)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from attnport import optional
 from attnport.artifacts import FusionReport, LatencyReport, LatencyRow, Manifest, ParityReport, Stage
@@ -67,39 +68,40 @@ class ShipResult(Printed):
 
 @dataclass
 class _Ship:
-    """A run of all stages, with the result of each."""
+    """A run of all stages, with the result of each; a method is a stage and returns a line about its result."""
 
     folder: Path
+    names: Sequence[str]
+    text: Path | None
+    shapes: Sequence[str] | None
+    budget_s: float
+    require: bool
     force: bool
     progress: Callable[[str], None]
     on_bug: Callable[[Exception], None]
     begin: Callable[[str, str, int, int], None]
-    names: Sequence[str] = tuple(STAGES)
     stages: list[StageResult] = field(default_factory=list)
 
     def run(self, stage: str, work: Callable[[], str]) -> None:
-        """Runs a stage; `work` returns a line about its result."""
+        """Runs a stage, and records how it ended."""
         self.begin(stage, STAGES[stage], self.names.index(stage) + 1, len(self.names))
-        began = time.monotonic()
+        began, before = time.monotonic(), self.done(stage)
         status: Status = "failed"
         code = 0
-        before = self.done(stage)
         try:
             detail = work()
             status = "up to date" if before and self.done(stage) == before and not self.force else "done"
-        except MissingDependency as err:
-            status, detail = "not run", f"{err.message} {err.hint}".strip()
-        except AttnportError as err:
-            detail, code = f"{err.message} {err.hint}".strip(), err.exit_code
         except Exception as err:  # a bug of ours must not stop the other stages
-            error = as_usage_error(err) if isinstance(err, OSError) else None
-            detail, code = (error.message, error.exit_code) if error else (f"{type(err).__name__}: {err}", 1)
-            if error is None:
+            if stage == "export":  # without which there are none
+                raise
+            known = as_usage_error(err) if isinstance(err, OSError) else err
+            if isinstance(known, AttnportError):
+                detail, code = f"{known.message} {known.hint}".strip(), known.exit_code
+                if isinstance(known, MissingDependency):
+                    status, code = "not run", 0
+            else:
+                detail, code = f"{type(err).__name__}: {err}", 1
                 self.on_bug(err)
-        self.add(stage, status, began, detail, code)
-
-    def add(self, stage: str, status: Status, began: float, detail: str, code: int = 0) -> None:
-        """Records the result of a stage."""
         self.stages.append(StageResult(stage, status, round(time.monotonic() - began, 1), detail, code))
 
     def reported(self, stage: str, *verdicts: type[AttnportError]) -> bool:
@@ -121,6 +123,97 @@ class _Ship:
             stages = manifest.stages if manifest is not None else {}
             return {name: stage for name, stage in stages.items() if name.partition(":")[0] in names}
         return {}
+
+    def fuse(self) -> str:
+        """Fuses target by target, so that all other forms are written if one target lacks an operator."""
+        from attnport.exporter.lowering.base import get, names
+        from attnport.verbs import fuse as fusing
+
+        problem: AttnportError | None = None
+        report = FusionReport({})
+        forms = [(target, plan) for target in names() for plan in (get(target).plans[0], *_quick_plans(target))]
+        for number, (target, plan) in enumerate(forms, start=1):
+            told = fusing.numbered(self.progress, number, len(forms))
+            try:
+                report = fusing.fuse(
+                    self.folder, targets=[target], plans={target: plan}, force=self.force, progress=told
+                )
+            except AttnportError as err:
+                problem = problem or err
+        if problem is not None:
+            raise problem
+        if self.require:
+            fusing.require(report, [key for key, table in report.targets.items() if table.proved_by is not None])
+        return ", ".join(f"{key} {table}" for key, table in report.targets.items())
+
+    def build(self) -> str:
+        from attnport.verbs.build import build, require_fused
+
+        optional.require(ENGINE_TARGET)
+        record, table = build(self.folder, ENGINE_TARGET, ENGINE_PLAN, force=self.force, progress=self.progress)
+        require_fused(table)
+        return f"{record.file}, {record.size_bytes / 2**20:.0f} MiB, {table} fused"
+
+    def tune(self) -> str:
+        from attnport.verbs.tune import tune
+
+        report = tune(self.folder, None, self.shapes or None, **self._options(), budget_s=self.budget_s)
+        chosen = report.chosen
+        return f"{count(len(report.candidates), 'candidate')}; {chosen.form if chosen else 'none'} is chosen"
+
+    def check(self) -> str:
+        from attnport.parity.layers import why_no_layers
+        from attnport.verbs.check import check, command, raise_for
+
+        report = check(self.folder, **self._options())
+        problem = why_no_layers(self.folder, report, **self._options())
+        raise_for(report, again=command(self.folder, self.text))
+        verdicts = Counter(row.verdict for row in (*report.runtimes.values(), *report.forms.values()))
+        counts = ", ".join(f"{verdicts[one]} {one}" for one in ("PASS", "FAIL", "NOT_RUN") if verdicts[one])
+        return counts + (f"; {problem}" if problem else "")
+
+    def bench(self) -> str:
+        from attnport.verbs.bench import bench
+
+        report = bench(self.folder, shapes=self.shapes or None, **self._options(), budget_s=self.budget_s)
+        measured = {name for rows in report.shapes.values() for name, row in rows.items() if row.median_ns is not None}
+        return f"{count(len(measured), 'runtime')} on {count(len(report.shapes), 'workload')}"
+
+    def bundle(self) -> str:
+        """Writes the bundle, and verifies one that was written now."""
+        from attnport.verbs.bundle import bundle
+        from attnport.verbs.verify import raise_for, verify
+
+        before = self.done("bundle")
+        path = bundle(self.folder, self.folder / BUNDLE, force=self.force, progress=self.progress)
+        if before and self.done("bundle") == before:
+            return f"{path}, as it was verified"
+        self.progress("verifying the bundle")
+        result = verify(path)
+        raise_for(result)
+        return f"{path}, verified: {count(len(result.rows), 'check')}"
+
+    def report(self) -> str:
+        from attnport.verbs.report import report
+
+        return str(report(self.folder, **self._options()))
+
+    def _options(self) -> Any:
+        """What most verbs take."""
+        return {"text": self.text, "force": self.force, "progress": self.progress}
+
+
+def _quick_plans(target: str) -> tuple[str, ...]:
+    """bf16 where this processor has instructions for it and the target's runtime uses them; then it is tried too."""
+    from attnport.exporter.lowering.base import get
+    from attnport.processes.isolated import Limits, probe_all
+    from attnport.runtimes import base
+
+    if "bf16" not in get(target).plans:
+        return ()
+    provers = [base.get(name) for name in get(target).proved_by if name in base.names()]
+    probed = probe_all([runtime for runtime in provers if not runtime.gpu], Limits())
+    return ("bf16",) if any(found.available and "bf16" in found.plans for found in probed.values()) else ()
 
 
 def ship(
@@ -186,41 +279,34 @@ def ship(
         read_sentences(text)  # report errors now, not after the minutes that export and build take
 
     names = [stage for stage in STAGES if tune or stage != "tune"]
-    run = _Ship(folder, force, progress, on_bug, begin, names)
-    began = time.monotonic()
-    before = run.done("export")
-    begin("export", STAGES["export"], 1, len(names))
-    manifest = export(
-        spec,
-        folder,
-        inputs=inputs,
-        dims=dims,
-        examples=examples,
-        outputs=outputs,
-        with_weights=with_weights,
-        trust_remote_code=trust_remote_code,
-        task=task,
-        part=part,
-        with_past=with_past,
-        force=force,
-        timeout_s=timeout_s,
-        memory_gib=memory_gib,
-        needs_text=text is not None,
-        progress=progress,
-        tell=tell,
-    )
-    for shape in shapes or ():
-        parse_grid(shape, manifest.io.dims)  # report errors now, not after build and check
-    status: Status = "up to date" if before and run.done("export") == before and not force else "done"
-    run.add("export", status, began, f"{count(len(manifest.attentions), 'attention')} counted, opset {manifest.opset}")
-    run.run("fuse", lambda: _fuse(run, require, force))
-    run.run("build", lambda: _build(run, force))
-    if tune:
-        run.run("tune", lambda: _tune(run, text, budget_s, shapes, force))
-    run.run("check", lambda: _check(run, text, force))
-    run.run("bench", lambda: _bench(run, text, budget_s, shapes, force))
-    run.run("bundle", lambda: _bundle(run, force))
-    run.run("report", lambda: _report(run, text, force))
+    run = _Ship(folder, names, text, shapes, budget_s, require, force, progress, on_bug, begin)
+
+    def exporting() -> str:
+        made = export(
+            spec,
+            folder,
+            inputs=inputs,
+            dims=dims,
+            examples=examples,
+            outputs=outputs,
+            with_weights=with_weights,
+            trust_remote_code=trust_remote_code,
+            task=task,
+            part=part,
+            with_past=with_past,
+            force=force,
+            timeout_s=timeout_s,
+            memory_gib=memory_gib,
+            needs_text=text is not None,
+            progress=progress,
+            tell=tell,
+        )
+        for shape in shapes or ():
+            parse_grid(shape, made.io.dims)  # report errors now, not after build and check
+        return f"{count(len(made.attentions), 'attention')} counted, opset {made.opset}"
+
+    for stage in names:
+        run.run(stage, exporting if stage == "export" else getattr(run, stage))
     codes = [stage.exit_code for stage in run.stages]
     judged = run.reported("check", ParityFailed)
     if not judged:  # then the bundle is refused as well, since there is no verdict; the first cause decides the code
@@ -251,104 +337,6 @@ def _read(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T | Non
     with suppress(AttnportError):
         return read_report(kind, folder, manifest, name)
     return None
-
-
-def _fuse(run: _Ship, require: bool, force: bool) -> str:
-    """Fuses target by target, so that all other forms are written if one target lacks an operator."""
-    from attnport.exporter.lowering.base import get, names
-    from attnport.verbs import fuse as fusing
-
-    problem: AttnportError | None = None
-    report = FusionReport({})
-    forms = [(target, plan) for target in names() for plan in (get(target).plans[0], *_quick_plans(target))]
-    for number, (target, plan) in enumerate(forms, start=1):
-        told = fusing.numbered(run.progress, number, len(forms))
-        try:
-            report = fusing.fuse(run.folder, targets=[target], plans={target: plan}, force=force, progress=told)
-        except AttnportError as err:
-            problem = problem or err
-    if problem is not None:
-        raise problem
-    if require:
-        fusing.require(report, [key for key, table in report.targets.items() if table.proved_by is not None])
-    return ", ".join(f"{key} {table}" for key, table in report.targets.items())
-
-
-def _quick_plans(target: str) -> tuple[str, ...]:
-    """bf16 where this processor has instructions for it and the target's runtime uses them; then it is tried too."""
-    from attnport.exporter.lowering.base import get
-    from attnport.processes.isolated import Limits, probe_all
-    from attnport.runtimes import base
-
-    if "bf16" not in get(target).plans:
-        return ()
-    provers = [base.get(name) for name in get(target).proved_by if name in base.names()]
-    probed = probe_all([runtime for runtime in provers if not runtime.gpu], Limits())
-    return ("bf16",) if any(found.available and "bf16" in found.plans for found in probed.values()) else ()
-
-
-def _build(run: _Ship, force: bool) -> str:
-    from attnport.verbs.build import build, require_fused
-
-    optional.require(ENGINE_TARGET)
-    record, table = build(run.folder, ENGINE_TARGET, ENGINE_PLAN, force=force, progress=run.progress)
-    require_fused(table)
-    return f"{record.file}, {record.size_bytes / 2**20:.0f} MiB, {table} fused"
-
-
-def _tune(run: _Ship, sentences: Path | None, budget_s: float, shapes: Sequence[str] | None, force: bool) -> str:
-    from attnport.verbs.tune import tune
-
-    report = tune(run.folder, None, shapes or None, sentences, budget_s=budget_s, force=force, progress=run.progress)
-    chosen = report.chosen
-    return f"{count(len(report.candidates), 'candidate')}; {chosen.form if chosen else 'none'} is chosen"
-
-
-def _check(run: _Ship, sentences: Path | None, force: bool) -> str:
-    from attnport.parity.layers import why_no_layers
-    from attnport.verbs.check import check, command, raise_for
-
-    report = check(run.folder, text=sentences, force=force, progress=run.progress)
-    problem = why_no_layers(run.folder, report, text=sentences, force=force, progress=run.progress)
-    raise_for(report, again=command(run.folder, sentences))
-    tables = {**report.runtimes, **report.forms}
-    counts = {
-        verdict: sum(row.verdict == verdict for row in tables.values()) for verdict in ("PASS", "FAIL", "NOT_RUN")
-    }
-    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) + (
-        f"; {problem}" if problem else ""
-    )
-
-
-def _bench(run: _Ship, sentences: Path | None, budget_s: float, shapes: Sequence[str] | None, force: bool) -> str:
-    from attnport.verbs.bench import bench
-
-    report = bench(
-        run.folder, shapes=shapes or None, text=sentences, budget_s=budget_s, force=force, progress=run.progress
-    )
-    measured = {name for rows in report.shapes.values() for name, row in rows.items() if row.median_ns is not None}
-    return f"{count(len(measured), 'runtime')} on {count(len(report.shapes), 'workload')}"
-
-
-def _bundle(run: _Ship, force: bool) -> str:
-    from attnport.verbs.bundle import bundle
-    from attnport.verbs.verify import raise_for, verify
-
-    before = run.done("bundle")
-    path = bundle(run.folder, run.folder / BUNDLE, force=force, progress=run.progress)
-    if run.done("bundle") == before:
-        return f"{path}, as it was verified"
-    run.progress("verifying the bundle")
-    result = verify(path)
-    raise_for(result)
-    note = "; parity was not run" if result.unverified else ""
-    return f"{path}, verified: {count(len(result.rows), 'check')}{note}"
-
-
-def _report(run: _Ship, sentences: Path | None, force: bool) -> str:
-    from attnport.verbs.report import report
-
-    return str(report(run.folder, text=sentences, force=force, progress=run.progress))
 
 
 _MOST_WORKLOADS = 3

@@ -50,7 +50,7 @@ def decoder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) 
     import numpy as np
 
     from attnport.decoders import roles_in
-    from attnport.folder.opened import opened as form
+    from attnport.folder.openings import opened as form
     from attnport.folder.workspace import open_folder
     from attnport_bundle.decoding.caches import Decoding, steps_of
 

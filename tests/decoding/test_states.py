@@ -18,7 +18,7 @@ from attnport.cases.decoding import GROUP, decoding_cases, in_steps
 from attnport.decoders import roles_in
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import FeedError, SpecError
-from attnport.folder.opened import opened
+from attnport.folder.openings import opened
 from attnport.folder.workspace import open_folder
 from attnport.masks.spec import MaskSpec
 from attnport.verbs.check import check

@@ -17,7 +17,7 @@ from attnport.artifacts import Window
 from attnport.cases.decoding import PROMPT, decoding_cases, in_steps, stepped
 from attnport.decoders import roles_in
 from attnport.errors import AttnportError
-from attnport.folder.opened import opened
+from attnport.folder.openings import opened
 from attnport.folder.workspace import open_folder
 from attnport.sources import hf_past
 from attnport.sources.load import load

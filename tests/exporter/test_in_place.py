@@ -18,7 +18,7 @@ from attnport.exporter import storage
 from attnport.exporter.forms.in_place import update_in_place
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowering
-from attnport.folder.opened import opened
+from attnport.folder.openings import opened
 from attnport.folder.workspace import open_folder
 from attnport.verbs.fuse import fuse
 from attnport_bundle.decoding.caches import Buffers, Decoding, steps_of

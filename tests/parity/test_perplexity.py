@@ -13,7 +13,7 @@ from decoders import VOCABULARY, exported
 
 from attnport.cases.inputs import Case
 from attnport.errors import UsageError
-from attnport.folder.opened import opened
+from attnport.folder.openings import opened
 from attnport.folder.workspace import open_folder
 from attnport.parity.perplexity import Perplexity
 

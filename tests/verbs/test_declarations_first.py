@@ -61,7 +61,7 @@ calls = {
     "ship": lambda: ship("net.py:make", out / "attnport.json" / "out"),
     "check": lambda: check(out, ["openvino"]),
     "bench": lambda: bench(out, ["openvino"]),
-    "bundle": lambda: bundle(out, out / "attnport.json" / "app"),
+    "bundle": lambda: bundle(out, out / "attnport.json" / "x" / "app"),
     "unknown": lambda: check(out, ["warp_drive"]),
 }
 for name, call in calls.items():

@@ -12,7 +12,7 @@ import pytest
 import tiny_model
 
 from attnport.errors import SpecError
-from attnport.folder import seen, workspace
+from attnport.folder import loading, workspace
 from attnport.folder.workspace import open_folder
 from attnport.runtimes import base
 from attnport.verbs import check as checking
@@ -59,8 +59,8 @@ def test_a_file_that_the_source_imports_counts_and_a_change_of_the_code_is_an_er
     helper.write_text("SCALE = 2.0\n")
     factory.write_text(FACTORY)
     script = (
-        "import sys; from attnport.folder import seen; from attnport.folder.workspace import open_folder;"
-        "print(seen.unchanged(open_folder(sys.argv[1]).source))"
+        "import sys; from attnport.folder import loading; from attnport.folder.workspace import open_folder;"
+        "print(loading.unchanged(open_folder(sys.argv[1]).source))"
     )
 
     def unchanged() -> str:
@@ -89,13 +89,13 @@ def test_every_file_of_a_folder_of_transformers_counts(tmp_path: Path) -> None:
     model = hf_folders.save("bert", tmp_path / "bert")
     export(f"hf:{model}", tmp_path / "out")
     source = open_folder(tmp_path / "out").source
-    assert seen.unchanged(source)
+    assert loading.unchanged(source)
     (model / "further.json").write_text("{}")
-    assert not seen.unchanged(source)
+    assert not loading.unchanged(source)
     (model / "further.json").unlink()
-    assert seen.unchanged(source)
+    assert loading.unchanged(source)
     os.utime(model / "model.safetensors")
-    assert not seen.unchanged(source)
+    assert not loading.unchanged(source)
 
 
 def test_without_records_or_with_damaged_ones_nothing_is_known(
@@ -103,11 +103,11 @@ def test_without_records_or_with_damaged_ones_nothing_is_known(
 ) -> None:
     monkeypatch.setenv("ATTNPORT_CACHE", str(tmp_path / "cache"))
     source = open_folder(tiny_artifact).source
-    seen.note(source, [tiny_model.__file__])
-    assert seen.unchanged(source)
+    loading.note_read(source, [tiny_model.__file__])
+    assert loading.unchanged(source)
     for file in (tmp_path / "cache").glob("seen.*"):
         file.write_text("{")
-    assert not seen.unchanged(source)
-    monkeypatch.setattr(seen, "cache", lambda: None)
-    seen.note(source, [tiny_model.__file__])
-    assert not seen.unchanged(source)
+    assert not loading.unchanged(source)
+    monkeypatch.setattr(loading, "cache", lambda: None)
+    loading.note_read(source, [tiny_model.__file__])
+    assert not loading.unchanged(source)
