@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from attnport.artifacts import Capabilities
 from attnport.errors import UnavailableError
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.machine import versions
 from attnport.folder.workspace import open_folder
 from attnport.processes.isolated import Limits, probe_all
 from attnport.runtimes import base
+from attnport.runtimes.base import Runtime
 
 
-def ready(folder: Path, names: Iterable[str], progress: Callable[[str], None], plan: str | None = None) -> None:
+def ready(folder: Path, names: Sequence[str], progress: Callable[[str], None], plan: str | None = None) -> None:
     """Writes the forms of runtimes that a user named, as `fuse` does, where the folder has none for them.
 
     Engines, bundles and forms that have to be searched are not made, nor is a form for a runtime that cannot run here.
@@ -27,10 +29,10 @@ def ready(folder: Path, names: Iterable[str], progress: Callable[[str], None], p
 
     Raises:
         UsageError: there is no such runtime.
-        UnavailableError: the package of a runtime is not installed.
+        UnavailableError: none of the runtimes is installed. Where one is, the others are NOT_RUN in the result.
         ArtifactError, IntegrityError, ExportError: as `fuse`.
     """
-    lacking = {}
+    lacking, absent = list[tuple[Runtime, str]](), dict[str, Capabilities]()
     for name in names:
         own, _, named = name.replace("-", "_").partition(".")
         runtime = base.get(own)
@@ -38,12 +40,17 @@ def ready(folder: Path, names: Iterable[str], progress: Callable[[str], None], p
         if not versions(each for each in runtime.distributions if not each.startswith("nvidia")):
             found = runtime.probe()
             if not found.available:
-                raise UnavailableError(f"{name} was not run: {found.reason.rstrip('.')}.", hint=found.hint)
+                absent[name] = found
+                continue
         if runtime.opens == "onnx" and runtime.form and lacks(folder, runtime.form, named or plan or ""):
-            lacking[runtime] = runtime.form, named or plan or ""
-    for name, found in probe_all([*lacking], Limits()).items() if lacking else ():
-        if found.available:
-            write_form(folder, *lacking[base.get(name)], progress)
+            lacking.append((runtime, named or plan or ""))
+    if absent and len(absent) == len(set(names)):
+        name, found = next(iter(absent.items()))
+        raise UnavailableError(f"{name} was not run: {found.reason.rstrip('.')}.", hint=found.hint)
+    probed = probe_all(list({runtime for runtime, _ in lacking}), Limits()) if lacking else {}
+    for runtime, each in lacking:
+        if probed[runtime.name].available:
+            write_form(folder, runtime.form, each, progress)
 
 
 def lacks(folder: Path, target: str, plan: str) -> bool:
