@@ -34,7 +34,7 @@ from attnport.exporter import int4
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.machine import machine, versions
 from attnport.latency.statistics import ratio_interval
-from attnport.verbs.fuse import fuse_integers
+from attnport.verbs.fuse import fuse_form
 
 TARGETS = ("ort_cpu", "openvino")
 STEPS = 8
@@ -118,7 +118,7 @@ def _write_int4(folder: Path, target: str) -> None:
     def rewrite(model: Any, kept: Collection[str]) -> None:
         int4.quantize(model, int4.pack_all(model), kept)
 
-    fuse_integers(folder, lowerings.get(target), "int4", found, rewrite, lambda message: None)
+    fuse_form(folder, lowerings.get(target), "int4", found, rewrite, force=True, progress=lambda message: None)
 
 
 def opened(side: Named, told: dict[str, Any], threads: int) -> Side:

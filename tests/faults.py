@@ -129,6 +129,10 @@ tests/parity/test_invariance.py
   attnport/parity/invariance.py: padding beside an item is of zeros
     - extra = np.repeat(array.take([-1], axis=axis), more, axis=axis)
     + extra = np.zeros(shape, dtype=array.dtype)
+tests/parity/test_finer.py
+  attnport/parity/finer.py: NaN is within the bound
+    - return self.tried[kept] <= 1.0
+    + return not self.tried[kept] > 1.0
 tests/parity/test_scoring.py
   attnport/parity/scoring.py: NaN is a good score
     - return Score(float("-inf"), {"finite": 0.0})

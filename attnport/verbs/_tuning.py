@@ -34,11 +34,10 @@ from attnport.latency.effort import BASELINE, Effort
 from attnport.latency.measuring import Measuring
 from attnport.latency.workloads import Workload
 from attnport.parity.evaluate import Progress
+from attnport.parity.finer import Integers, bits_of, plan_integers
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import set_plan
-from attnport.parity.integer_search import IntegerGraphs, bits_of, search
-from attnport.parity.perplexity import Perplexity
-from attnport.parity.scoring import Agreement, Metric, UserMetric
+from attnport.parity.scoring import Agreement, Metric, Perplexity, UserMetric
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
 from attnport.verbs import fuse as fusing
@@ -50,8 +49,6 @@ STAGE, FILE = "tune", "tune.json"
 _TIMED_SHARE = 0.4
 _LEAST_S = 20.0
 _CALLS = 7
-_RANKED = 32
-"""Items by which layers are put in order."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +81,23 @@ class Tuning:
         manifest = open_folder(self.folder)
         self.metric = self._metric(manifest, metric)
         self.references: dict[str, Score] = {}
-        if self.metric is None:
+        inputs = ""
+        if self.data is None or self.metric is None:
             self.notes.append("integers were not tried: give sentences with --text, or many items with --inputs")
         else:
+            arrays = [array for item in (*self.data.ranged, *self.data.scored) for array in item.feeds.values()]
+            judged_by = manifest.files[MODEL], self.metric.name, str(self.max_drop)
+            inputs = digest_text(*judged_by, *(repr(array.tobytes()) for array in arrays))
             for runtime in self.runtimes:
                 with self._open(runtime, manifest.forms[runtime.form], manifest) as session:
                     self.references[runtime.name] = self.metric(session)
-            bits = 4 if decoder_roles(manifest.io) else 8  # reading weights is a decoder's work
             for number, runtime in enumerate(self.runtimes):
-                self._find(runtime, bits, len(self.runtimes) - number, metric)
+                self._find(runtime, self.data, self.metric, inputs, len(self.runtimes) - number)
         manifest = open_folder(self.folder)
         for runtime in self.runtimes:
             for key, form in manifest.forms.items():
-                if form.target == runtime.form and form.plan in self.probed[runtime.name].plans:
+                stale = form.integers and inputs and form.integers.inputs != inputs
+                if form.target == runtime.form and form.plan in self.probed[runtime.name].plans and not stale:
                     row = parity.get(name_of(runtime.name, form.plan))
                     self._judge_form(runtime, key, manifest, row, by_metric=metric is not None)
 
@@ -112,12 +113,17 @@ class Tuning:
     def _judge_form(
         self, runtime: Runtime, key: str, manifest: Manifest, parity: RuntimeParity | None, *, by_metric: bool
     ) -> None:
-        form = manifest.forms[key]
-        score, fall = self._score(runtime, form, manifest)
-        verdict, reason = "", ""
+        """Makes a candidate of a form for each number of threads, refused where its numbers are not good enough."""
+        form, score, fall = manifest.forms[key], None, None
         if form.integers is not None:
-            reason = form.integers.share
-        elif not by_metric and (parity is None or parity.verdict != "PASS"):
+            score, fall = form.integers.score, form.integers.drop
+        elif self.metric is not None:
+            self.progress(f"scoring {name_of(runtime.name, form.plan)}")
+            with self._open(runtime, form, manifest) as session:
+                score = self.metric(session)
+            fall = drop(score, self.references[runtime.name])
+        verdict, reason = "", form.integers.share if form.integers else ""
+        if not form.integers and not by_metric and (parity is None or parity.verdict != "PASS"):
             verdict, reason = REFUSED, f"parity: {parity.reason if parity else 'not checked'}"
         if (by_metric or form.integers) and fall is not None and fall > self.max_drop:
             verdict, reason = REFUSED, f"the metric is worse by {fall:.2%}"
@@ -125,65 +131,45 @@ class Tuning:
             Candidate(runtime.name, key, form.plan, threads, verdict, reason, score, fall) for threads in self.threads
         ]
 
-    def _score(self, runtime: Runtime, form: Form, manifest: Manifest) -> tuple[Score | None, float | None]:
-        """What the metric says of a form, and how much less that is than in float32."""
-        if self.metric is None:
-            return None, None
-        if form.integers is not None:
-            return form.integers.score, form.integers.drop
-        self.progress(f"scoring {name_of(runtime.name, form.plan)}")
-        with self._open(runtime, form, manifest) as session:
-            score = self.metric(session)
-        return score, drop(score, self.references[runtime.name])
+    def _find(self, runtime: Runtime, data: Data, metric: Metric, inputs: str, left: int) -> None:
+        """Writes the form of a runtime in integers, unless there is none that is faster and within the metric.
 
-    def _find(self, runtime: Runtime, bits: int, left: int, metric: str | None) -> None:
-        """Writes the form of a runtime in integers, unless there is none that is faster and within the metric."""
+        Args:
+            inputs: See `IntegerPlan`; a form that was judged by the same is not made again.
+            left: For how many runtimes there has to be time, this one included.
+        """
+        manifest = open_folder(self.folder)
         lowering = lowerings.get(runtime.form)
+        bits = 4 if decoder_roles(manifest.io) else 8  # reading weights is a decoder's work
         known = (plan for plan in lowering.integers if plan in self.probed[runtime.name].plans)
         plan = next((plan for plan in known if bits_of(plan) == bits), None)
-        if plan is None or self.data is None or self.metric is None:
+        earlier = manifest.forms.get(lowering.form_key(plan)) if plan else None
+        if plan is None or (earlier and earlier.integers and earlier.integers.inputs == inputs):
             return
-        manifest = open_folder(self.folder)
-        inputs = digest_text(
-            manifest.files[MODEL],
-            *(f"{metric} {self.max_drop} {array.tobytes()!r}" for item in (*self.data.ranged, *self.data.scored)
-              for array in item.feeds.values()),
-        )  # fmt: skip
-        key = lowering.form_key(plan)
-        earlier = manifest.forms.get(key)
-        if earlier is not None:
-            if earlier.integers is not None and earlier.integers.inputs == inputs:
-                return
-            self._drop(key)  # it was judged by something else
-            manifest = open_folder(self.folder)
         self.progress(f"{runtime.name}: {plan}")
         with tempfile.TemporaryDirectory(prefix="attnport-tune-") as scratch:
-            given = self.folder, manifest, lowering, runtime, plan
-            graphs = IntegerGraphs(*given, self.data.ranged, Path(scratch), max(self.threads))
+            opening = Opening(manifest.io, plan, threads=max(self.threads))
+            graphs = Integers(self.folder, manifest, lowering, runtime, opening, data.ranged, Path(scratch))
             if graphs.layers and (slower := self._slower(runtime, graphs, manifest)):
-                self.notes.append(f"{runtime.name}: int{graphs.bits} was not searched: {slower}")
+                self.notes.append(f"{runtime.name}: int{bits} was not searched: {slower}")
                 return
-            near = Agreement(manifest.io, self.data.ranged[:_RANKED], near=True)
-            with self._open(runtime, manifest.forms[runtime.form], manifest) as session:
-                near(session)
             now_s = time.monotonic()
-            found = search(
+            found = plan_integers(
                 graphs,
-                self.metric,
+                metric,
                 self.references[runtime.name],
                 max_drop=self.max_drop,
-                near=near,
-                items=(len(self.data.ranged), len(self.data.scored)),
+                scored=len(data.scored),
                 inputs=inputs,
                 until_s=now_s + max(0.0, self.until_s - now_s) * (1 - _TIMED_SHARE) / left,
                 progress=lambda step: self.progress(f"{runtime.name}, {step}"),
             )
             if isinstance(found, str):
-                self.notes.append(f"{runtime.name}: no form in int{graphs.bits}: {found}")
+                self.notes.append(f"{runtime.name}: no form in int{bits}: {found}")
                 return
-            fusing.fuse_integers(self.folder, lowering, plan, found, graphs.rewrite, self.progress)
+            fusing.fuse_form(self.folder, lowering, plan, found, graphs.rewrite, force=True, progress=self.progress)
 
-    def _slower(self, runtime: Runtime, graphs: IntegerGraphs, manifest: Manifest) -> str:
+    def _slower(self, runtime: Runtime, graphs: Integers, manifest: Manifest) -> str:
         """Why integers cannot be faster here: by a few calls with every layer in them, beside the other precisions."""
         plain = [form for form in manifest.forms.values() if form.target == runtime.form and form.plan not in INTEGERS]
         plain = [form for form in plain if form.plan in self.probed[runtime.name].plans]
@@ -200,17 +186,9 @@ class Tuning:
                         times[name].append(time.perf_counter() - began)
                 medians = {name: median(taken) for name, taken in times.items()}
                 ratios.append(medians.pop("integers") / min(medians.values()))
-        least = min(ratios)
-        return (
-            ""
-            if least < 1
-            else f"with every layer in int{graphs.bits} it takes {least:.2f} of the fastest plainer precision"
-        )
-
-    def _drop(self, key: str) -> None:
-        with change(self.folder) as edit:
-            fusing.drop_forms(edit, [key])
-            edit.finish(f"{STAGE}:drop", "")
+        if (least := min(ratios)) < 1:
+            return ""
+        return f"with every layer in int{graphs.bits} it takes {least:.2f} of the fastest plainer precision"
 
     def _open(self, runtime: Runtime, form: Form, manifest: Manifest) -> contextlib.closing[Session]:
         opening = Opening(manifest.io, form.plan, self.folder / form.file, threads=max(self.threads))
@@ -260,8 +238,8 @@ class Tuning:
             timed = subjects(every, self.probed, self.folder, manifest, threads)
             timed = {name: subject for name, subject in timed.items() if name not in refused}
             with tempfile.TemporaryDirectory(prefix="attnport-tune-") as scratch:
-                given = self.folder, manifest, timed, self.workloads, effort, Path(scratch), self.progress
-                found[threads] = Measuring(*given).report({"threads": threads, "seed": self.seed})
+                run = Measuring(self.folder, manifest, timed, self.workloads, effort, Path(scratch), self.progress)
+                found[threads] = run.report({"threads": threads, "seed": self.seed})
         return found
 
     def _with_times(self, one: Candidate, latency: LatencyReport | None) -> Candidate:

@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from attnport import optional
 from attnport.artifacts import AUTO, EngineRecord, FusionReport, FusionTable, Manifest
@@ -25,17 +24,16 @@ from attnport.exporter.lowering.base import Lowering
 from attnport.folder.trust import require
 from attnport.folder.workspace import change, check_files, fresh, open_folder, stage, toolchain
 from attnport.jsonfile import digest_text
-from attnport.parity.auto_precision import plan_precision
 from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR
 from attnport.parity.eager import EAGER
 from attnport.parity.evaluate import Progress
+from attnport.parity.finer import BUDGET, plan_precision
 from attnport.runtimes import base
 from attnport.sources.digests import TOOLCHAIN
 from attnport.verbs import fuse as fusing
 from attnport.verbs.export import MODEL, WEIGHTS
 
 DEFAULT_PLAN = "fp16"
-MOST_BUDGET = 2.0
 
 
 def build(
@@ -110,8 +108,9 @@ def build(
         tables = fusing.earlier_tables(folder, manifest)
         with tempfile.TemporaryDirectory(prefix="attnport-layers-") as scratch:
             model, engine, layers = folder / form.file, run.path(file), Path(scratch) / "layers.json"
-            options: dict[str, Any] = {"plan": plan, "form": key, "profiles": checked, "sm": sm, "layers": layers}
-            built = build_engine(target, model, manifest.io, engine, **options)
+            built = build_engine(
+                target, model, manifest.io, engine, plan=plan, form=key, profiles=checked, sm=sm, layers=layers
+            )
             record = dataclasses.replace(built, file=file, precision=form.precision)
             progress("reading the proof of fusion")
             table = fusing.engine_table(manifest, form, record, engine, layers, tables.get(table_key))
@@ -129,16 +128,16 @@ def parse_budget(budget: float | str | None) -> float:
         UsageError: it is not a number above 0 and at most 2; a larger error would fail in `check`.
     """
     if budget is None:
-        return MOST_BUDGET
+        return BUDGET
     try:
         multiple = float(str(budget).strip().lower().removesuffix("x"))
     except ValueError:
         multiple = math.nan
-    if not 0 < multiple <= MOST_BUDGET:  # false for a NaN too
+    if not 0 < multiple <= BUDGET:  # false for a NaN too
         raise UsageError(
             f"--budget {budget}: expected a multiple of PyTorch eager's error such as 2x or 1.5x, over 0 and at most "
-            f"{MOST_BUDGET:g}x.",
-            hint=f"{MOST_BUDGET:g}x is the bound of attnport check; a form beyond it would fail there.",
+            f"{BUDGET:g}x.",
+            hint=f"{BUDGET:g}x is the bound of attnport check; a form beyond it would fail there.",
         )
     return multiple
 
@@ -159,14 +158,7 @@ def require_fused(table: FusionTable) -> None:
 def _write_searched_form(folder: Path, lowering: Lowering, budget: float, *, force: bool, progress: Progress) -> None:
     """Searches what has to stay in float32 for the plan `auto` and writes the form, unless this was done before.
 
-    Args:
-        folder: An artifact folder.
-        lowering: The target.
-        budget: As in `plan_precision`.
-        force: Search even if nothing has changed.
-
-    Raises:
-        As `plan_precision` and `fuse`.
+    Raises as `plan_precision` and `fuse`.
     """
     began_s = time.monotonic()
     manifest = open_folder(folder)
@@ -175,14 +167,12 @@ def _write_searched_form(folder: Path, lowering: Lowering, budget: float, *, for
     form = manifest.forms.get(key)
     if not force and form is not None and form.precision is not None and fresh(folder, manifest, name, digest):
         return
-    check_files(folder, manifest, MODEL, *(name for name in (WEIGHTS,) if name in manifest.files))
+    fusing.check_model(folder, manifest)
     progress(f"{key}: searching what has to stay in float32")
-    plan = plan_precision(folder, manifest, lowering, budget=budget, progress=progress)
-    fusing.fuse_searched(folder, lowering, plan, force=force, progress=progress)
+    kept = plan_precision(folder, manifest, lowering, budget=budget, progress=progress)
+    fusing.fuse_form(folder, lowering, AUTO, kept, force=force, progress=progress)
     with change(folder, began_s) as edit:
-        form = edit.manifest.forms[key]
-        beside = form.file.removesuffix(".onnx") + ".bin"
-        edit.finish(name, digest, extra=tuple(file for file in (form.file, beside) if file in edit.manifest.files))
+        edit.finish(name, digest, extra=fusing.files_of(edit.manifest.forms[key], edit.manifest))
 
 
 def _search_digest(manifest: Manifest, key: str, budget: float) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import dataclasses
+import math
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ from attnport.exporter.lowering.base import BLOCKS, REAL_TOKENS, Lowered, Loweri
 from attnport.folder.portable import portable
 from attnport.folder.workspace import Change, change, check_files, fresh, open_folder, read_report, toolchain
 from attnport.jsonfile import digest_text, read, to_json
+from attnport.parity.finer import NothingHolds, fewest
 from attnport.runtimes import base as runtimes
 from attnport.verbs.export import MODEL, WEIGHTS
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 FILE = "fusion.json"
 ENGINE = "engine"
 """The name of the prover that is a TensorRT engine and not a runtime."""
-MOST_TRIES = 16
+MOST_TRIES = 32
 """Forms that are tried to find the part that a runtime refuses."""
 Progress = Callable[[str], None]
 Rewrite = Callable[["ir.Model", Collection[str]], None]
@@ -86,10 +87,10 @@ def fuse(
     """
     targets = (targets,) if isinstance(targets, str) else targets
     chosen, plans = asked(targets, plans)
-    manifest = open_folder(folder)
+    open_folder(folder)
     for number, lowering in enumerate(chosen, start=1):
         plan = plans.get(lowering.name, lowering.plans[0])
-        manifest = _fuse_one(folder, manifest, lowering, plan, force, numbered(progress, number, len(chosen)))
+        fuse_form(folder, lowering, plan, force=force, progress=numbered(progress, number, len(chosen)))
     report = read(FusionReport, folder / FILE)
     if require:
         require_fused(report, chosen, plans, named=bool(targets))
@@ -153,18 +154,47 @@ def require(report: FusionReport, keys: Sequence[str]) -> None:
         )
 
 
-def fuse_searched(
-    folder: Path, lowering: Lowering, found: PrecisionPlan, *, force: bool = False, progress: Progress
-) -> Manifest:
-    """Writes the form of the plan `auto` with the islands in `found`; raises as `fuse`."""
-    return _fuse_one(folder, open_folder(folder), lowering, AUTO, force, progress, found)
+def fuse_form(
+    folder: Path,
+    lowering: Lowering,
+    plan: str,
+    kept: PrecisionPlan | IntegerPlan | None = None,
+    rewrite: Rewrite | None = None,
+    *,
+    force: bool = False,
+    progress: Progress,
+) -> None:
+    """Writes and proves the form of one target and precision plan, unless nothing has changed; raises as `fuse`.
 
-
-def fuse_integers(
-    folder: Path, lowering: Lowering, plan: str, found: IntegerPlan, rewrite: Rewrite, progress: Progress
-) -> Manifest:
-    """Writes the form of a plan with layers in integers, as `rewrite` writes them; raises as `fuse`."""
-    return _fuse_one(folder, open_folder(folder), lowering, plan, True, progress, integers=(found, rewrite))
+    Args:
+        folder: An artifact folder.
+        lowering: The target.
+        plan: The precision plan.
+        kept: What stays finer, as a search found it: for the plan `auto`, and for plans in integers.
+        rewrite: Writes the linear layers in integers, for an `IntegerPlan`.
+        force: Run again even if nothing has changed.
+        progress: Called with a line about each step.
+    """
+    began_s = time.monotonic()
+    manifest = open_folder(folder)
+    stage, table_key = f"fuse:{lowering.form_key(plan)}", lowering.table_key(plan)
+    provers = [lowering.name if prover == ENGINE else prover for prover in lowering.proved_by]
+    digest = digest_text(
+        toolchain("onnx_ir", "onnxscript", "numpy", *runtimes.distributions(provers)),
+        lowering.form_key(plan),
+        manifest.files.get(MODEL, ""),
+        manifest.files.get(WEIGHTS, ""),
+        *([to_json(kept)] if kept else []),
+    )
+    if not force and fresh(folder, manifest, stage, digest) and table_key in _tables(folder, manifest):
+        return
+    check_model(folder, manifest)
+    steps = [BLOCKS, REAL_TOKENS] if lowering.real_tokens else [BLOCKS]
+    attempt = _Fusing(folder, lowering, plan, kept, rewrite, progress).attempt
+    form, table = _accepted(attempt, steps, [attention.name for attention in manifest.attentions])
+    with change(folder, began_s) as changing:
+        changing.write(FILE, FusionReport({**_tables(folder, changing.manifest), table_key: table}))
+        changing.finish(stage, digest, extra=files_of(form, changing.manifest))
 
 
 def drop_forms(changing: Change, keys: Collection[str]) -> None:
@@ -173,59 +203,16 @@ def drop_forms(changing: Change, keys: Collection[str]) -> None:
     tables = _tables(changing.folder, changing.manifest)
     files = {forms[key].file for key in keys}
     for key in keys:
-        for name in _files_of(forms[key], changing.manifest):
+        for name in files_of(forms[key], changing.manifest):
             changing.remove(name)
         _drop_engines(changing, key)
-    left = {name: table for name, table in tables.items() if table.file not in files}
-    changing.write(FILE, FusionReport(left))
+    changing.write(FILE, FusionReport({name: table for name, table in tables.items() if table.file not in files}))
     stages = {f"{stage}:{key}" for stage in ("fuse", "lower") for key in keys}
     changing.manifest = dataclasses.replace(
         changing.manifest,
         forms={key: form for key, form in forms.items() if key not in keys},
         stages={name: stage for name, stage in changing.manifest.stages.items() if name not in stages},
     )
-
-
-def _fuse_one(
-    folder: Path,
-    manifest: Manifest,
-    lowering: Lowering,
-    plan: str,
-    force: bool,
-    progress: Progress,
-    searched: PrecisionPlan | None = None,
-    integers: tuple[IntegerPlan, Rewrite] | None = None,
-) -> Manifest:
-    began_s = time.monotonic()
-    key = lowering.form_key(plan)
-    stage = f"fuse:{key}"
-    provers = [lowering.name if prover == ENGINE else prover for prover in lowering.proved_by]
-    digest = digest_text(
-        toolchain("onnx_ir", "onnxscript", "numpy", *runtimes.distributions(provers)),
-        key,
-        manifest.files.get(MODEL, ""),
-        manifest.files.get(WEIGHTS, ""),
-        *([to_json(searched)] if searched else []),
-        *([to_json(integers[0])] if integers else []),
-    )
-    table_key = lowering.table_key(plan)
-    if not force and fresh(folder, manifest, stage, digest) and table_key in _tables(folder, manifest):
-        return manifest
-    check_files(folder, manifest, MODEL, *(name for name in (WEIGHTS,) if name in manifest.files))
-
-    def attempt(without: Mapping[str, str], problem: str = "") -> tuple[Form, FusionTable]:
-        progress(f"{key}: lowering")
-        lowered, form = _write_form(folder, lowering, plan, searched, integers, without)
-        progress(f"{key}: proving")
-        table = _table(folder, open_folder(folder), lowering, plan, form, lowered, problem)
-        return form, dataclasses.replace(table, padding=lowered.padding)
-
-    steps = [BLOCKS, REAL_TOKENS] if lowering.real_tokens else [BLOCKS]
-    form, table = _accepted(attempt, steps, [attention.name for attention in manifest.attentions])
-    with change(folder, began_s) as changing:
-        tables = _tables(folder, changing.manifest)
-        changing.write(FILE, FusionReport({**tables, table_key: table}))
-        return changing.finish(stage, digest, extra=_files_of(form, changing.manifest))
 
 
 class _Refused(ArtifactError):
@@ -235,53 +222,49 @@ class _Refused(ArtifactError):
 def _accepted(
     attempt: Callable[..., tuple[Form, FusionTable]], steps: Sequence[str], attentions: Sequence[str]
 ) -> tuple[Form, FusionTable]:
-    """Lowers what the runtime takes: a step or an attention without which the form runs is left out, with the reason.
+    """The form without the few steps and attentions that the runtime refuses, each with what the runtime said.
 
     Args:
         attempt: Writes and proves a form without some parts, each with the reason; or only writes it, if it is given a
             reason why nothing is proved.
+        steps: Steps of the lowering, which are left out rather than attentions.
+        attentions: The names of the attentions.
 
     Raises:
         _Refused: there is no attention that could carry the reason.
     """
+    refused: dict[frozenset[str], _Refused] = {}
+    made: list[tuple[Form, FusionTable]] = []
 
-    def refusal(without: Collection[str]) -> str:
+    def error(left_out: frozenset[str]) -> float:
         try:
-            attempt(dict.fromkeys(without, "left out for a trial"))
+            made[:] = [attempt(dict.fromkeys(left_out, "left out for a trial"))]
         except _Refused as err:
-            return err.message
-        return ""
+            refused[left_out] = err
+            return math.inf
+        return 0.0
 
+    names = [*steps, *attentions]
     try:
-        return attempt({})
-    except _Refused as err:
+        left_out = frozenset(fewest(names, lambda name: float(name in steps), error, MOST_TRIES).names)
+    except NothingHolds:  # so it is the model, or another part of it
         if not attentions:
-            raise
-        whole = err.message
-    for step in steps:
-        with contextlib.suppress(_Refused):
-            return attempt({step: whole})
-    if unlowered := refusal([*steps, *attentions]):  # so it is the model, or another part of it
-        return attempt({}, unlowered)
-    refused: dict[str, str] = {}
-    groups, tries = collections.deque([list(attentions)]), 0
-    while groups:
-        group, tries = groups.popleft(), tries + 1
-        others = [name for name in attentions if name not in group]
-        said = refusal([*steps, *others]) if tries <= MOST_TRIES else whole
-        if said and len(group) > 1 and tries < MOST_TRIES:
-            groups.extend((group[: len(group) // 2], group[len(group) // 2 :]))
-        elif said:
-            refused |= dict.fromkeys(group, said)
-    for without in (refused, refused | dict.fromkeys(steps, whole)):
-        with contextlib.suppress(_Refused):
-            return attempt(without)
-    return attempt(dict.fromkeys([*steps, *attentions], whole))  # what is refused only together
+            raise refused[frozenset()] from None
+        return attempt({}, refused[frozenset(names)].message)
+    if not left_out:
+        return made[0]
+    whole = refused[frozenset()]
+    return attempt({name: refused.get(left_out - {name}, whole).message for name in left_out})
 
 
-def _files_of(form: Form, manifest: Manifest) -> tuple[str, ...]:
-    names = (form.file, form.file.removesuffix(".onnx") + ".bin")
-    return tuple(name for name in names if name in manifest.files)
+def check_model(folder: Path, manifest: Manifest) -> None:
+    """Compares the model as exported with its digests; raises as `check_files`."""
+    check_files(folder, manifest, MODEL, *(name for name in (WEIGHTS,) if name in manifest.files))
+
+
+def files_of(form: Form, manifest: Manifest) -> tuple[str, ...]:
+    """The files of a form alone."""
+    return tuple(name for name in (form.file, str(Path(form.file).with_suffix(".bin"))) if name in manifest.files)
 
 
 def earlier_tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
@@ -298,48 +281,6 @@ def _tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
         return {}
 
 
-def _write_form(
-    folder: Path,
-    lowering: Lowering,
-    plan: str,
-    searched: PrecisionPlan | None,
-    integers: tuple[IntegerPlan, Rewrite] | None,
-    without: Mapping[str, str],
-) -> tuple[Lowered, Form]:
-    """Lowers and saves the form; the same change removes the table of the earlier form."""
-    from attnport.exporter import storage
-
-    key = lowering.form_key(plan)
-    name = f"model.{key}.onnx"
-    with change(folder) as changing:
-        model = storage.load(folder / MODEL)
-        usual = changing.manifest.io.profile().sizes("opt")
-        lowered = lowering.lower(
-            model,
-            changing.manifest.attentions,
-            plan="fp32" if integers else plan,
-            masks=changing.manifest.io.masks,
-            sizes=usual,
-            islands=searched.nodes if searched else None,
-            without=without,
-        )
-        if integers:
-            integers[1](lowered.model, integers[0].kept)
-        weights = f"model.{key}.bin"
-        written = storage.save_form(lowered.model, changing.path(name), weights)
-        if not written and weights in changing.manifest.files:
-            changing.remove(weights)
-        of_plan = searched, integers[0] if integers else None
-        form = Form(lowering.name, plan, name, lowering.opset, lowered.anchors, lowered.masks, *of_plan)
-        _drop_engines(changing, key)
-        changing.manifest = dataclasses.replace(changing.manifest, forms={**changing.manifest.forms, key: form})
-        tables = _tables(folder, changing.manifest)
-        left = {key: table for key, table in tables.items() if key != lowering.table_key(plan)}
-        changing.write(FILE, FusionReport(left))
-        changing.finish(f"lower:{key}", "")
-    return lowered, form
-
-
 def _drop_engines(changing: Change, form: str) -> None:
     """Removes engines that were built from the earlier form."""
     stale = {name: record for name, record in changing.manifest.engines.items() if record.form == form}
@@ -350,41 +291,98 @@ def _drop_engines(changing: Change, form: str) -> None:
     changing.manifest = dataclasses.replace(changing.manifest, engines=left)
 
 
-def _table(
-    folder: Path, manifest: Manifest, lowering: Lowering, plan: str, form: Form, lowered: Lowered, refusal: str
-) -> FusionTable:
-    """The form's table, proved by the first of its provers that is available, or by none because of a `refusal`.
+@dataclass(frozen=True)
+class _Fusing:
+    """The form of one target and precision plan; arguments of `fuse_form`."""
 
-    Raises:
-        _Refused: the prover cannot open or run the form.
-    """
-    problem = refusal or "no runtime on this machine can prove it"
-    with tempfile.TemporaryDirectory(prefix="attnport-proof-") as scratch:
-        model = light_copy(folder / form.file, Path(scratch))
-        for prover in lowering.proved_by if not refusal else ():
-            try:
-                if prover == ENGINE:
-                    unproved = _items(manifest, lowered, {}, "")
-                    return _scratch_engine_table(model, manifest, form, _made_of(unproved, form, plan, ENGINE))
-                runtime = runtimes.get(prover)
-                runtimes.available(runtime)
-                evidence = runtime.fusion_evidence(model, form.anchors, plan, manifest.io)
-                items = _items(manifest, lowered, evidence, f"{prover} runs it as several kernels")
-                return _made_of(items, form, plan, prover)
-            except AttnportError as err:
-                of_form = isinstance(err, (ArtifactError, EngineBuildError, BundleError))
-                if of_form and err.exit_code == ArtifactError.exit_code:
-                    said = portable(err.message, model.parent)
-                    said = said if prover == ENGINE else f"{prover} does not run the form: {said}"
-                    raise _Refused(said, hint=err.hint) from err
-                if err.exit_code == UsageError.exit_code:  # such as a full disk, which is not a result about the form
-                    raise
-                problem = portable(f"not proven: {err.message}", model.parent)
-    return _made_of(_items(manifest, lowered, {}, problem), form, plan, None)
+    folder: Path
+    lowering: Lowering
+    plan: str
+    kept: PrecisionPlan | IntegerPlan | None
+    rewrite: Rewrite | None
+    progress: Progress
+
+    def attempt(self, without: Mapping[str, str], problem: str = "") -> tuple[Form, FusionTable]:
+        """Writes the form and proves it, see `_accepted`."""
+        key = self.lowering.form_key(self.plan)
+        self.progress(f"{key}: lowering")
+        lowered, form = self._write(key, without)
+        self.progress(f"{key}: proving")
+        return form, dataclasses.replace(self.prove(form, lowered, problem), padding=lowered.padding)
+
+    def _write(self, key: str, without: Mapping[str, str]) -> tuple[Lowered, Form]:
+        """Lowers and saves the form; the same change removes the table of the earlier form."""
+        from attnport.exporter import storage
+
+        islands = self.kept if isinstance(self.kept, PrecisionPlan) else None
+        integers = self.kept if isinstance(self.kept, IntegerPlan) else None
+        with change(self.folder) as changing:
+            io = changing.manifest.io
+            lowered = self.lowering.lower(
+                storage.load(self.folder / MODEL),
+                changing.manifest.attentions,
+                plan="fp32" if integers else self.plan,
+                masks=io.masks,
+                sizes=io.profile().sizes("opt"),
+                islands=islands and islands.nodes,
+                without=without,
+            )
+            if integers and self.rewrite:
+                self.rewrite(lowered.model, integers.kept)
+            name, weights = f"model.{key}.onnx", f"model.{key}.bin"
+            written = storage.save_form(lowered.model, changing.path(name), weights)
+            if not written and weights in changing.manifest.files:
+                changing.remove(weights)
+            form = Form(
+                self.lowering.name, self.plan, name, self.lowering.opset, lowered.anchors, lowered.masks, islands,
+                integers,
+            )  # fmt: skip
+            _drop_engines(changing, key)
+            changing.manifest = dataclasses.replace(changing.manifest, forms={**changing.manifest.forms, key: form})
+            tables = dict(_tables(self.folder, changing.manifest))
+            tables.pop(self.lowering.table_key(self.plan), None)
+            changing.write(FILE, FusionReport(tables))
+            changing.finish(f"lower:{key}", "")
+        return lowered, form
+
+    def prove(self, form: Form, lowered: Lowered, refusal: str) -> FusionTable:
+        """The form's table, proved by the first of its provers that is available, or by none because of a `refusal`.
+
+        Raises:
+            _Refused: the prover cannot open or run the form.
+        """
+        manifest = open_folder(self.folder)
+        problem = refusal or "no runtime on this machine can prove it"
+        with tempfile.TemporaryDirectory(prefix="attnport-proof-") as scratch:
+            model = light_copy(self.folder / form.file, Path(scratch))
+            for prover in self.lowering.proved_by if not refusal else ():
+                try:
+                    if prover == ENGINE:
+                        engine, layers = Path(scratch, "proof.engine"), Path(scratch, "layers.json")
+                        # For all sizes of the model; `build` makes the engine that is shipped.
+                        record = build_engine(form.target, model, manifest.io, engine, plan=form.plan, layers=layers)
+                        unproved = _table(form, _items(manifest, lowered, {}, ""), ENGINE)
+                        table = engine_table(manifest, form, record, engine, layers, unproved)
+                        return dataclasses.replace(table, proved_by=table.proved_by and f"{form.target} engine")
+                    runtime = runtimes.get(prover)
+                    runtimes.available(runtime)
+                    evidence = runtime.fusion_evidence(model, form.anchors, form.plan, manifest.io)
+                    items = _items(manifest, lowered, evidence, f"{prover} runs it as several kernels")
+                    return _table(form, items, prover)
+                except AttnportError as err:
+                    of_form = isinstance(err, (ArtifactError, EngineBuildError, BundleError))
+                    if of_form and err.exit_code == ArtifactError.exit_code:
+                        said = portable(err.message, model.parent)
+                        said = said if prover == ENGINE else f"{prover} does not run the form: {said}"
+                        raise _Refused(said, hint=err.hint) from err
+                    if err.exit_code == UsageError.exit_code:  # as a full disk, which is not a result about the form
+                        raise
+                    problem = portable(f"not proven: {err.message}", model.parent)
+        return _table(form, _items(manifest, lowered, {}, problem), None)
 
 
-def _made_of(items: tuple[FusionItem, ...], form: Form, plan: str, proved_by: str | None) -> FusionTable:
-    return FusionTable(len(items), sum(item.fused for item in items), items, form.file, plan, proved_by)
+def _table(form: Form, items: tuple[FusionItem, ...], proved_by: str | None) -> FusionTable:
+    return FusionTable(len(items), sum(item.fused for item in items), items, form.file, form.plan, proved_by)
 
 
 def _items(
@@ -415,15 +413,6 @@ def _items(
     return tuple(items)
 
 
-def _scratch_engine_table(model: Path, manifest: Manifest, form: Form, unproved: FusionTable) -> FusionTable:
-    """The table proved by a temporary engine for all sizes of a model; `build` makes the engine that is shipped."""
-    with tempfile.TemporaryDirectory(prefix="attnport-proof-") as scratch:
-        engine, layers = Path(scratch) / "proof.engine", Path(scratch) / "layers.json"
-        record = build_engine(form.target, model, manifest.io, engine, plan=form.plan, layers=layers)
-        table = engine_table(manifest, form, record, engine, layers, unproved)
-    return dataclasses.replace(table, proved_by=table.proved_by and f"{form.target} engine")
-
-
 def engine_table(
     manifest: Manifest,
     form: Form,
@@ -442,32 +431,23 @@ def engine_table(
         layers: What the engine's inspector says, which is read for `tensorrt`.
         earlier: The table from lowering, which has the name of the form and why an attention was not recognised.
     """
-    known = {item.attention: item for item in earlier.items} if earlier else {}
     try:
         text: EngineText | str = read_layers(layers) if record.target == "tensorrt" else read_engine_text(engine)
     except ArtifactError as err:
         text = portable(err.message, engine.parent)
-    items = tuple(
-        _engine_item(attention.name, form, record, text, known.get(attention.name)) for attention in manifest.attentions
-    )
-    fused = sum(item.fused for item in items)
-    proven = fused or not (isinstance(text, str) or record.target == "tensorrt")
-    return FusionTable(len(items), fused, items, form.file, form.plan, proved_by=record.file if proven else None)
-
-
-def _engine_item(
-    attention: str, form: Form, record: EngineRecord, text: EngineText | str, known: FusionItem | None
-) -> FusionItem:
-    anchors = form.anchors.get(attention)
-    spelling = known.form if known else ""
-    mask = form.mask.get(attention, known.mask if known else "")
-    if not anchors:
-        reason = known.reason if known and known.reason else "it was not recognised in the graph"
-        return FusionItem(attention, spelling, mask, None, False, reason)
-    spelling = spelling or ("Attention" if len(anchors) == 1 else "decomposed")
-    if isinstance(text, str):
-        return FusionItem(attention, spelling, mask, None, False, text)
-    proof = prove(text, anchors, len(record.profiles))
-    if isinstance(proof, Evidence):
-        return FusionItem(attention, spelling, mask, proof.kernel, True, "", proof.text, known.cost if known else "")
-    return FusionItem(attention, spelling, mask, None, False, proof.reason)
+    known = {item.attention: item for item in earlier.items} if earlier else {}
+    items = []
+    for name in (attention.name for attention in manifest.attentions):
+        anchors = form.anchors.get(name, ())
+        spelling = "Attention" if len(anchors) == 1 else "decomposed" if anchors else ""
+        unknown = FusionItem(name, spelling, form.mask.get(name, ""), None, False, "it was not recognised in the graph")
+        item = dataclasses.replace(known.get(name, unknown), kernel=None, fused=False, evidence="")
+        if anchors:
+            proof = text if isinstance(text, str) else prove(text, anchors, len(record.profiles))
+            if isinstance(proof, Evidence):
+                item = dataclasses.replace(item, kernel=proof.kernel, fused=True, reason="", evidence=proof.text)
+            else:
+                item = dataclasses.replace(item, reason=proof if isinstance(proof, str) else proof.reason)
+        items.append(item)
+    proven = any(item.fused for item in items) or not (isinstance(text, str) or record.target == "tensorrt")
+    return _table(form, tuple(items), record.file if proven else None)

@@ -110,7 +110,16 @@ def tune(
     manifest = open_folder(folder)
     todo = workloads(folder, manifest, shapes, sentences, seed, read_lengths(lengths) if lengths else {}, batch)
     run = Tuning(
-        folder.resolve(), ready, probed, counts, max_drop, data, todo, time.monotonic() + budget_s, seed, progress
+        folder.resolve(),
+        ready,
+        probed,
+        counts,
+        max_drop,
+        data,
+        todo,
+        until_s=time.monotonic() + budget_s,
+        seed=seed,
+        progress=progress,
     )
     run.judge(parity.runtimes if parity else {}, metric)
     return run.finish(digest)

@@ -17,7 +17,7 @@ import attnport
 from attnport.artifacts import Candidate, Score, Session, TuneReport
 from attnport.errors import UnavailableError
 from attnport.folder.workspace import open_folder
-from attnport.parity.perplexity import Perplexity
+from attnport.parity.scoring import Perplexity
 from attnport.runtimes import base
 from attnport.verbs import _tuning
 from attnport.verbs.bundle import bundle

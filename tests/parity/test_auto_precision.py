@@ -23,14 +23,14 @@ from attnport.errors import ParityFailed, UsageError
 from attnport.exporter import storage
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.workspace import load_spec, open_folder
-from attnport.parity import auto_precision
-from attnport.parity.auto_precision import plan_precision
+from attnport.parity import finer
+from attnport.parity.finer import plan_precision
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 from attnport.verbs.build import build, parse_budget
 from attnport.verbs.check import check
 from attnport.verbs.export import export
-from attnport.verbs.fuse import fuse_searched
+from attnport.verbs.fuse import fuse_form
 from attnport.verbs.inspect import inspect
 
 MODELS = Path(__file__).parent.parent / "overflowing_models.py"
@@ -165,8 +165,8 @@ def test_a_case_that_was_held_out_and_fails_is_searched_with(
     exported: Folder, planned: Callable[[str], PrecisionPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On zeros nothing overflows, so that a search on them alone finds no island.
-    monkeypatch.setattr(auto_precision, "first_cases", lambda tried: [case for case in tried if case.name == "zeros"])
-    monkeypatch.setattr(auto_precision, "LARGEST", 1e30)
+    monkeypatch.setattr(finer, "first_cases", lambda tried: [case for case in tried if case.name == "zeros"])
+    monkeypatch.setattr(finer, "LARGEST", 1e30)
     found = plan(exported("norm"))
     assert found.cases[0] == "zeros"
     assert len(found.cases) > 1
@@ -218,15 +218,14 @@ def test_an_engine_with_islands_is_built_fused_kept_and_checked(built: Path, mon
 
     assert check(built, ["tensorrt_rtx"]).forms["tensorrt_rtx.auto"].verdict == "PASS"
     broken = dataclasses.replace(form.precision, islands=form.precision.islands[1:])
-    monkeypatch.setattr(auto_precision, "plan_precision", None)  # it is not searched again
-    monkeypatch.setattr("attnport.verbs.build.plan_precision", None)
+    monkeypatch.setattr("attnport.verbs.build.plan_precision", None)  # it is not searched again
     record, table = build(built, "tensorrt_rtx", "auto")
     assert record.precision == form.precision
     assert (table.fused, table.plan) == (2, "auto")
     with pytest.raises(TypeError):
         build(built, "tensorrt_rtx", "auto", budget="1x")
 
-    fuse_searched(built, RTX, broken, progress=lambda message: None)
+    fuse_form(built, RTX, AUTO, broken, progress=lambda message: None)
     found = check(built, ["tensorrt_rtx"]).forms["tensorrt_rtx.auto"]
     assert found.verdict == "FAIL"
     assert "times its bound" in found.reason

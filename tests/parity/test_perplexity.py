@@ -15,7 +15,7 @@ from attnport.cases.inputs import Case
 from attnport.errors import UsageError
 from attnport.folder.openings import opened
 from attnport.folder.workspace import open_folder
-from attnport.parity.perplexity import Perplexity
+from attnport.parity.scoring import Perplexity
 
 pytest.importorskip("onnxruntime")
 

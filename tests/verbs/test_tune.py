@@ -170,7 +170,7 @@ def test_what_an_interrupted_run_has_written_is_used(
         with pytest.raises(KeyboardInterrupt):
             run(folder, items, max_drop=0.5)
     assert "ort_cpu.int8" in open_folder(folder).forms
-    monkeypatch.setattr(_tuning, "search", interrupted)
+    monkeypatch.setattr(_tuning, "plan_integers", interrupted)
     assert run(folder, items, max_drop=0.5).chosen.form == "ort_cpu.int8"
 
 
