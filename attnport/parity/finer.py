@@ -243,7 +243,6 @@ class Halves(Variants):
 
     Attributes:
         parts: What may stay in float32, by name, in topological order.
-        attentions: By attention, the nodes that were written for it: what one kernel computes, and what feeds it.
     """
 
     def __init__(
@@ -255,14 +254,12 @@ class Halves(Variants):
         lowered = lowering.written(model, manifest.attentions, plan=AUTO, masks=manifest.io.masks, sizes=usual)
         self._lowering = lowering
         self.parts = {part.name: part for part in parts_of(model, lowered.anchors)}
-        made = {str(node.name): [str(value.name) for value in node.outputs] for node in model.graph}
-        scopes = {attention: scope_of(nodes) for attention, nodes in lowered.anchors.items() if nodes}
-        self.attentions: Mapping[str, tuple[str, ...]] = {
-            attention: tuple(name for name in made if name.startswith(scope)) for attention, scope in scopes.items()
-        }
-        self._tensors = {name: {*part.reads, *part.makes} for name, part in self.parts.items()}
-        self._made = {
-            name: {value for node in nodes for value in made[node]} for name, nodes in self.attentions.items()
+        self._of_parts = {name: {*part.reads, *part.makes} for name, part in self.parts.items()}
+        made = {str(node.name): {str(value.name) for value in node.outputs} for node in model.graph}
+        self._of_attentions = {
+            name: set[str]().union(*(made[node] for node in made if node.startswith(scope_of(nodes))))
+            for name, nodes in lowered.anchors.items()
+            if nodes
         }
         super().__init__(folder, model, runtime, Opening(manifest.io, AUTO, threads=threads), scratch)
 
@@ -273,7 +270,7 @@ class Halves(Variants):
     def largest(self, items: Sequence[Case]) -> tuple[dict[str, float], dict[str, float]]:
         """The largest finite magnitude in float32 that each part reads or makes, and that each attention makes."""
         found: dict[str, float] = {}
-        wanted = set().union(*self._tensors.values(), *self._made.values())
+        wanted = set().union(*self._of_parts.values(), *self._of_attentions.values())
 
         def add(model: ir.Model) -> tuple[TensorSpec, ...]:
             found.update(dict.fromkeys(measure_ranges(model, wanted), 0.0))
@@ -286,7 +283,7 @@ class Halves(Variants):
                     found[name] = max(largest, float(made[f"{PREFIX}{name}"]))
         in_parts, in_attentions = (
             {name: max((found.get(tensor, 0.0) for tensor in tensors), default=0.0) for name, tensors in each.items()}
-            for each in (self._tensors, self._made)
+            for each in (self._of_parts, self._of_attentions)
         )
         return in_parts, in_attentions
 
@@ -331,6 +328,20 @@ class Integers(Variants):
             int8.quantize(model, self._seen, kept)
         else:
             int4.quantize(model, self._packed, kept)
+
+    def error_of(self, layer: str) -> float:
+        """The error of the graph with this layer alone in integers, as a share of its work; at most 1 if finite."""
+        near = self._near  # before the next graph is opened
+        with self.open(self.layers.keys() - {layer}) as session:
+            return (1 - near(session).value) ** 2 / self.layers[layer]
+
+    @cached_property
+    def _near(self) -> Agreement:
+        """1 - the error of a session."""
+        near = Agreement(self.opening.io, self.items[:_RANKED], near=True)
+        with self.open_plain() as session:
+            near(session)
+        return near
 
     def _ranges(self, found: Sequence[Layer]) -> dict[str, Seen]:
         rows: dict[str, list[Array]] = {}
@@ -434,7 +445,7 @@ class _IslandSearch:
             chosen, earlier = [*chosen, case], earlier.union(found.names)
         raise ParityFailed(
             f"plan {AUTO}: after {_ROUNDS} searches the islands still fail on a case that was held out, {case.name}.",
-            hint=f"{self._larger()}--dtype bf16, or fp32.",
+            hint="Take --dtype bf16, or fp32.",
         )
 
     def _search(self, chosen: Sequence[Case], earlier: Names) -> Kept:
@@ -449,7 +460,7 @@ class _IslandSearch:
         try:
             return fewest(tuple(self.halves.parts), error_of, error, self.most - self.evaluations)
         except NothingHolds as err:
-            raise self._why_nothing(chosen) from err
+            raise self._why_nothing(err.error) from err
 
     def _plan_of(self, found: Kept, chosen: Sequence[Case], held_out: int) -> PrecisionPlan:
         islands = []
@@ -506,29 +517,23 @@ class _IslandSearch:
             return math.inf
         return share * BUDGET / self.budget
 
-    def _larger(self) -> str:
-        return "Take a larger budget, or " if self.budget < BUDGET else "Take "
-
-    def _why_nothing(self, chosen: Sequence[Case]) -> ParityFailed:
-        """The error of a model for which no islands are enough: an attention, or everything."""
-        attentions, every, largest = self.halves.attentions, self._nodes(self.halves.parts), self.largest[1]
-
-        def error(kept: Names) -> float:
-            return self._error(every.union(*(attentions[name] for name in kept)), chosen)
-
-        try:
-            needed = fewest(tuple(attentions), lambda name: largest[name] / LARGEST, error, self.most).names
-        except NothingHolds as err:
-            how_large = "NaN or Inf" if math.isinf(err.error) else f"{err.error:.2f} times the bound"
+    def _why_nothing(self, error: float) -> ParityFailed:
+        """Why no islands are enough: values in an attention, or rounding."""
+        larger = "Take a larger budget, or " if self.budget < BUDGET else "Take "
+        beyond = [
+            f"{name} (values up to {largest:.3g})" for name, largest in self.largest[1].items() if largest > LARGEST
+        ]
+        if beyond:
             return ParityFailed(
-                f"plan {AUTO}: with every part of the graph in float32 the error is still {how_large} at a budget of "
-                f"{self.budget:g}x.",
-                hint=f"{self._larger()}--dtype fp16, and see what attnport check says of it.",
+                f"plan {AUTO}: attention computes values that {HALF} cannot hold, and in float32 TensorRT has no fused "
+                f"kernel for it: {', '.join(beyond)}.",
+                hint="Take --dtype bf16, whose range is that of float32, or fp32.",
             )
-        named = ", ".join(f"{name} (values up to {largest[name]:.3g})" for name in needed)
+        how_large = "NaN or Inf" if math.isinf(error) else f"{error:.2f} times the bound"
         return ParityFailed(
-            f"plan {AUTO}: the bound needs attention in float32, for which TensorRT has no fused kernel: {named}.",
-            hint="Take --dtype bf16, whose range is that of float32, or fp32.",
+            f"plan {AUTO}: with all but attention in float32 the error is still {how_large} at a budget of "
+            f"{self.budget:g}x.",
+            hint=f"{larger}--dtype {HALF}, and see what attnport check says of it.",
         )
 
 
@@ -582,7 +587,12 @@ def plan_integers(
     def error(kept: Names) -> float:
         return drop_with(kept) / max_drop if len(kept) < count else 0.0  # tried last, if nothing less is enough
 
-    error_of = _error_of_layer(graphs, until_s, progress)
+    def error_of(layer: str) -> float:
+        if time.monotonic() > until_s:
+            return 1.0  # more than any that was measured and is finite
+        progress(f"int{graphs.bits}: {layer} alone")
+        return graphs.error_of(layer)
+
     found = fewest(tuple(graphs.layers), error_of, error, most=2 + math.ceil(math.log2(count)))
     kept = frozenset(found.names)
     if len(kept) == count and (graphs.bits == 8 or drop_with(kept) > max_drop):
@@ -602,27 +612,3 @@ def plan_integers(
         evaluations=len(scores),
         inputs=inputs,
     )
-
-
-def _error_of_layer(graphs: Integers, until_s: float, progress: Progress) -> Callable[[str], float]:
-    """A function that measures the error with one layer in integers, for its work; below 1 if it is finite.
-
-    Of a layer for which there is no time it is 1.
-    """
-    near: Agreement | None = None
-    tried = 0
-
-    def error_of(layer: str) -> float:
-        nonlocal near, tried
-        if near is None:
-            near = Agreement(graphs.opening.io, graphs.items[:_RANKED], near=True)
-            with graphs.open_plain() as session:
-                near(session)
-        if time.monotonic() > until_s:
-            return 1.0
-        tried += 1
-        progress(f"int{graphs.bits}: layer {tried} of {len(graphs.layers)} alone")
-        with graphs.open(graphs.layers.keys() - {layer}) as session:
-            return (1 - near(session).value) ** 2 / graphs.layers[layer]
-
-    return error_of
