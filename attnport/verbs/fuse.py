@@ -327,7 +327,8 @@ class _Fusing:
                 islands=islands and islands.nodes,
                 without=without,
             )
-            if integers and self.rewrite:
+            if integers:
+                assert self.rewrite is not None
                 self.rewrite(lowered.model, integers.kept)
             name, weights = f"model.{key}.onnx", f"model.{key}.bin"
             written = storage.save_form(lowered.model, changing.path(name), weights)
@@ -392,12 +393,7 @@ def _items(
     items = []
     for name in (attention.name for attention in manifest.attentions):
         proof = evidence.get(name)
-        if proof is not None:
-            reason = ""
-        elif name not in lowered.forms:
-            reason = lowered.notes.get(name, "no reason was recorded")
-        else:
-            reason = lowered.notes.get(name) or problem
+        unproved = problem if name in lowered.forms else "no reason was recorded"
         items.append(
             FusionItem(
                 attention=name,
@@ -405,7 +401,7 @@ def _items(
                 mask=lowered.masks.get(name, "unknown"),
                 kernel=proof.kernel if proof else None,
                 fused=proof is not None,
-                reason=reason,
+                reason="" if proof else lowered.notes.get(name) or unproved,
                 evidence=proof.text if proof else "",
                 cost=lowered.costs.get(name, ""),
             )
