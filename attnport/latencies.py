@@ -8,6 +8,7 @@ from typing import Literal
 
 from attnport.precisions import Score
 from attnport.printed import Printed
+from attnport.why import Why
 from attnport_bundle.format.contract import Ran
 
 Interval = tuple[float, float, float]
@@ -22,7 +23,9 @@ class LatencyRow:
 
     Attributes:
         ratio: Low, middle and high of the interval of median / baseline median; below 1 is faster.
-        verdict: `faster`, `slower`, `no difference shown`, `baseline` or `NOT_RUN`.
+        verdict: `faster`, `slower`, `no difference shown`, `baseline`, or `NOT_RUN` without figures.
+        reason: What the reader must know of the figures.
+        why: Why there are none; None if there are.
         p90_ns: None if there are too few samples for it; likewise `p99_ns`.
         samples_ns: In the order in which they were taken, `calls` in each round.
         starts: The number of rounds in each start of the processes, if there were several; `ratio` is then the interval
@@ -38,8 +41,8 @@ class LatencyRow:
         device_ratio: As `ratio`, for the part `device` only; None if this row or the baseline has no such times.
     """
 
-    verdict: str
-    reason: str
+    verdict: str = "NOT_RUN"
+    reason: str = ""
     median_ns: float | None = None
     p90_ns: float | None = None
     samples_ns: tuple[int, ...] = ()
@@ -58,6 +61,7 @@ class LatencyRow:
     cached_load_ns: int | None = None
     cached_first_ns: int | None = None
     starts: tuple[int, ...] = ()
+    why: Why | None = None
 
     @property
     def rounds_ns(self) -> list[tuple[int, ...]]:
@@ -73,11 +77,12 @@ class LatencyReport(Printed):
         model: The model's name; two reports can only be compared if it is the same.
         weights: The digest of the model's weights.
         notes: What the reader must know about the whole run.
-        absent: The runtimes whose probe found that they are not installed, or need hardware that this machine lacks.
+        absent: The runtimes that are not installed, or need hardware that this machine lacks, with the reason. They
+            have no rows.
         models: By runtime, a digest of the model and of the files that were timed.
     """
 
-    schema: Literal["attnport/latency/1"] = field(default="attnport/latency/1", kw_only=True)
+    schema: Literal["attnport/latency/2"] = field(default="attnport/latency/2", kw_only=True)
     baseline: str
     settings: Mapping[str, str | int | float | bool]
     shapes: Mapping[str, Mapping[str, LatencyRow]]
@@ -86,7 +91,7 @@ class LatencyReport(Printed):
     model: str = ""
     weights: str = ""
     notes: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
 
 

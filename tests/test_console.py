@@ -33,6 +33,7 @@ from attnport.verbs.audit import AuditReport
 from attnport.verbs.listing import Listing, listing
 from attnport.verbs.ship import ShipResult, StageResult
 from attnport.verbs.verify import VerifyResult, VerifyRow
+from attnport.why import Why
 
 LONG = "a reason that goes on, and on; " * 12 + "https://an.address/that-nobody-could-break-in-two/" + "x" * 90
 PATH = "/a folder/" + "deep/" * 30
@@ -71,7 +72,7 @@ LATENCY = LatencyReport(
             "torch_eager": LatencyRow("baseline", "", 1.5e9, None, (), None, 12345678.0, 1234567890.0, 1 << 34),
             "ort_cpu": LatencyRow("no difference shown", "", 7e5, None, (), (0.91, 0.98, 1.04), 0.4, None, 5),
             "openvino": LatencyRow("faster", "", 7e5, None, (), (0.11, 0.12, 0.13), 40.0, 512.0, 1 << 20),
-            "tensorrt": LatencyRow("NOT_RUN", LONG),
+            "tensorrt": LatencyRow(why=Why("unavailable", LONG)),
         }
         for name in ("1 sentence", "32 sentences", "batch=8,seq=128", "batch=16,seq=512")
     },
@@ -161,13 +162,12 @@ def test_what_was_not_run_stands_below_the_table_with_its_reason_and_what_was_pr
 
 
 def test_what_this_machine_lacks_is_one_line_of_bench() -> None:
-    rows = {**LATENCY.shapes["1 sentence"], "ort_cuda": LatencyRow("NOT_RUN", "no package")}
-    report = dataclasses.replace(LATENCY, shapes=dict.fromkeys(("a", "b"), rows), absent=("ort_cuda", "tensorrt"))
+    report = dataclasses.replace(LATENCY, absent=dict.fromkeys(("ort_cuda", "tensorrt_rtx"), "no package"))
     text = printed(report)
-    assert "2 more want a GPU or a package: ort_cuda, tensorrt; why: attnport doctor" in text
+    assert "2 more want a GPU or a package: ort_cuda, tensorrt_rtx; why: attnport doctor" in text
     assert "no package" not in text
-    nothing = dataclasses.replace(report, shapes={"a": {"ort_cuda": rows["ort_cuda"]}})
-    assert "ort_cuda: no package" in printed(nothing)  # all that there is to say
+    nothing = dataclasses.replace(report, shapes={})
+    assert "ort_cuda, tensorrt_rtx: no package" in printed(nothing)  # all that there is to say
 
 
 def test_the_times_in_detail_are_shown_on_demand() -> None:

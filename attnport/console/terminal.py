@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.console.arguments import readable
 from attnport.console.streams import no_command
+from attnport.reporting import choice, files, fusion, latency, machines, parity  # noqa: F401  # they register their values
 from attnport.reporting import document as doc
-from attnport.reporting import files, fusion, latency, machines, parity, tuning  # noqa: F401  # they register their values
 from attnport.reporting.facts import times
 from attnport.reporting.measures import NONE
 from attnport_bundle.errors import escape_all

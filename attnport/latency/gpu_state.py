@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -63,24 +62,18 @@ def _first(nvml: Any) -> Any:
 
 def _parts(nvml: Any, handle: Any) -> list[str]:
     """What NVML tells; some GPUs have no reading of their power, for example."""
-    reads: tuple[Callable[[], str], ...] = (
+    found = []
+    for read in (
         lambda: f"{nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)} MHz",
         lambda: f"memory {nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)} MHz",
         lambda: f"{nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)} C",
         lambda: f"{nvml.nvmlDeviceGetPowerUsage(handle) / 1000:.0f} W",
-        lambda: _slowed(nvml, handle),
-    )
-    found = []
-    for read in reads:
+    ):
         with suppress(Exception):
             found.append(read())
-    return [part for part in found if part]
-
-
-def _slowed(nvml: Any, handle: Any) -> str:
     for name in _REASONS:
         with suppress(Exception):
             bits = getattr(nvml, name)(handle)
-            named = [reason for bit, reason in _SLOWED.items() if bits & bit]
-            return f"slowed down by: {', '.join(named)}" if named else ""
-    return ""
+            slowed = [reason for bit, reason in _SLOWED.items() if bits & bit]
+            return [*found, f"slowed down by: {', '.join(slowed)}"] if slowed else found
+    return found

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,30 +17,111 @@ from attnport.artifacts import LatencyReport, LatencyRow, Manifest, Ran
 from attnport.errors import AttnportError, IntegrityError, SpecError
 from attnport.folder.openings import file_of
 from attnport.folder.portable import portable
-from attnport.latency.cold import Start
-from attnport.latency.effort import Effort, Subject
 from attnport.latency.gpu_state import gpu_state
-from attnport.latency.judging import drift, next_look, orders, precise, rows, settled
-from attnport.latency.measured import SPINNING, TimedRuntime
+from attnport.latency.rows import Measured, drift, next_look, orders, precise, rows, settled
 from attnport.latency.timing_worker import COMMAND
 from attnport.latency.workloads import Workload
 from attnport.parity.evaluate import Progress
 from attnport.processes.child import Child, ChildError, reason_of
 from attnport.processes.deadline import OutOfTime, end_s
-from attnport.processes.isolated import memory_limit_bytes, reason_of_failure
+from attnport.processes.isolated import TIMEOUT_S, memory_limit_bytes, reason_of_failure
 from attnport.processes.worker import save_feeds
-from attnport.runtimes.base import physical_cores
+from attnport.runtimes.base import Opening, Runtime, physical_cores
+from attnport.why import Why
+from attnport_bundle import arguments
 
+BASELINE = "torch_eager"
 MIN_ROUNDS, MAX_ROUNDS = 12, 1000
-
-LATE = "the time was over before it was measured"
-"""The reason in rows of a workload that was left out; the next run measures it."""
+SPINNING = 0.05
+"""The share of a core that an idle process may take; more would disturb the one being timed."""
 
 _TURN_S, _MAX_CALLS = 0.02, 8
 _COLD_CALLS = 3
-"""What the first calls of a fresh process take, in usual calls: there are two, and the first is slower."""
+"""Time to reserve for the two first calls of a fresh process, as a multiple of a warm call."""
 _LEAST_WINDOWS, _MOST_WINDOWS, _WARM_SHARE = 3, 12, 0.3
 _DRIFTED, _OVER_BUDGET = 0.1, 0.1
+_COLD = "load time, first call and peak memory"
+_LATE = "the time was over before it was measured"
+
+Subject = tuple[Runtime, Opening | Why]
+"""A runtime, and what it opens, or why there is nothing to open."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """The settings of a measurement, which are equal for all runtimes and recorded in the report.
+
+    Attributes:
+        threads: Compute threads of every runtime.
+        budget_s: How long the measurement may take, starts, warm-up and cold starts included; at least `MIN_ROUNDS`
+            rounds are always made.
+        precision: A workload is finished once every ratio is known within this share.
+        samples: The fewest calls of every runtime, if there is time; p99 needs 1000.
+        pin: Whether processes stay on fixed processors, if the system allows it.
+        seed: Makes orders and intervals reproducible.
+        baseline: The runtime that the others are compared with.
+        timeout_s: Seconds for each answer of a process: opening, the calls of a turn. One that takes longer is ended.
+        cold: Whether cold starts and memory are measured, in new processes.
+        starts: How often the processes are started; each start is timed in rounds.
+    """
+
+    threads: int
+    budget_s: float = 60.0
+    precision: float = 0.03
+    samples: int = 0
+    pin: bool = True
+    seed: int = 0
+    baseline: str = BASELINE
+    timeout_s: float = TIMEOUT_S
+    cold: bool = True
+    starts: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises FeedError for a number that has no meaning."""
+        arguments.threads(self.threads)
+        arguments.integer("samples", self.samples, 0)
+        arguments.integer("starts", self.starts, 1)
+        arguments.number("budget_s", self.budget_s, 0)
+        arguments.number("precision", self.precision, 0)
+        arguments.number("timeout_s", self.timeout_s, 0, above=True)
+
+
+@dataclass
+class _Timed:
+    """A runtime in one of its modes: its process while that lives, and what was measured of it, by workload.
+
+    Attributes:
+        keeps: Whether it keeps what it compiles on the device.
+        why: Why it has no figures for workloads that were not timed.
+        idle_cpu_ns: Processor time that it took while others ran, which was `idle_ns` in all.
+        answered_ns: When it last answered; 0 in a process that has not run yet.
+    """
+
+    child: Child | None = None
+    opening: dict[str, Any] = field(default_factory=dict)
+    mode: str = ""
+    modules: list[str] = field(default_factory=list)
+    ran: Ran | None = None
+    keeps: bool = False
+    why: Why | None = None
+    of: defaultdict[str, Measured] = field(default_factory=lambda: defaultdict(Measured))
+    idle_cpu_ns: int = 0
+    idle_ns: int = 0
+    answered_ns: int = 0
+
+    def in_mode(self, mode: str) -> _Timed:
+        """The same process in another mode, with nothing measured yet."""
+        return _Timed(self.child, self.opening, mode, self.modules, self.ran, self.keeps)
+
+    @property
+    def was_timed(self) -> bool:
+        """Whether any call was."""
+        return any(own.rounds_ns for own in self.of.values())
+
+    def lose(self, workload: str, why: Why) -> None:
+        """Records why it has no figures for a workload."""
+        own = self.of[workload]
+        own.row = replace(own.row, why=why)
 
 
 class Measuring:
@@ -59,17 +144,19 @@ class Measuring:
             subjects: What to time, by the name of its row.
             began_s: The time (of `time.monotonic`) from which the budget counts; None = now.
         """
-        self._subjects = subjects
+        absent = {name: why for name, (_, why) in subjects.items() if isinstance(why, Why) and why.kind == "absent"}
+        self._absent = {name: why.text for name, why in absent.items()}
+        self._subjects = {name: subject for name, subject in subjects.items() if name not in absent}
         self._folder, self._manifest, self._workloads = folder, manifest, workloads
         self._effort, self._progress = effort, progress
         self._began = time.monotonic() if began_s is None else began_s
         self._until = min(self._began + effort.budget_s, end_s())
-        self._on_gpu = any(runtime.gpu and opening is not None for runtime, opening, _ in subjects.values())
+        self._on_gpu = any(runtime.gpu and isinstance(opening, Opening) for runtime, opening in subjects.values())
         self._reserved_s = 0.0
         self._calls: dict[str, int] = {}
         self._memory_bytes = memory_limit_bytes()
         self._processors = processors(effort.threads) if effort.pin else []
-        self._timed_runtimes: dict[str, TimedRuntime] = {}
+        self._timed: dict[str, _Timed] = {}
         self._settings: dict[str, str | int | float | bool] = {}
         self._notes: list[str] = []
         self._feeds: dict[str, str] = {}
@@ -85,7 +172,7 @@ class Measuring:
                 before_s = time.monotonic()
                 self._start()
                 took_s = time.monotonic() - before_s
-                alive = sum(timed.child is not None for timed in self._timed_runtimes.values())
+                alive = sum(timed.child is not None for timed in self._timed.values())
                 # Cold starts are measured one after the other; these processes started at once, on all cores.
                 if self._effort.cold and not self._calls:
                     self._reserved_s = took_s * max(1, min(alive, physical_cores()))
@@ -108,29 +195,35 @@ class Measuring:
             model=self._manifest.name,
             weights=self._manifest.source.weights_digest,
             notes=tuple(self._notes),
+            absent=self._absent,
         )
 
     def _idle_shares(self) -> dict[str, float]:
         """The share of a core that each process took while others ran; of one that is alone there is none."""
-        timed_ones = {name: timed for name, timed in self._timed_runtimes.items() if timed.was_timed}
+        timed_ones = {name: timed for name, timed in self._timed.items() if timed.was_timed}
         if len({str(timed.opening) for timed in timed_ones.values()}) < 2:
             return {}
         return {name: timed.idle_cpu_ns / timed.idle_ns for name, timed in timed_ones.items() if timed.idle_ns}
 
-    def _rows(self, workload: Workload, shares: dict[str, float]) -> dict[str, LatencyRow]:
-        samples = {
-            name: timed.samples(workload.name, shares.get(name, 0.0)) for name, timed in self._timed_runtimes.items()
-        }
+    def _rows(self, workload: Workload, shares: Mapping[str, float]) -> dict[str, LatencyRow]:
+        measured = {}
+        for name, timed in self._timed.items():
+            measured[name] = own = timed.of[workload.name]
+            if (share := shares.get(name, 0.0)) > SPINNING:
+                own.notes.insert(0, f"its threads took {share:.0%} of a core while others ran")
+            own.row = replace(own.row, ran=timed.ran, why=own.row.why or (None if own.rounds_ns else timed.why))
         counts = workload.items, workload.tokens, self._effort.seed
-        return rows(samples, self._effort.baseline, *counts, precision=self._effort.precision)
+        return rows(measured, self._effort.baseline, *counts, precision=self._effort.precision)
 
     def _start(self) -> None:
         """Opens everything, all at the same time."""
-        for name, (runtime, opening, why_not) in self._subjects.items():
-            timed = self._timed_runtimes.setdefault(name, TimedRuntime(keeps=runtime.keeps))
+        for name, (runtime, opening) in self._subjects.items():
+            timed = self._timed.setdefault(name, _Timed(keeps=runtime.keeps))
             timed.answered_ns = 0
-            if opening is None or timed.problem:  # a process that failed is not started again
-                timed.problem = timed.problem or why_not
+            if isinstance(opening, Why):
+                timed.why = opening
+                continue
+            if timed.why:  # a process that failed is not started again
                 continue
             engines = [key for key, record in self._manifest.engines.items() if record == opening.engine]
             timed.opening = {
@@ -145,20 +238,20 @@ class Measuring:
             self._progress(f"starting {name}")
             timed.child = self._child()
             timed.child.send("settle", processors=self._processors)
-        for name, timed in [(name, timed) for name, timed in self._timed_runtimes.items() if timed.child]:
+        for name, timed in [(name, timed) for name, timed in self._timed.items() if timed.child]:
             answer = self._guarded(timed, "", None)
             if answer and timed.child:
                 self._judge_pinning(answer)
                 timed.child.send("open", **timed.opening)
                 self._progress(f"opening {name}")
-        for name, timed in [(name, timed) for name, timed in self._timed_runtimes.items() if timed.child]:
+        for name, timed in [(name, timed) for name, timed in self._timed.items() if timed.child]:
             answer = self._guarded(timed, "", None)
             if answer:
                 timed.ran, timed.modules = Ran(**answer["ran"]), answer["modules"]
                 timed.mode, *others = answer["modes"] or [""]
                 for mode in others:
                     key = f"{name} ({mode})"
-                    self._timed_runtimes.setdefault(key, timed.in_mode(mode)).child = timed.child
+                    self._timed.setdefault(key, timed.in_mode(mode)).child = timed.child
 
     def _time_all(self, until_s: float) -> None:
         """Times every workload in the processes that have started; leaves out those for which no time is left.
@@ -174,9 +267,9 @@ class Measuring:
                 if not number:
                     raise
                 for late in self._workloads[number:]:
-                    for timed in self._timed_runtimes.values():
-                        if not timed.problem and not timed.of[late.name].problem:
-                            timed.of[late.name].problem = LATE
+                    for timed in self._timed.values():
+                        if not timed.why and not timed.of[late.name].row.why:
+                            timed.lose(late.name, Why("late", _LATE))
                 return
 
     def _time(self, workload: Workload, share_s: float) -> None:
@@ -210,10 +303,10 @@ class Measuring:
             place = f"{done}, at most {left_s:.0f} s more" if left_s > 0 else f"{done}/{max(done, MIN_ROUNDS)}"
             self._progress(f"{workload.name}: round {place}")
             for name in order:
-                self._turn(self._timed_runtimes[name], workload.name, calls, warm)
+                self._turn(self._timed[name], workload.name, calls, warm)
         self._tell_gpu(f"after {workload.name}")
         for name in per_call_s:
-            self._timed_runtimes[name].of[workload.name].starts.append(done)
+            self._timed[name].of[workload.name].starts.append(done)
         self._settings |= {
             f"rounds {workload.name}": int(self._settings.get(f"rounds {workload.name}", 0)) + done,
             f"calls a round {workload.name}": calls,
@@ -224,7 +317,7 @@ class Measuring:
     def _warm_up(self, workload: Workload, share_s: float) -> dict[str, float]:
         """Calls each runtime until its times settle; returns the seconds of a call."""
         per_call_s: dict[str, float] = {}
-        alive = {name: timed for name, timed in self._timed_runtimes.items() if timed.child}
+        alive = {name: timed for name, timed in self._timed.items() if timed.child}
         for name, timed in alive.items():
             self._progress(f"{workload.name}: warming up {name}")
             if not self._load(timed, workload):
@@ -244,30 +337,31 @@ class Measuring:
                 if answer:
                     calls_made += calls
                     windows.append(answer["ns"])
+            own = timed.of[workload.name]
             if not answer:
                 per_call_s.pop(name, None)
             elif not settled(windows):
-                timed.of[workload.name].warm = False
-            timed.of[workload.name].warm_calls = calls_made
+                own.warm = False
+            own.row = replace(own.row, warm_calls=calls_made)
         return per_call_s
 
-    def _turn(self, timed: TimedRuntime, workload: str, calls: int, warm: int) -> None:
+    def _turn(self, timed: _Timed, workload: str, calls: int, warm: int) -> None:
         """Times one runtime in one round."""
-        samples = timed.of[workload]
-        if samples.problem or not timed.child:
+        own = timed.of[workload]
+        if own.row.why or not timed.child:
             return
         answer = self._guarded(timed, workload, {"calls": calls, "warm": warm})
         if answer:
-            samples.rounds_ns.append(tuple(answer["ns"]))
+            own.rounds_ns.append(tuple(answer["ns"]))
             for part, times in answer.get("parts", {}).items():
-                samples.parts_ns.setdefault(part, []).extend(times)
+                own.parts_ns.setdefault(part, []).extend(times)
 
     def _precise(self, workload: Workload, done: int) -> bool:
         """Whether every ratio is known precisely enough, from the rounds of this start."""
         sampled = {
-            name: samples.rounds_ns[-done:]
-            for name, timed in self._timed_runtimes.items()
-            if (samples := timed.of[workload.name]).rounds_ns and not samples.problem
+            name: own.rounds_ns[-done:]
+            for name, timed in self._timed.items()
+            if (own := timed.of[workload.name]).rounds_ns and not own.row.why
         }
         # Without the baseline there is no ratio.
         baseline = self._effort.baseline
@@ -291,7 +385,7 @@ class Measuring:
     def _judge_drift(self, workload: Workload, done: int) -> None:
         """Adds a note if the machine itself became slower or faster during the workload's rounds of this start."""
         name = self._effort.baseline
-        base = self._timed_runtimes[name].of[workload.name].rounds_ns if name in self._timed_runtimes else []
+        base = self._timed[name].of[workload.name].rounds_ns if name in self._timed else []
         if not base:
             return
         share = drift(base[-done:])
@@ -317,18 +411,21 @@ class Measuring:
     def _child(self) -> Child:
         return Child(self._effort.threads, COMMAND, self._memory_bytes)
 
-    def _load(self, timed: TimedRuntime, workload: Workload) -> bool:
+    def _load(self, timed: _Timed, workload: Workload) -> bool:
         """Makes a child load the feeds."""
         assert timed.child is not None
-        dtypes = {spec.name: spec.dtype for spec in self._manifest.io.inputs}
         try:
-            timed.child.ask("feeds", name=workload.name, path=self._feeds[workload.name], dtypes=dtypes)
+            timed.child.ask("feeds", **self._of_feeds(workload))
         except AttnportError as err:
             self._note(timed, workload.name, err)
             return False
         return True
 
-    def _guarded(self, timed: TimedRuntime, workload: str, request: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _of_feeds(self, workload: Workload) -> dict[str, Any]:
+        dtypes = {spec.name: spec.dtype for spec in self._manifest.io.inputs}
+        return {"name": workload.name, "path": self._feeds[workload.name], "dtypes": dtypes}
+
+    def _guarded(self, timed: _Timed, workload: str, request: dict[str, Any] | None) -> dict[str, Any] | None:
         """A child's answer, or None after recording its failure; `request` None waits for a request already sent.
 
         Raises:
@@ -352,37 +449,92 @@ class Measuring:
             timed.answered_ns = time.perf_counter_ns()
         return answer
 
-    def _note(self, timed: TimedRuntime, workload: str, err: AttnportError) -> None:
+    def _note(self, timed: _Timed, workload: str, err: AttnportError) -> None:
         """Records why a runtime has no figures: for this workload if its process lives, otherwise from now on."""
         child = timed.child
-        if workload and child and child.alive:
-            timed.of[workload].problem = portable(reason_of(err), self._folder)
-            return
-        problem = reason_of_failure(err) if isinstance(err, ChildError) else reason_of(err)
-        timed.problem = portable(problem, self._folder)
+        lives = bool(workload and child and child.alive)
+        died = isinstance(err, ChildError) and not lives
+        text = portable(reason_of_failure(err) if died else reason_of(err), self._folder)
+        why = Why("died" if died else "unavailable", text)
         if workload:
-            timed.of[workload].problem = timed.problem
+            timed.lose(workload, why)
+        if lives:
+            return
+        timed.why = why
         if self._effort.starts > 1:  # not every start was timed
-            for samples in timed.of.values():
-                samples.rounds_ns.clear()
+            for own in timed.of.values():
+                own.rounds_ns.clear()
         if child:
             child.kill()
         timed.child = None
 
     def _take_cold(self) -> None:
-        """Measures load time, first calls and peak memory in fresh processes, with no other process alive."""
-        figures = "load time, first call and peak memory"
+        """Measures load time, first calls and peak memory in fresh processes, one alone at a time.
+
+        Raises:
+            SpecError, IntegrityError: the folder has changed, which affects every runtime.
+        """
         if not self._effort.cold:
-            self._notes.append(f"{figures} were not measured, as was asked for")
+            self._notes.append(f"{_COLD} were not measured, as was asked for")
             return
-        dtypes = {spec.name: spec.dtype for spec in self._manifest.io.inputs}
-        start = Start(self._child, self._processors, self._feeds, dtypes, self._effort.timeout_s)
-        left_out = start.every(self._timed_runtimes, self._workloads, self._until, self._progress)
-        if left_out:
-            self._notes.append(f"{figures} of {', '.join(left_out)} were not measured: the time was over")
+        late = []
+        for name, timed in self._timed.items():
+            if timed.why or not timed.was_timed:
+                continue
+            try:
+                if time.monotonic() > self._until:
+                    raise OutOfTime
+                self._progress(f"memory of {name}")
+                with tempfile.TemporaryDirectory(prefix="attnport-kept-") as folder:
+                    cache = folder if timed.keeps else None
+                    self._cold_start(timed, cache)
+                    if cache:
+                        self._cold_start(timed, cache, cached=True)
+            except OutOfTime:
+                late.append(name)
+            except (SpecError, IntegrityError):
+                raise
+            except AttnportError as err:
+                for own in timed.of.values():
+                    own.notes.append(f"its {_COLD} are unknown: {err.message}")
+        if late:
+            self._notes.append(f"{_COLD} of {', '.join(late)} were not measured: the time was over")
+
+    def _cold_start(self, timed: _Timed, cache: str | None, *, cached: bool = False) -> None:
+        """Times a fresh process on the workloads that were timed, small ones first: peaks include those before.
+
+        Args:
+            cache: Where the runtime keeps what it compiles. The process is then closed, so that it fills it.
+            cached: Whether an earlier process has filled it.
+
+        Raises:
+            AttnportError: the process died, or answered with this error.
+        """
+        workloads = [workload for workload in self._workloads if timed.of[workload.name].rounds_ns]
+        workloads.sort(key=lambda workload: sum(array.size for array in workload.feeds.values()))
+        child = self._child()
+        ask = partial(child.ask, timeout_s=self._effort.timeout_s)
+        try:
+            ask("settle", processors=self._processors)
+            for workload in workloads:
+                ask("feeds", **self._of_feeds(workload))
+            ask("level", modules=timed.modules)
+            load_ns = int(ask("open", **timed.opening | {"cache": cache})["load_ns"])
+            for workload in workloads:
+                own = timed.of[workload.name]
+                first_ns = ask("run", name=workload.name, calls=2, warm=0, mode=timed.mode)["ns"][0]
+                if cached:
+                    own.row = replace(own.row, cached_load_ns=load_ns, cached_first_ns=first_ns)
+                else:
+                    peak_bytes = int(ask("peak")["peak_bytes"])
+                    own.row = replace(own.row, load_ns=load_ns, first_ns=first_ns, peak_bytes=peak_bytes)
+            if cache:
+                ask("close")
+        finally:
+            child.kill()
 
     def _stop(self) -> None:
-        for timed in self._timed_runtimes.values():
+        for timed in self._timed.values():
             if timed.child:
                 timed.child.kill()
                 timed.child = None

@@ -15,7 +15,7 @@ from typing import Literal
 
 from attnport.artifacts import Interval, LatencyReport, LatencyRow
 from attnport.errors import UsageError
-from attnport.latency.statistics import Run, change_interval, family_confidence, half_width, mean_change
+from attnport.latency.statistics import change_interval, family_confidence, half_width, mean_change
 from attnport.printed import Printed
 from attnport.reporting import document as doc
 from attnport.reporting.measures import interval, milliseconds
@@ -91,9 +91,14 @@ def regression(
         differ = " and ".join(f"({'; '.join(notes) or 'no other version'})" for _, notes in (grounds[0], other))
         raise UsageError(f"the pairs of reports are not of the same change: {differ}.")
     relative, notes = grounds[0]
-    todo = _grouped([_pairs(old, new, relative) for old, new in runs])
-    confidence = family_confidence(sum(all(pair.counts for pair in group) for group in todo))
-    rows = [_change(group, confidence, seed + number) for number, group in enumerate(todo)]
+    places = dict.fromkeys(place for run in runs for report in run for place in _timed(report))
+    problems = {place: next(filter(None, (_problem(*run, *place) for run in runs)), "") for place in places}
+    base = before.baseline if relative else ""
+    confidence = family_confidence(sum(not why and place[1] != base for place, why in problems.items()))
+    rows = [
+        _change(runs, place, why, base, confidence, seed + number)
+        for number, (place, why) in enumerate(problems.items())
+    ]
     notes += _machine(rows)
     verdicts = {row.verdict for row in rows}
     verdict = "REGRESSION" if "slower" in verdicts else "no regression shown"
@@ -144,90 +149,64 @@ def _grounds(before: LatencyReport, after: LatencyReport) -> tuple[bool, list[st
     return relative, notes
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """One runtime on one workload in two runs; `base` are the rows of the baseline for the ratio."""
-
-    workload: str
-    runtime: str
-    old: LatencyRow | None
-    new: LatencyRow | None
-    base: tuple[LatencyRow, LatencyRow] | None
-    same: bool
-    is_base: bool
-
-    @property
-    def problem(self) -> str:
-        """Why it cannot be compared; "" if it can."""
-        if self.old is None or self.old.median_ns is None:
-            return f"not measured before{f': {self.old.reason}' if self.old and self.old.reason else ''}"
-        if self.new is None or self.new.median_ns is None:
-            return f"not measured after{f': {self.new.reason}' if self.new and self.new.reason else ''}"
-        return "" if self.same else "the two workloads of this name have different numbers of items or tokens"
-
-    @property
-    def runs(self) -> tuple[Run, Run]:
-        """After and before."""
-        bases = (None, None) if self.base is None else (self.base[1].rounds_ns, self.base[0].rounds_ns)
-        after, before = (row.rounds_ns if row else () for row in (self.new, self.old))
-        return (after, bases[0]), (before, bases[1])
-
-    @property
-    def starts(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Of both runs, after and before."""
-        return self.new.starts if self.new else (), self.old.starts if self.old else ()
-
-    @property
-    def counts(self) -> bool:
-        """Whether it counts for the confidence of all comparisons together."""
-        return not self.problem and not self.is_base
+def _timed(report: LatencyReport) -> Iterator[tuple[str, str]]:
+    """The workloads and runtimes with figures."""
+    for workload, rows in report.shapes.items():
+        yield from ((workload, runtime) for runtime, row in rows.items() if row.median_ns is not None)
 
 
-def _pairs(before: LatencyReport, after: LatencyReport, relative: bool) -> list[_Pair]:
-    """A pair for everything that at least one of the runs measured."""
-    pairs = []
-    for workload in dict.fromkeys((*before.shapes, *after.shapes)):
-        old, new = before.shapes.get(workload, {}), after.shapes.get(workload, {})
-        same = (before.items.get(workload), before.tokens.get(workload)) == (
-            after.items.get(workload),
-            after.tokens.get(workload),
+def _row(report: LatencyReport, workload: str, runtime: str) -> LatencyRow | None:
+    return report.shapes.get(workload, {}).get(runtime)
+
+
+def _problem(before: LatencyReport, after: LatencyReport, workload: str, runtime: str) -> str:
+    """Why two runs cannot be compared; "" if they can."""
+    for when, report in (("before", before), ("after", after)):
+        row = _row(report, workload, runtime)
+        if row is None or row.median_ns is None:
+            why = row.why.text if row and row.why else report.absent.get(runtime)
+            return f"not measured {when}{f': {why}' if why else ''}"
+    first, second = ((report.items.get(workload), report.tokens.get(workload)) for report in (before, after))
+    return "" if first == second else "the two workloads of this name have different numbers of items or tokens"
+
+
+def _change(
+    runs: Sequence[tuple[LatencyReport, LatencyReport]],
+    place: tuple[str, str],
+    problem: str,
+    base: str,
+    confidence: float,
+    seed: int,
+) -> ChangeRow:
+    """The row of one runtime on one workload, which is its `place`, from all pairs of runs.
+
+    Args:
+        problem: Why it is not compared; "" if it is.
+        base: The baseline, whose own change is taken as that of the machine; "" if times are compared directly.
+    """
+    workload, runtime = place
+    found = [[_row(report, *place) for report in run] for run in runs]
+    before_ns, after_ns = (_median(rows) for rows in zip(*found, strict=True))
+    if problem:
+        return ChangeRow(*place, "NOT_COMPARED", problem, before_ns, after_ns)
+    sides = []
+    for run, rows in zip(runs, found, strict=True):
+        bases = [_row(report, workload, base) if runtime != base else None for report in run]
+        old, new = (
+            (row.rounds_ns if row else (), ours.rounds_ns if ours and all(bases) else None)
+            for row, ours in zip(rows, bases, strict=True)
         )
-        name = before.baseline
-        base = (old[name], new[name]) if relative and name in old and name in new else None
-        for runtime in dict.fromkeys((*old, *new)):
-            rows = old.get(runtime), new.get(runtime)
-            if any(row is not None and row.median_ns is not None for row in rows):
-                is_base = relative and runtime == name
-                pairs.append(_Pair(workload, runtime, *rows, None if is_base else base, same, is_base))
-    return pairs
-
-
-def _grouped(runs: Sequence[Sequence[_Pair]]) -> list[tuple[_Pair, ...]]:
-    """The pairs of every run, by runtime and workload; one that a run did not measure is a pair without rows."""
-    by_name = [{(pair.workload, pair.runtime): pair for pair in run} for run in runs]
-    groups = []
-    for name in dict.fromkeys(name for run in by_name for name in run):
-        is_base = any(name in run and run[name].is_base for run in by_name)
-        groups.append(tuple(run.get(name, _Pair(*name, None, None, None, True, is_base)) for run in by_name))
-    return groups
-
-
-def _change(group: Sequence[_Pair], confidence: float, seed: int) -> ChangeRow:
-    """The row of one runtime on one workload, from its pair in every run."""
-    first = group[0]
-    names = first.workload, first.runtime
-    before_ns, after_ns = _median([pair.old for pair in group]), _median([pair.new for pair in group])
-    if problem := next((pair.problem for pair in group if pair.problem), ""):
-        return ChangeRow(*names, "NOT_COMPARED", problem, before_ns, after_ns)
+        sides.append((new, old))
     try:
-        if len(group) > 1:
-            change = mean_change([pair.runs for pair in group], confidence)
+        if len(runs) > 1:
+            change = mean_change(sides, confidence)
         else:
-            change = change_interval(*first.runs, seed, confidence, first.starts)
+            old_starts, new_starts = (row.starts if row else () for row in found[0])
+            change = change_interval(*sides[0], seed, confidence, (new_starts, old_starts))
     except ValueError as err:  # the baseline has fewer rounds, as its process failed, or the file was edited
-        return ChangeRow(*names, "NOT_COMPARED", f"its samples do not pair up: {err}", before_ns, after_ns)
+        return ChangeRow(*place, "NOT_COMPARED", f"its samples do not pair up: {err}", before_ns, after_ns)
     verdict = "slower" if change[0] > 1 else "faster" if change[2] < 1 else "no difference shown"
-    return ChangeRow(*names, "baseline" if first.is_base else verdict, "", before_ns, after_ns, change)
+    return ChangeRow(*place, "baseline" if runtime == base else verdict, "", before_ns, after_ns, change)
 
 
 def _median(rows: Sequence[LatencyRow | None]) -> float | None:

@@ -81,11 +81,9 @@ def not_run(parity: ParityReport | None, latency: LatencyReport | None) -> dict[
     if latency is not None:
         for rows in latency.shapes.values():
             for key, row in rows.items():
-                if row.verdict == "NOT_RUN" and key not in reasons:
-                    reasons[f"{key} (latency)"] = row.reason
-    left_out = absent(parity, latency)
-    left_out |= {f"{key} (latency)": "" for key in left_out}
-    return {key: reason or "no reason was given" for key, reason in without(left_out, reasons).items()}
+                if row.why and key not in reasons:
+                    reasons[f"{key} (latency)"] = row.why.text
+    return {key: reason or "no reason was given" for key, reason in without(absent(parity, latency), reasons).items()}
 
 
 def fastest(rows: Mapping[str, LatencyRow]) -> tuple[str, LatencyRow] | None:
@@ -140,13 +138,10 @@ def _unproved(name: str, parity: ParityReport) -> str:
 def never_timed(report: LatencyReport) -> dict[str, str]:
     """The runtimes without figures for any workload, and why, if the reason is always the same."""
     reasons: dict[str, set[str]] = {}
-    ran = {name for rows in report.shapes.values() for name, row in rows.items() if row.median_ns is not None}
     for rows in report.shapes.values():
         for name, row in rows.items():
-            reasons.setdefault(name, set()).add(row.reason)
-    return {
-        name: own_reasons.pop() for name, own_reasons in reasons.items() if name not in ran and len(own_reasons) == 1
-    }
+            reasons.setdefault(name, set()).add(row.why.text if row.why else "")
+    return {name: why for name, (why, *others) in reasons.items() if why and not others}
 
 
 def by_median(rows: Mapping[str, LatencyRow]) -> list[tuple[str, LatencyRow]]:
@@ -206,19 +201,11 @@ def not_checked(parities: Mapping[str, RuntimeParity]) -> list[str]:
     return [name for name, row in parities.items() if row.absent]
 
 
-def not_timed(report: LatencyReport) -> list[str]:
-    """Those of a latency report; none where nothing was timed."""
-    rows = (row for rows in report.shapes.values() for row in rows.values())
-    return list(report.absent) if any(row.median_ns is not None for row in rows) else []
-
-
 def absent(parity: ParityReport | None, latency: LatencyReport | None) -> dict[str, str]:
     """Those of both reports, as far as there are any, and why."""
-    reasons = {name: row.reason for rows in (latency.shapes.values() if latency else ()) for name, row in rows.items()}
-    reasons |= {name: row.reason for name, row in (parity.runtimes.items() if parity else ())}
-    found = [not_checked(parity.runtimes)] if parity else []
-    found += [not_timed(latency)] if latency else []
-    return {name: reasons[name] for name in (found[0] if found else ()) if all(name in names for names in found)}
+    sides = [{name: parity.runtimes[name].reason for name in not_checked(parity.runtimes)}] if parity else []
+    sides += [dict(latency.absent)] if latency else []
+    return {name: why for name, why in (sides[0] if sides else {}).items() if all(name in side for side in sides)}
 
 
 def of_absent(names: Sequence[str]) -> doc.Line:

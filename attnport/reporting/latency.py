@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attnport.artifacts import Interval, LatencyReport, LatencyRow, ParityReport
 from attnport.reporting import document as doc
-from attnport.reporting.facts import by_median, fastest_right, lacking, never_timed, not_timed, ran, without
+from attnport.reporting.facts import by_median, fastest_right, lacking, never_timed, ran, without
 from attnport.reporting.measures import NONE, count, interval, mebibytes, milliseconds, significant
 
 Figures = Mapping[str, Callable[[LatencyRow], str]]
@@ -89,7 +88,10 @@ def latency(
         yield from ([doc.Bullets(report.notes)] if report.notes else [])
         yield from _settings(report)
         return
-    yield from lacking(not_timed(report))
+    if timed:
+        yield from lacking(list(report.absent))
+    else:
+        yield doc.notes(report.absent)
     yield from doc.warnings(report.notes)
     if timed:
         starts = report.settings.get("starts", 1)
@@ -116,12 +118,11 @@ def section(report: LatencyReport | None, parity: ParityReport | None, folder: s
 def _speed(report: LatencyReport, parity: ParityReport | None, page: bool) -> doc.Table:
     """The figures of each workload: measured rows by their median, then the others, those of no workload at the end."""
     right = {workload: name for workload, (name, _) in fastest_right(report, parity).items() if parity}
-    absent = not_timed(report)
-    never = without(absent, never_timed(report)) if len(report.shapes) > 1 else {}
+    never = never_timed(report) if len(report.shapes) > 1 else {}
 
     def row(name: str, of: LatencyRow, best: bool) -> doc.Row:
-        if of.median_ns is None:
-            return doc.Row((doc.Name(name), doc.Verdict("NOT_RUN")), of.reason)
+        if of.why:
+            return doc.Row((doc.Name(name), doc.Verdict("NOT_RUN")), of.why.text)
         cells: list[doc.Line] = [figure(of) for figure in _SPEED.values()]
         if best and of.verdict in ("faster", "baseline"):
             cells[0] = doc.Best(milliseconds(of.median_ns))
@@ -130,8 +131,7 @@ def _speed(report: LatencyReport, parity: ParityReport | None, page: bool) -> do
 
     groups = []
     for workload, rows in report.shapes.items():
-        shown = without((*never, *absent), rows)
-        lines = tuple(row(name, of, name == right.get(workload)) for name, of in by_median(shown))
+        lines = tuple(row(name, of, name == right.get(workload)) for name, of in by_median(without(never, rows)))
         groups.append(doc.Group(lines, _title(report, workload), workload))
     if never:
         skipped = (doc.Row((doc.Name(name), doc.Verdict("NOT_RUN")), why) for name, why in never.items())
@@ -186,9 +186,9 @@ def _sizes(report: LatencyReport, more: str) -> Iterator[doc.Block]:
     """Time and memory against each dim that was varied."""
     yield doc.Text("Time and memory against sizes", "label")
     charts = []
-    for scaling in scalings(report):
-        charts.append(doc.LineChart(scaling.times, "Median ms", milliseconds))
-        charts.append(doc.LineChart(scaling.memory, "Peak MiB", mebibytes))
+    for times, memory in scalings(report):
+        charts.append(doc.LineChart(times, "Median ms", milliseconds))
+        charts.append(doc.LineChart(memory, "Peak MiB", mebibytes))
     if not charts:
         yield doc.Text(("One size alone was timed. More: ", doc.Code(more)), "pending")
         return
@@ -196,52 +196,41 @@ def _sizes(report: LatencyReport, more: str) -> Iterator[doc.Block]:
     yield doc.Lines(tuple(charts))
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """Medians in ns and peak memory in bytes for sizes of one dim, with the other dims fixed."""
-
-    dim: str
-    kept: str
-    times: doc.Series
-    memory: doc.Series
-
-
-def scalings(report: LatencyReport) -> list[Scaling]:
-    """The series over each dim with two sizes or more among the timed shapes, the other dims fixed."""
+def scalings(report: LatencyReport) -> list[tuple[doc.Series, doc.Series]]:
+    """Medians in ns and peaks in bytes over each dim with two sizes or more among the timed shapes, others fixed."""
     shapes = {
         name: dict(part.split("=") for part in name.split(",")) for name in report.shapes if _SHAPE.fullmatch(name)
     }
-    series = []
+    found = []
     for dim in dict.fromkeys(dim for sizes in shapes.values() for dim in sizes):
         groups: dict[str, dict[int, str]] = {}
-        for name, sizes in shapes.items():
-            if dim in sizes:
-                kept = ", ".join(f"{other} {size}" for other, size in sizes.items() if other != dim)
-                groups.setdefault(kept, {})[int(sizes[dim])] = name
-        for kept, by_size in sorted(
-            groups.items(), key=lambda group: [int(size) for size in re.findall(r"\d+", group[0])]
-        ):
-            if len(by_size) > 1:
-                series.append(_scaling(report, dim, kept, dict(sorted(by_size.items()))))
-    return series
+        for name, shape in shapes.items():
+            if dim in shape:
+                kept = ", ".join(f"{other} {size}" for other, size in shape.items() if other != dim)
+                groups.setdefault(kept, {})[int(shape[dim])] = name
+        for kept in sorted(groups, key=lambda kept: [int(size) for size in re.findall(r"\d+", kept)]):
+            sizes = sorted(groups[kept])
+            if len(sizes) > 1:
+                rows = [report.shapes[groups[kept][size]] for size in sizes]
+                medians = _series(dim, kept, sizes, rows, lambda row: row.median_ns)
+                found.append((medians, _series(dim, kept, sizes, rows, lambda row: row.peak_bytes)))
+    return found
 
 
-def _scaling(report: LatencyReport, dim: str, kept: str, by_size: Mapping[int, str]) -> Scaling:
-    timed = {
-        runtime: [report.shapes[name].get(runtime) for name in by_size.values()]
-        for runtime in dict.fromkeys(runtime for name in by_size.values() for runtime in report.shapes[name])
+def _series(
+    dim: str,
+    kept: str,
+    sizes: Sequence[int],
+    rows: Sequence[Mapping[str, LatencyRow]],
+    figure: Callable[[LatencyRow], float | None],
+) -> doc.Series:
+    """A line for each runtime with a figure at some size."""
+    lines = {
+        runtime: tuple(figure(of[runtime]) if runtime in of else None for of in rows)
+        for runtime in dict.fromkeys(runtime for of in rows for runtime in of)
     }
-    medians = {runtime: tuple(row.median_ns if row else None for row in rows) for runtime, rows in timed.items()}
-    peaks = {
-        runtime: tuple(float(row.peak_bytes) if row and row.peak_bytes is not None else None for row in rows)
-        for runtime, rows in timed.items()
-    }
-
-    def series(lines: Mapping[str, tuple[float | None, ...]]) -> doc.Series:
-        known = {runtime: values for runtime, values in lines.items() if any(value is not None for value in values)}
-        return doc.Series(kept, dim, tuple(map(str, by_size)), known, tuple(by_size))
-
-    return Scaling(dim, kept, series(medians), series(peaks))
+    known = {runtime: values for runtime, values in lines.items() if any(value is not None for value in values)}
+    return doc.Series(kept, dim, tuple(map(str, sizes)), known, tuple(sizes))
 
 
 def _settings(report: LatencyReport) -> Iterator[doc.Block]:

@@ -8,9 +8,9 @@ from typing import Any
 from attnport.artifacts import LatencyReport, ParityReport, TuneReport
 from attnport.machines import MachineResult, MachinesReport
 from attnport.reporting import document as doc
+from attnport.reporting.choice import change
 from attnport.reporting.facts import count, fastest, not_checked
 from attnport.reporting.measures import NONE, largest, milliseconds
-from attnport.reporting.tuning import change
 
 
 @doc.blocks.register(MachinesReport)

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from attnport.artifacts import FusionReport, LatencyReport, LayerReport, Manifest, ParityReport, TuneReport
+from attnport.reporting import choice, files, fusion, latency, layers, parity
 from attnport.reporting import document as doc
-from attnport.reporting import files, fusion, latency, layers, parity, recommendation, tuning
+from attnport.reporting.choice import Choice
 from attnport.reporting.facts import (
     absent,
     again,
@@ -24,7 +25,6 @@ from attnport.reporting.facts import (
 )
 from attnport.reporting.heatmap import Heatmap
 from attnport.reporting.measures import interval, milliseconds
-from attnport.reporting.recommendation import Recommendation
 
 UNCHECKED = "numbers not checked"
 _MOST_WORKLOADS = 4
@@ -49,7 +49,7 @@ class Findings:
     parity: ParityReport | None = None
     latency: LatencyReport | None = None
     layers: LayerReport | None = None
-    recommendation: Recommendation | None = None
+    recommendation: Choice | None = None
     heatmaps: Sequence[Heatmap] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: str = "out/"
@@ -84,7 +84,7 @@ def _sections(findings: Findings) -> tuple[doc.Section, ...]:
     baseline = next((report.baseline for report in timed if report), "")
     more = again(manifest, folder)[-1]
     not_here = list(absent(findings.parity, findings.latency))
-    advised = [recommendation.section(findings.recommendation, baseline, not_here)] if findings.recommendation else []
+    advised = [choice.section(findings.recommendation, baseline, not_here)] if findings.recommendation else []
     maps = doc.Maps(findings.heatmaps, findings.sentence, findings.heatmap_note)
     return (
         *(doc.Section("recommendation", "Recommendation", blocks) for blocks in advised),
@@ -92,7 +92,7 @@ def _sections(findings: Findings) -> tuple[doc.Section, ...]:
         doc.Section("parity", "Parity", parity.section(findings.parity, folder)),
         doc.Section("layers", "Error by layer", layers.layers(findings.layers, folder)),
         doc.Section("latency", "Latency", latency.section(findings.latency, findings.parity, folder, more)),
-        *([doc.Section("tuning", "Tuning", tuning.tuned(findings.tuning, "page"))] if findings.tuning else []),
+        *([doc.Section("tuning", "Tuning", choice.tuned(findings.tuning, "page"))] if findings.tuning else []),
         doc.Section("attention", "Attention maps", (maps,)),
         doc.Section("files", "Model and files", (doc.Only("page", files.model(manifest, folder)),)),
         doc.Section("environment", "Environment", files.environment(findings.environment, manifest)),
@@ -172,16 +172,16 @@ def _latency(report: LatencyReport | None, parity: ParityReport | None, folder: 
         yield doc.Text(doc.Span(f"{more} more workloads", link="#latency"), "quiet")
 
 
-def _advice(recommendation: Recommendation) -> doc.Block:
+def _advice(advised: Choice) -> doc.Block:
     """The recommendation in a line; its reasons are in their section."""
-    choice = recommendation.choice
-    if choice is None:
+    deploy = advised.deploy
+    if deploy is None:
         why = doc.Span("What would change that", link="#recommendation")
-        return doc.Text((f"nothing: {recommendation.reason}. ", why))
-    files = doc.listed(map(doc.Name, choice.files), " and ")
+        return doc.Text((f"nothing: {advised.reason}. ", why))
+    files = doc.listed(map(doc.Name, deploy.files), " and ")
     why = doc.Span("Why", link="#recommendation")
-    chosen = doc.Span((doc.Name(choice.runtime), f", {choice.plan}"), "strong")
-    return doc.Text((chosen, ": ", files, "; to embed it: ", doc.Code(choice.command), " ", why))
+    chosen = doc.Span((doc.Name(deploy.measured_as), f", {deploy.plan}"), "strong")
+    return doc.Text((chosen, ": ", files, "; to embed it: ", *map(doc.Code, advised.commands), " ", why))
 
 
 def _not_run(parity: ParityReport | None, latency: LatencyReport | None) -> Iterator[doc.Block]:

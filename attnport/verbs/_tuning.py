@@ -29,9 +29,8 @@ from attnport.exporter.lowering import base as lowerings
 from attnport.folder.openings import name_of
 from attnport.folder.workspace import change, check_files, open_folder
 from attnport.jsonfile import digest_text
-from attnport.latency.choosing import NOT_RUN, REFUSED, choose
-from attnport.latency.effort import BASELINE, Effort
-from attnport.latency.measuring import Measuring
+from attnport.latency.choice import NOT_RUN, REFUSED, rank
+from attnport.latency.measuring import BASELINE, Effort, Measuring
 from attnport.latency.workloads import Workload
 from attnport.parity.evaluate import Progress
 from attnport.parity.finer import Integers, bits_of, plan_integers
@@ -41,7 +40,6 @@ from attnport.parity.scoring import Agreement, Metric, Perplexity, UserMetric
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
 from attnport.verbs import fuse as fusing
-from attnport.verbs._deployables import ratio
 from attnport.verbs.bench import subjects
 from attnport.verbs.export import MODEL
 
@@ -198,7 +196,7 @@ class Tuning:
         """Times the candidates, chooses, removes the forms in integers that lost, and writes the report."""
         latency = self._timed() if any(not one.verdict for one in self.candidates) else {}
         timed = [self._with_times(one, latency.get(one.threads)) for one in self.candidates]
-        candidates = choose(timed, latency, ratio)
+        candidates = rank(timed, latency)
         report = TuneReport(
             metric=self.metric.name if self.metric else "",
             max_drop=self.max_drop,
@@ -248,6 +246,6 @@ class Tuning:
         rows = {shape: rows[name_of(one.runtime, one.plan)] for shape, rows in latency.shapes.items()}
         ms = {shape: row.median_ns / 1e6 for shape, row in rows.items() if row.median_ns is not None}
         if len(ms) < len(rows):
-            why = next(row.reason for row in rows.values() if row.median_ns is None)
+            why = next(row.why.text for row in rows.values() if row.why)
             return replace(one, verdict=NOT_RUN, reason=why)
         return replace(one, ms=ms)

@@ -29,16 +29,15 @@ from attnport.folder.trust import require
 from attnport.folder.verdicts import model_digest
 from attnport.folder.workspace import change, check_files, check_source, fresh, open_folder, toolchain
 from attnport.jsonfile import digest_text, read
-from attnport.latency.effort import BASELINE, Effort, Subject
-from attnport.latency.lengths import read_lengths
-from attnport.latency.measuring import LATE, Measuring
+from attnport.latency.measuring import BASELINE, Effort, Measuring, Subject
 from attnport.latency.statistics import CONFIDENCE
-from attnport.latency.workloads import MANY, workloads
+from attnport.latency.workloads import MANY, read_lengths, workloads
 from attnport.parity.evaluate import Progress
-from attnport.processes.isolated import TIMEOUT_S, Limits, absent, probe_all, process_failed, unavailable
+from attnport.processes.isolated import TIMEOUT_S, Limits, absent, probe_all, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime, physical_cores
 from attnport.verbs._needs import ready
+from attnport.why import Why
 
 STAGE = "bench"
 FILE = "latency.json"
@@ -132,16 +131,15 @@ def bench(
         with tempfile.TemporaryDirectory(prefix="attnport-bench-") as scratch:
             timed = subjects(chosen, probed, folder.resolve(), manifest, effort.threads, bundle, plan)
             run = Measuring(folder.resolve(), manifest, timed, todo, effort, Path(scratch), progress, began_s)
-            lacking = tuple(name for name, found in probed.items() if absent(found))
             digests = {
                 name: model_digest(manifest, name, opening.plan)
-                for name, (_, opening, _) in timed.items()
-                if opening is not None
+                for name, (_, opening) in timed.items()
+                if isinstance(opening, Opening)
             }
-            report = replace(run.report(settings), absent=lacking, models=digests)
+            report = replace(run.report(settings), models=digests)
         edit.write(file, report)
-        rows = [row for found in report.shapes.values() for row in found.values()]
-        final = not any(row.reason == LATE or process_failed(row.reason) for row in rows)
+        reasons = [row.why for rows in report.shapes.values() for row in rows.values() if row.why]
+        final = not any(why.kind in ("late", "died") for why in reasons)
         edit.finish(stage, digest if final else "")
     return report
 
@@ -165,23 +163,22 @@ def subjects(
     timed: dict[str, Subject] = {}
     for runtime in chosen:
         if not runtime.timed:
-            timed[runtime.name] = runtime, None, "not timed: it is made for correctness, not for speed"
-        elif not probed[runtime.name].available:
-            timed[runtime.name] = runtime, None, unavailable(probed[runtime.name])
-        elif plan and (why := not_in(probed[runtime.name], plan)):
-            timed[runtime.name] = runtime, None, why
+            timed[runtime.name] = runtime, Why("unavailable", "it is made for correctness, not for speed")
+        elif not (found := probed[runtime.name]).available:
+            timed[runtime.name] = runtime, Why("absent" if absent(found) else "unavailable", unavailable(found))
+        elif plan and (text := not_in(found, plan)):
+            timed[runtime.name] = runtime, Why("unavailable", text)
         elif runtime.opens == "module":
-            timed[runtime.name] = runtime, Opening(manifest.io, plan=plan or "fp32", threads=threads), ""
+            timed[runtime.name] = runtime, Opening(manifest.io, plan=plan or "fp32", threads=threads)
         else:
-            plans = probed[runtime.name].plans
             openings = (
                 openings_at(plan, runtime, folder, manifest, threads, bundle)
                 if plan
-                else model_openings(runtime, folder, manifest, plans, threads, bundle)
+                else model_openings(runtime, folder, manifest, found.plans, threads, bundle)
             )
-            timed |= {name: (runtime, opening, "") for name, opening in openings.items()}
+            timed |= {name: (runtime, opening) for name, opening in openings.items()}
             if not openings:
-                timed[runtime.name] = runtime, None, why_none(runtime, plan)
+                timed[runtime.name] = runtime, Why("unavailable", why_none(runtime, plan))
     return timed
 
 
@@ -190,7 +187,8 @@ def raise_for(report: LatencyReport, named: Sequence[str]) -> None:
     for name in (name.replace("-", "_") for name in named):
         own_rows = [row for rows in report.shapes.values() for key, row in rows.items() if of_runtime(key, name)]
         if all(row.median_ns is None for row in own_rows):
-            reason = own_rows[0].reason if own_rows else "it is not in the report"
+            reasons = [report.absent[name]] if name in report.absent else [row.why.text for row in own_rows if row.why]
+            reason = next(iter(reasons), "it is not in the report")
             raise UnavailableError(f"{name} was not run: {reason.rstrip('.')}.")
 
 

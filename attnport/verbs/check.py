@@ -25,7 +25,7 @@ from attnport.folder.trust import require
 from attnport.folder.verdicts import files_of, model_digest, read_parity, rows_of, runtime_digest
 from attnport.folder.workspace import change, check_files, check_source, load_spec, open_folder
 from attnport.jsonfile import digest_file, digest_text
-from attnport.latency.grid import parse_grid
+from attnport.latency.workloads import parse_grid
 from attnport.parities import FILE, Basis
 from attnport.parity.at_plan import ComparisonAtPlan
 from attnport.parity.bisect_ground import FORM

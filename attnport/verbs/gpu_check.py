@@ -25,8 +25,7 @@ from attnport.folder.machine import Machine, find_gpus, machine, versions
 from attnport.folder.openings import not_in, of_runtime
 from attnport.folder.portable import portable
 from attnport.jsonfile import read, to_json
-from attnport.latency.grid import parse_grid
-from attnport.latency.measuring import LATE
+from attnport.latency.workloads import parse_grid
 from attnport.parity.eager import EAGER_ON_GPU
 from attnport.parity.evaluate import Progress
 from attnport.printed import Printed
@@ -265,7 +264,7 @@ class _Run:
                 latency = bench(folder, self.names, subject.grids, **options)
             piece = dataclasses.replace(piece, latency=latency)
             self._keep_piece(key, piece)
-            if any(row.reason == LATE for rows in latency.shapes.values() for row in rows.values()):
+            if any(row.why and row.why.kind == "late" for rows in latency.shapes.values() for row in rows.values()):
                 self.left.append(f"{key}: latency of some calls")
             if len(quick) < len(self.names):  # compiling for every size of every case takes the longest
                 with self._step(f"{key}: parity of what is compiled"):

@@ -18,7 +18,8 @@ from attnport.folder.workspace import check_files, open_folder
 from attnport.jsonfile import digest_file, read
 from attnport.printed import Printed
 from attnport.reporting import document as doc
-from attnport.verbs._deployables import Deployable, next_commands, of_bundle, of_folder
+from attnport.reporting.choice import Deployable
+from attnport.verbs._deployables import next_commands, of_bundle, of_folder
 from attnport_bundle.format import files as bundle_files
 from attnport_bundle.format import manifest as bundle_manifest
 from attnport_bundle.format.manifest import MANIFEST as BUNDLE
@@ -125,7 +126,7 @@ def _folder(folder: Path) -> Inspection:
     manifest = open_folder(folder)
     check_files(folder, manifest)
     model = folder / "model.onnx"
-    deployable = of_folder(folder, manifest)
+    deployable = of_folder(folder, manifest, read_parity(folder, manifest))
     return Inspection(
         path=str(folder),
         kind="folder",

@@ -18,10 +18,10 @@ from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import open_folder, open_if_there, read_report
 from attnport.printed import Printed
 from attnport.reporting import document as doc
+from attnport.reporting.choice import Choice
 from attnport.reporting.facts import lacking, not_checked, short_shape, without
 from attnport.reporting.fusion import total
 from attnport.reporting.parity import forms
-from attnport.reporting.recommendation import Recommendation
 from attnport.verbs._deployables import advise
 from attnport.verbs.bundle import BUNDLE
 
@@ -56,14 +56,14 @@ class StageResult:
 class ShipResult(Printed):
     """The result of `ship`; a report is None if its stage did not write one."""
 
-    schema: Literal["attnport/ship/1"] = field(default="attnport/ship/1", kw_only=True)
+    schema: Literal["attnport/ship/2"] = field(default="attnport/ship/2", kw_only=True)
     folder: str
     exit_code: int
     stages: tuple[StageResult, ...]
     fusion: FusionReport | None
     parity: ParityReport | None
     latency: LatencyReport | None
-    recommendation: Recommendation | None = None
+    recommendation: Choice | None = None
 
 
 @dataclass
@@ -272,7 +272,7 @@ def ship(
         Exception: a bug of ours in the export.
     """
     from attnport.cases.text import read_sentences
-    from attnport.latency.grid import parse_grid
+    from attnport.latency.workloads import parse_grid
     from attnport.verbs.export import export
 
     if text is not None:
@@ -350,9 +350,9 @@ def _blocks(result: ShipResult, detail: doc.Detail = "brief") -> Iterator[doc.Bl
     if result.parity is not None:
         yield _verdicts(result, result.parity)
     advice = result.recommendation
-    if advice is not None and advice.choice is not None:
-        chosen = advice.choice
-        why = f" ({chosen.runtime}, {chosen.plan}, the fastest within the bound)"
+    if advice is not None and advice.deploy is not None:
+        chosen = advice.deploy
+        why = f" ({chosen.measured_as}, {chosen.plan}, the fastest within the bound)"
         yield doc.Text(("to deploy: ", doc.Span(" and ".join(chosen.files), "strong"), why))
     if result.parity is not None:
         yield from _legend(result)
@@ -377,17 +377,17 @@ def _stages(result: ShipResult) -> Iterator[doc.Block]:
     yield doc.notes({stage.stage: stage.detail for stage in cut})
 
 
-def _next(advice: Recommendation | None) -> Iterator[doc.Block]:
+def _next(advice: Choice | None) -> Iterator[doc.Block]:
     """The commands that follow: embed what was chosen, test it where it lands and time it there; or mend it."""
     if advice is None:
         return
-    if advice.choice is None:
+    if advice.deploy is None:
         yield doc.Text(f"nothing to deploy: {advice.reason}; next:")
         yield doc.Commands(tuple(f"  {command}" for command in advice.commands))
         return
     yield doc.Text("next, embed it, test it where it lands, and time it there:")
     there = (f"  (cd app/python && python -m attnport_bundle {verb})" for verb in ("selftest", "bench"))
-    yield doc.Commands((f"  {advice.choice.command}", *there))
+    yield doc.Commands((*(f"  {command}" for command in advice.commands), *there))
 
 
 def _verdicts(result: ShipResult, parity: ParityReport) -> doc.Table:

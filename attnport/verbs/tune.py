@@ -17,9 +17,8 @@ from attnport.folder.machine import machine
 from attnport.folder.trust import require
 from attnport.folder.workspace import check_source, fresh, open_folder, toolchain
 from attnport.jsonfile import digest_file, digest_text, read
-from attnport.latency.effort import BASELINE
-from attnport.latency.lengths import read_lengths
-from attnport.latency.workloads import MANY, workloads
+from attnport.latency.measuring import BASELINE
+from attnport.latency.workloads import MANY, read_lengths, workloads
 from attnport.parity.evaluate import Progress
 from attnport.parity.scoring import items_of
 from attnport.processes.isolated import Limits, probe_all

@@ -15,7 +15,7 @@ import numpy as np
 from attnport.artifacts import LatencyRow
 from attnport.cases.inputs import full_case
 from attnport.folder.workspace import open_folder
-from attnport.latency.judging import Samples, orders, rows
+from attnport.latency.rows import Measured, orders, rows
 from attnport.processes.child import Child
 from attnport.processes.worker import save_feeds
 from claims._findings import Progress, Ratio
@@ -76,18 +76,18 @@ def race(
 def ratio(row: LatencyRow) -> Ratio:
     """What a row has as its ratio to the first of its workload."""
     if row.ratio is None:
-        raise ValueError(f"the row has no ratio: {row.verdict} {row.reason}")
+        raise ValueError(f"the row has no ratio: {row.why or row.verdict}")
     return row.ratio
 
 
 def median_ms(row: LatencyRow) -> float:
     """A row's median in milliseconds."""
     if row.median_ns is None:
-        raise ValueError(f"the row has no time: {row.verdict} {row.reason}")
+        raise ValueError(f"the row has no time: {row.why}")
     return row.median_ns / 1e6
 
 
-def _rounds(workload: str, turns: Mapping[str, Child], effort: Effort, progress: Progress) -> dict[str, Samples]:
+def _rounds(workload: str, turns: Mapping[str, Child], effort: Effort, progress: Progress) -> dict[str, Measured]:
     """All rounds of one workload."""
     once_s = {}
     for name, child in turns.items():
@@ -103,7 +103,7 @@ def _rounds(workload: str, turns: Mapping[str, Child], effort: Effort, progress:
     for order in orders(list(turns), rounds, seed=0):
         for name in order:
             taken[name].append(tuple(turns[name].ask("run", name="feeds", calls=calls, warm=warm)["ns"]))
-    return {name: Samples(tuple(each)) for name, each in taken.items()}
+    return {name: Measured(each) for name, each in taken.items()}
 
 
 def peaks(model: Model, first: Feeds, workloads: Mapping[str, Feeds]) -> dict[str, int]:

@@ -149,7 +149,7 @@ def test_calls_that_were_timed_stay_when_the_time_is_over_in_a_later_one(
     assert latency is not None
     first, second = (latency.shapes[call] for call in ("batch=1,seq=5", "batch=3,seq=5"))
     assert all(row.median_ns and row.ratio for name, row in first.items() if name != latency.baseline)
-    assert {row.reason for row in second.values()} == {measuring.LATE}
+    assert {row.why.kind for row in second.values() if row.why} == {"late"}
     assert {row.verdict for row in second.values()} == {"NOT_RUN"}
     assert report.left == ("tiny fp32: latency of some calls",)
     again = gpu_check(tmp_path, work, **options)

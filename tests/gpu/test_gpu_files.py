@@ -13,7 +13,7 @@ from attnport.dims import parse_profile
 from attnport.errors import EngineBuildError, ProfileError
 from attnport.folder.machine import machine
 from attnport.folder.workspace import open_folder
-from attnport.latency.grid import parse_grid
+from attnport.latency.workloads import parse_grid
 from attnport.verbs import gpu_check as verb
 from attnport.verbs._gpu_models import SUBJECTS, Subject, bert_base, llama_part
 from attnport.verbs.export import export

@@ -8,24 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnport.artifacts import DEVICE_PARTS, Capabilities, LatencyReport, ParityReport, Ran, RuntimeParity
+from attnport.artifacts import DEVICE_PARTS, Capabilities, LatencyReport, LatencyRow, ParityReport, Ran, RuntimeParity
 from attnport.console.terminal import shown as as_text
 from attnport.errors import ParityFailed, UnavailableError
 from attnport.folder.machine import machine
-from attnport.latency.judging import Samples, rows
+from attnport.latency.rows import Measured, rows
 from attnport.verbs.gpu_check import GpuReport, Piece, file_name, raise_for, without_paths
+from attnport.why import Why
 
 CALL = "batch=32,seq=2048"
 
 
-def samples(call_ms: float, device_ms: float | None, rounds: int = 30) -> Samples:
+def samples(call_ms: float, device_ms: float | None, rounds: int = 30) -> Measured:
     rng = np.random.default_rng(int(call_ms * 10))
     noise = 1 + 0.01 * rng.standard_normal((rounds, 2))
     timed = [tuple(int(ns) for ns in one) for one in call_ms * 1e6 * noise]
     parts = {part: [int(1e5)] * (2 * rounds) for part in DEVICE_PARTS}
     if device_ms:
         parts["device"] = [int(device_ms * 1e6 * one) for one in noise.ravel()]
-    return Samples(timed, ran=Ran("GPU", "x", "fp16"), parts_ns=parts if device_ms else {})
+    return Measured(timed, parts if device_ms else {}, row=LatencyRow(ran=Ran("GPU", "x", "fp16")))
 
 
 def parity(**rows: RuntimeParity) -> ParityReport:
@@ -38,7 +39,7 @@ def report() -> GpuReport:
         "torch_eager_cuda": samples(10, 5),
         "torch_compile_cuda (graph)": samples(8, 2.5),
         "ort_tensorrt_rtx": samples(20, None),
-        "tensorrt_rtx": Samples(problem="the engine [x] cannot be deserialised"),
+        "tensorrt_rtx": Measured(row=LatencyRow(why=Why("unavailable", "the engine [x] cannot be deserialised"))),
     }
     latency = LatencyReport(
         "torch_eager_cuda", {}, {CALL: rows(by_runtime, "torch_eager_cuda", 32, 65536)}, {CALL: 32}, {CALL: 65536}

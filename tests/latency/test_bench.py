@@ -79,9 +79,12 @@ def test_sentences_and_real_tokens_are_counted_without_padding(timed: tuple[Path
 def test_what_is_not_timed_is_listed_with_its_reason(timed: tuple[Path, LatencyReport]) -> None:
     _, report = timed
     rows = report.shapes["1 sentence"]
-    assert rows["onnx_reference"].verdict == rows["tensorrt_rtx"].verdict == "NOT_RUN"
-    assert "not timed" in rows["onnx_reference"].reason
-    assert "driver" in rows["tensorrt_rtx"].reason or "attnport build" in rows["tensorrt_rtx"].reason
+    assert rows["onnx_reference"].verdict == "NOT_RUN"
+    assert "correctness" in rows["onnx_reference"].why.text
+    if "tensorrt_rtx" in rows:
+        assert "attnport build" in rows["tensorrt_rtx"].why.text
+    else:
+        assert report.absent["tensorrt_rtx"]
 
 
 def test_what_is_on_disk_names_no_place_of_this_machine(timed: tuple[Path, LatencyReport]) -> None:
@@ -118,12 +121,13 @@ def with_forms(folder: Path, target: str, *plans: str) -> None:
 
 
 @pytest.mark.usefixtures("idle")
-def test_a_runtime_that_is_not_there_has_one_row_whatever_it_could_open(tiny_artifact: Path) -> None:
+def test_a_runtime_that_is_not_there_has_no_row_whatever_it_could_open(tiny_artifact: Path) -> None:
     with_forms(tiny_artifact, "ort_cuda", "fp16", "bf16")
     report = bench(tiny_artifact, ["ort_cpu", "ort_cuda"], ["batch=1,seq=3"], threads=1, budget_s=1.0)
     (rows,) = report.shapes.values()
-    assert list(rows) == ["torch_eager", "ort_cpu", "ort_cuda"]
-    assert "CUDAExecutionProvider" in rows["ort_cuda"].reason
+    assert list(rows) == ["torch_eager", "ort_cpu"]
+    assert list(report.absent) == ["ort_cuda"]
+    assert "CUDAExecutionProvider" in report.absent["ort_cuda"]
     with pytest.raises(UnavailableError, match=r"ort_cuda was not run: .*CUDAExecutionProvider"):
         raise_for(report, ["ort-cuda"])
 
@@ -150,7 +154,8 @@ def test_a_crashed_child_is_not_run_and_the_others_still_report(
     report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3", "batch=2,seq=5"], threads=1, budget_s=1.0)
     for rows in report.shapes.values():
         assert rows["ort_cpu"].verdict == "NOT_RUN"
-        assert "SIGKILL" in rows["ort_cpu"].reason
+        assert rows["ort_cpu"].why.kind == "died"
+        assert "SIGKILL" in rows["ort_cpu"].why.text
         assert len(rows["torch_eager"].samples_ns) >= MIN_ROUNDS
     stages = open_folder(tiny_artifact).stages
     assert stages["bench"].inputs == "", "what failed by accident is measured again the next time"
@@ -182,8 +187,8 @@ def test_a_child_that_hangs_or_takes_all_memory_is_ended_and_the_others_still_re
     report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=1.0, timeout_s=10.0)
     (rows,) = report.shapes.values()
     assert rows["ort_cpu"].verdict == "NOT_RUN"
-    assert "its process failed" in rows["ort_cpu"].reason
-    assert said in rows["ort_cpu"].reason
+    assert rows["ort_cpu"].why.kind == "died"
+    assert said in rows["ort_cpu"].why.text
     assert len(rows["torch_eager"].samples_ns) >= MIN_ROUNDS
 
 
@@ -199,8 +204,8 @@ def test_a_runtime_that_was_missing_is_measured_once_it_is_there(
     given: Any = {"threads": 1, "budget_s": 1.0}
     with monkeypatch.context() as patch:
         patch.setattr(bench_verb, "probe_all", without)
-        (rows,) = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], **given).shapes.values()
-        assert rows["ort_cpu"].reason == "not installed; pip install it"
+        absent = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], **given).absent
+        assert absent == {"ort_cpu": "not installed; pip install it"}
     (rows,) = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], **given).shapes.values()
     assert rows["ort_cpu"].median_ns is not None
 
@@ -208,23 +213,35 @@ def test_a_runtime_that_was_missing_is_measured_once_it_is_there(
 class Unmeasured(Child):
     """A child whose process is killed when its memory is asked for."""
 
+    signal = signal.SIGKILL
+
     def send(self, op: str, **fields: Any) -> None:
         if op == "peak":
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, self.signal)
             time.sleep(0.2)
         super().send(op, **fields)
 
 
+class Silent(Unmeasured):
+    """It sleeps for ever instead."""
+
+    signal = signal.SIGSTOP
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("idle")
-def test_memory_that_could_not_be_measured_is_said(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verb, "Child", Unmeasured)
-    report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=60.0, precision=9.0)
+@pytest.mark.parametrize(("kind", "said"), [(Unmeasured, "SIGKILL"), (Silent, "did not answer in time")])
+def test_memory_that_could_not_be_measured_is_said(
+    kind: type[Child], said: str, tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verb, "Child", kind)
+    options: dict[str, Any] = {"threads": 1, "budget_s": 60.0, "precision": 9.0, "timeout_s": 10.0}
+    report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], **options)
     for row in report.shapes["batch=1,seq=3"].values():
         assert row.median_ns is not None
         assert row.peak_bytes is None
         assert "peak memory are unknown" in row.reason
-        assert "SIGKILL" in row.reason
+        assert said in row.reason
 
 
 def test_ctrl_c_ends_every_child_and_writes_nothing(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +272,7 @@ def test_the_form_of_a_named_runtime_is_written_first_and_of_others_its_command_
         edit.manifest = dataclasses.replace(edit.manifest, forms={})
         edit.finish("fuse", "")
     (rows,) = bench(tiny_artifact, None, ["batch=1,seq=3"], threads=1, budget_s=1.0).shapes.values()
-    assert "attnport fuse" in rows["ort_cpu"].reason
+    assert "attnport fuse" in rows["ort_cpu"].why.text
     assert not caplog.messages
     (rows,) = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=1.0).shapes.values()
     assert rows["ort_cpu"].median_ns is not None

@@ -12,10 +12,7 @@ import pytest
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.console.terminal import shown
 from attnport.latency import measuring
-from attnport.latency.cold import Start
-from attnport.latency.measured import TimedRuntime
 from attnport.latency.timing_worker import TimingWorker
-from attnport.latency.workloads import Workload
 from attnport.processes.child import Child
 from attnport.runtimes.ort_cpu import OrtCpu
 from attnport.verbs.bench import bench
@@ -106,14 +103,3 @@ def test_both_are_shown() -> None:
     assert "cached ms" in text
     assert "900" in text
     assert "30.0" in text
-
-
-def test_a_cold_start_that_does_not_answer_in_time_is_ended_and_its_figures_are_unknown() -> None:
-    timed, silent = TimedRuntime(), ("-c", "import time; time.sleep(60)")
-    timed.of["one"].rounds_ns.append((1,))
-    start = Start(lambda: Child(1, silent), [0], {"one": "feeds.npz"}, {}, timeout_s=0.5)
-    began_s = time.monotonic()
-    left_out = start.every({"slow": timed}, [Workload("one", {}, 1, 1)], began_s + 60, lambda message: None)
-    assert time.monotonic() - began_s < 20
-    assert left_out == []
-    assert "did not answer in time" in timed.no_cold

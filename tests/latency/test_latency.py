@@ -3,14 +3,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attnport.artifacts import Ran
-from attnport.latency.judging import Samples, orders, row, rows
+from attnport.artifacts import LatencyRow, Ran
+from attnport.latency.rows import Measured, orders, row, rows
 from attnport.latency.statistics import P90_SAMPLES, P99_SAMPLES
+from attnport.why import Why
+
+ENDED = LatencyRow(why=Why("died", "it ended"))
 
 
-def samples(ns: int, rounds: int = 12) -> Samples:
+def samples(ns: int, rounds: int = 12) -> Measured:
     jitter = np.random.default_rng(ns).integers(0, ns // 50, rounds)
-    return Samples([(ns + int(one),) for one in jitter], ran=Ran("CPU", "x", "fp32"), peak_bytes=7)
+    return Measured([(ns + int(one),) for one in jitter], row=LatencyRow(ran=Ran("CPU", "x", "fp32"), peak_bytes=7))
 
 
 def test_rows_say_faster_slower_or_that_no_difference_shows() -> None:
@@ -42,7 +45,7 @@ def test_quantiles_are_told_only_where_the_samples_support_them() -> None:
 
 
 def test_what_the_reader_must_know_of_a_row_stands_in_it() -> None:
-    wild = Samples([(1000 + 900 * (number % 3),) for number in range(12)], warm=False, warm_calls=7)
+    wild = Measured([(1000 + 900 * (number % 3),) for number in range(12)], warm=False, row=LatencyRow(warm_calls=7))
     found = row(wild, samples(1000), 1, 1, precision=0.03)
     assert "not settled after 7 calls" in found.reason
     assert "the time limit came first" in found.reason
@@ -51,20 +54,21 @@ def test_what_the_reader_must_know_of_a_row_stands_in_it() -> None:
 
 
 def test_what_events_on_a_device_timed_stands_in_the_row_as_medians() -> None:
-    timed = Samples([(30, 50), (40, 60)], parts_ns={"host_to_device": [1, 2, 9, 3], "device": []})
+    timed = Measured([(30, 50), (40, 60)], parts_ns={"host_to_device": [1, 2, 9, 3], "device": []})
     assert row(timed, None, 1, 1).parts_ns == {"host_to_device": 2.5}
     assert row(timed, None, 1, 1).calls == 2
 
 
 def test_a_runtime_without_samples_is_not_run_with_its_reason() -> None:
-    assert row(Samples(problem="it ended"), samples(9999), 1, 1).verdict == "NOT_RUN"
-    assert row(Samples(problem="it ended"), samples(9999), 1, 1).reason == "it ended"
-    assert row(Samples(), samples(9999), 1, 1).verdict == "NOT_RUN"
-    assert row(Samples([(5,)], problem="it ended"), samples(9999), 1, 1).verdict == "NOT_RUN"
+    for lost in (Measured(row=ENDED), Measured([(5,)], row=ENDED)):
+        found = row(lost, samples(9999), 1, 1)
+        assert (found.verdict, found.why, found.median_ns) == ("NOT_RUN", ENDED.why, None)
+    assert row(Measured(), samples(9999), 1, 1).verdict == "NOT_RUN"
+    assert row(Measured(), samples(9999), 1, 1).why is not None
 
 
 def test_without_a_baseline_no_ratio_is_claimed() -> None:
-    found = row(samples(1000), Samples(problem="it ended"), 1, 1)
+    found = row(samples(1000), Measured(row=ENDED), 1, 1)
     assert found.ratio is None
     assert found.verdict == "no difference shown"
     assert "baseline" in found.reason

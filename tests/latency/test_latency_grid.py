@@ -4,7 +4,7 @@ import pytest
 
 from attnport.dims import Dim
 from attnport.errors import ProfileError, UsageError
-from attnport.latency.grid import MOST, parse_grid
+from attnport.latency.workloads import MOST, parse_grid
 
 DIMS = (Dim("batch", 1, 4, 32), Dim("seq", 1, 16, 512))
 
@@ -35,8 +35,8 @@ def test_a_size_that_is_given_twice_is_measured_once() -> None:
         ("batch=1/64", "1 to 32"),
         ("head=1", "the model's dims are batch, seq"),
         ("batch=1,batch=2", "given twice"),
-        ("batch=1:8:32", "got :, expected sizes"),
-        ("batch=1|8", "got |, expected sizes"),
+        ("batch=1:8:32", "cannot read 'batch=1:8:32'"),
+        ("batch=1|8", "cannot read 'batch=1|8'"),
         ("seq=" + "/".join(map(str, range(1, MOST + 2))), f"at most {MOST}"),
     ],
 )

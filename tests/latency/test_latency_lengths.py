@@ -11,7 +11,7 @@ from attnport.artifacts import IOContract
 from attnport.cases.inputs import keeps, real_tokens
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import UsageError
-from attnport.latency.lengths import batch_limit, ragged_case, read_lengths, spread
+from attnport.latency.workloads import batch_limit, ragged_case, read_lengths, spread
 from attnport.masks.spec import MaskSpec
 
 

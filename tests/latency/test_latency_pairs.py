@@ -12,8 +12,8 @@ import pytest
 from attnport.artifacts import LatencyReport
 from attnport.errors import UsageError
 from attnport.jsonfile import to_json
-from attnport.latency.judging import Samples, rows
 from attnport.latency.regression import RegressionReport, regression
+from attnport.latency.rows import Measured, rows
 from attnport.verbs.compare import compare
 
 ROUNDS = 12
@@ -23,9 +23,9 @@ def report(seed: int, factor: float = 1.0, **settings: Any) -> LatencyReport:
     """A run of two runtimes: each is faster or slower by 3 % throughout the run, and by 1 % in each round."""
     rng = np.random.default_rng(seed)
 
-    def samples(ms: float) -> Samples:
+    def samples(ms: float) -> Measured:
         noise = np.exp(rng.normal(0, 0.03) + rng.normal(0, 0.01, (ROUNDS, 1)))
-        return Samples([tuple(map(int, calls)) for calls in 1e6 * ms * noise])
+        return Measured([tuple(map(int, calls)) for calls in 1e6 * ms * noise])
 
     found = {"torch_eager": samples(1.0), "ort_cpu": samples(factor)}
     settings = {"threads": 1, "machine": "a processor", "version torch": "2.13"} | settings

@@ -8,9 +8,10 @@ import pytest
 
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.errors import UsageError
-from attnport.latency.judging import Samples, rows
 from attnport.latency.regression import regression
+from attnport.latency.rows import Measured, rows
 from attnport.verbs.compare import raise_for
+from attnport.why import Why
 
 SETTINGS: dict[str, Any] = {"threads": 1, "machine": "a processor", "version torch": "2.13", "version onnxruntime": "1"}
 
@@ -19,9 +20,9 @@ def report(seed: int, **factors: float) -> LatencyReport:
     """A run in which `torch_eager` takes 1 ms and every other runtime `factors` of it, with 2 % of noise."""
     rng = np.random.default_rng(seed)
 
-    def samples(ms: float) -> Samples:
+    def samples(ms: float) -> Measured:
         noise = np.exp(np.abs(rng.normal(0, 0.02, (30, 2))))
-        return Samples([tuple(int(1e6 * ms * one) for one in calls) for calls in noise])
+        return Measured([tuple(int(1e6 * ms * one) for one in calls) for calls in noise])
 
     found = {"torch_eager": samples(1.0)} | {name: samples(factor) for name, factor in factors.items()}
     shapes = {"batch=1": rows(found, "torch_eager", 1, 8)}
@@ -138,7 +139,7 @@ def test_reports_that_are_not_comparable_are_refused(changed: dict[str, Any], sa
 
 def test_what_one_run_lacks_is_not_compared_and_is_no_regression() -> None:
     before, after = report(1, ort_cpu=0.5, gone=0.5), report(2, ort_cpu=0.5, new=2.0)
-    shapes = {"batch=1": {**after.shapes["batch=1"], "gone": LatencyRow("NOT_RUN", "it ended by SIGSEGV")}}
+    shapes = {"batch=1": {**after.shapes["batch=1"], "gone": LatencyRow(why=Why("died", "it ended by SIGSEGV"))}}
     found = regression(before, replace(after, shapes=shapes))
     assert {row.runtime: row.verdict for row in found.rows if row.runtime in ("gone", "new")} == {
         "gone": "NOT_COMPARED",

@@ -12,12 +12,12 @@ import pytest
 from attnport.artifacts import Interval, LatencyReport
 from attnport.errors import UsageError
 from attnport.latency import measuring
-from attnport.latency.judging import Samples, rows
+from attnport.latency.choice import ratio
 from attnport.latency.measuring import MIN_ROUNDS
 from attnport.latency.regression import regression
+from attnport.latency.rows import Measured, rows
 from attnport.latency.statistics import change_interval, ratio_interval, students_quantile
 from attnport.processes.child import Child
-from attnport.verbs._deployables import ratio
 from attnport.verbs.bench import bench
 
 CALL = "batch=1,seq=3"
@@ -75,7 +75,7 @@ def test_equal_runs_show_no_change_and_slower_ones_do(alone: bool) -> None:
 def report(seed: int, starts: tuple[int, ...] = STARTS, factor: float = 1.0) -> LatencyReport:
     """With `starts` of (), the first start alone."""
     ours, theirs = (list(map(tuple, side[: sum(starts) or ROUNDS])) for side in world(seed, factor))
-    found = {"torch_eager": Samples(theirs, starts=[*starts]), "ort_cpu": Samples(ours, starts=[*starts])}
+    found = {"torch_eager": Measured(theirs, starts=[*starts]), "ort_cpu": Measured(ours, starts=[*starts])}
     settings: dict[str, Any] = {"threads": 1, "machine": "a processor", "starts": max(1, len(starts))}
     return LatencyReport(
         "torch_eager", settings, {CALL: rows(found, "torch_eager", 1, 3, precision=0.001)}, {CALL: 1}, {CALL: 3}, "m"
@@ -165,6 +165,6 @@ def test_what_fails_in_a_later_start_is_not_run(tiny_artifact: Path, seen: type[
     found = bench(tiny_artifact, ["ort_cpu"], [CALL], threads=1, precision=9.0, starts=3, cold=False)
     row = found.shapes[CALL]["ort_cpu"]
     assert row.verdict == "NOT_RUN"
-    assert row.reason
+    assert row.why.text
     assert seen.opened == 2, "it is not started again"
     assert len(found.shapes[CALL]["torch_eager"].starts) == 3

@@ -7,7 +7,7 @@ import pytest
 
 from attnport.latency import judging as latency
 from attnport.latency import statistics
-from attnport.latency.judging import STEADY_ROUNDS, next_look, precise
+from attnport.latency.rows import STEADY_ROUNDS, next_look, precise
 from attnport.latency.statistics import (
     CONFIDENCE,
     P90_SAMPLES,

@@ -41,10 +41,12 @@ from attnport.artifacts import (
     Ulps,
 )
 from attnport.dims import Dim, Profile, TensorSpec
+from attnport.latency.choice import choose
 from attnport.masks.spec import MaskSpec
+from attnport.reporting.choice import Choice, Deployable
 from attnport.reporting.heatmap import Heatmap
-from attnport.reporting.recommendation import Embeddable, Recommendation, recommend
 from attnport.reporting.report import Findings, document
+from attnport.why import Why
 
 SENTENCE = "The old lighthouse keeper wrote every passing ship into a book that nobody ever asked to read."
 LAYERS = 6
@@ -235,7 +237,7 @@ def latency() -> LatencyReport:
                 int(rng.uniform(90e6, 310e6)),
                 Ran("cpu", {"ort_cpu": "CPUExecutionProvider"}.get(runtime, runtime), "fp32"),
             )
-        rows["tensorrt_rtx"] = LatencyRow("NOT_RUN", NO_GPU)
+        rows["tensorrt_rtx"] = LatencyRow(why=Why("unavailable", NO_GPU))
         shapes[workload] = rows
     settings: dict[str, str | int | float | bool] = {
         "threads": 2,
@@ -302,16 +304,11 @@ def layers(*, fail: bool = False) -> LayerReport:
     )
 
 
-def recommendation(*, fail: bool = False, folder: str = "out/minilm") -> Recommendation:
-    """By the reports above; intervals between runtimes are made from their medians."""
-    forms = {name: Embeddable(name, "fp32", f"model.{name}.onnx") for name in ("ort_cpu", "openvino")}
-    forms |= {name: Embeddable("", "", "", "it needs PyTorch") for name in ("torch_eager", "torch_compile")}
-
-    def compare(one: LatencyRow, other: LatencyRow) -> tuple[float, float, float]:
-        middle = (one.median_ns or 0) / (other.median_ns or 1)
-        return middle * 0.97, middle, middle * 1.03
-
-    return recommend(parity(fail=fail), latency(), forms, compare, folder)
+def recommendation(*, fail: bool = False, folder: str = "out/minilm") -> Choice:
+    """By the reports above."""
+    checked, forms = parity(fail=fail), ("ort_cpu", "openvino")
+    deployable = [Deployable(name, name, "fp32", {f"model.{name}.onnx": 1}, "PASS", "", name) for name in forms]
+    return choose(folder, deployable, checked, latency())
 
 
 def findings(**changes: Any) -> Findings:

@@ -29,7 +29,9 @@ from attnport.artifacts import (
     Ulps,
 )
 from attnport.reporting import markdown
+from attnport.reporting.facts import without
 from attnport.reporting.report import document
+from attnport.why import Why
 
 EVIL = """</script><script>alert(1)</script><img src=x onerror=alert(1)>"'&\u202e\x00"""
 
@@ -146,7 +148,11 @@ def test_what_this_machine_lacks_is_one_line_of_the_page_and_of_markdown() -> No
     runtimes = {**parity.runtimes, "tensorrt_rtx": lacking, "ort_cuda": lacking}
     given: dict[str, Any] = {
         "parity": dataclasses.replace(parity, runtimes=runtimes),
-        "latency": dataclasses.replace(latency, absent=("tensorrt_rtx", "ort_cuda")),
+        "latency": dataclasses.replace(
+            latency,
+            shapes={name: without(["tensorrt_rtx"], rows) for name, rows in latency.shapes.items()},
+            absent=dict.fromkeys(("tensorrt_rtx", "ort_cuda"), "no driver here"),
+        ),
     }
     page, text = full(**given), markdown.render(document(sample.findings(**given)))
     assert faults(page) == []
@@ -160,10 +166,10 @@ def test_what_this_machine_lacks_is_one_line_of_the_page_and_of_markdown() -> No
 
 
 def test_every_runtime_not_run_still_gives_a_latency_table() -> None:
-    rows = {"torch_eager": LatencyRow("NOT_RUN", "no torch"), "ort_cpu": LatencyRow("NOT_RUN", "no onnxruntime")}
+    rows = {name: LatencyRow(why=Why("unavailable", f"no {name}")) for name in ("torch_eager", "ort_cpu")}
     page = full(latency=LatencyReport("torch_eager", {}, {"1 sentence": rows}, {}, {}))
     assert faults(page) == []
-    assert text_of(page).count("no onnxruntime") == 2
+    assert text_of(page).count("no ort_cpu") == 2
 
 
 def test_names_and_reasons_are_text_wherever_they_stand() -> None:

@@ -54,7 +54,7 @@ def test_the_first_layer_beyond_its_bound_is_named_and_of_a_fine_model_none() ->
 
 def test_each_dim_is_varied_with_the_others_kept() -> None:
     found = scalings(sample.grid_latency())
-    assert [(one.dim, one.kept, one.times.sizes) for one in found] == [
+    assert [(times.axis, times.title, times.sizes) for times, _ in found] == [
         ("batch", "seq 32", (1, 8)),
         ("batch", "seq 64", (1, 8)),
         ("batch", "seq 128", (1, 8)),
@@ -63,17 +63,17 @@ def test_each_dim_is_varied_with_the_others_kept() -> None:
     ]
     rows = sample.grid_latency().shapes
     expected = tuple(rows[f"batch=8,seq={size}"]["openvino"].median_ns for size in (32, 64, 128))
-    assert found[-1].times.lines["openvino"] == expected
-    assert "tensorrt_rtx" not in found[-1].times.lines, "it was never timed"
+    assert found[-1][0].lines["openvino"] == expected
+    assert "tensorrt_rtx" not in found[-1][0].lines, "it was never timed"
 
 
 def test_sizes_are_in_their_order_and_one_size_or_sentences_are_no_series() -> None:
     row = {"ort_cpu": LatencyRow("faster", "", 1e6)}
     shapes = {"seq=128": row, "seq=32": {"ort_cpu": LatencyRow("faster", "", 5e5)}, "1 sentence": row, "batch=8": row}
-    (found,) = scalings(LatencyReport("torch_eager", {}, shapes, {}, {}))
-    assert found.times.sizes == (32, 128)
-    assert found.times.lines == {"ort_cpu": (5e5, 1e6)}
-    assert found.memory.lines == {}
+    ((times, memory),) = scalings(LatencyReport("torch_eager", {}, shapes, {}, {}))
+    assert times.sizes == (32, 128)
+    assert times.lines == {"ort_cpu": (5e5, 1e6)}
+    assert memory.lines == {}
     assert scalings(LatencyReport("torch_eager", {}, {"seq=32": row, "1 sentence": row}, {}, {})) == []
 
 

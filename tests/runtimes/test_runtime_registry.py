@@ -11,7 +11,7 @@ import pytest
 from attnport.artifacts import IOContract, Ran
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, FeedError, UsageError, first_line, whole_cause
-from attnport.latency.effort import Effort
+from attnport.latency.measuring import Effort
 from attnport.runtimes import base
 from attnport.runtimes._session import CheckedSession, check_names, refused
 

@@ -166,7 +166,7 @@ def test_rates_are_of_the_time_of_computing_where_events_tell_it() -> None:
     assert rates.rates(by_events, work, "fp16", PER_S) == ("100 20%", "1e+03 50%", [])
     assert rates.rates(MS, work, "fp16", PER_S) == ("100* 20%", "1e+03* 50%", [])
     assert rates.rates(MS, work, "fp16", {}) == ("100*", "1e+03*", [])
-    assert rates.rates(LatencyRow("NOT_RUN", "gone"), work, "fp16", PER_S) is None
+    assert rates.rates(LatencyRow(), work, "fp16", PER_S) is None
 
 
 def test_a_share_above_the_measured_peak_is_said_to_be_an_error_of_the_measurement() -> None:
@@ -178,7 +178,7 @@ def test_a_share_above_the_measured_peak_is_said_to_be_an_error_of_the_measureme
 def test_what_gpu_check_wrote_is_printed_beside_the_peaks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    latency = LatencyReport("a", {}, {"batch=8,seq=512": {"a": MS, "b": LatencyRow("NOT_RUN", "gone")}}, {}, {})
+    latency = LatencyReport("a", {}, {"batch=8,seq=512": {"a": MS, "b": LatencyRow()}}, {}, {})
     pieces = {"bert_encoder fp16": Piece("BERT", latency=latency), "llama_decoder fp16": Piece("Llama", "failed")}
     report, peaks = tmp_path / "gpu-x.json", tmp_path / "peaks.json"
     report.write_text(to_json(GpuReport("0", "X", "a", machine(), {}, {}, pieces)))

@@ -19,8 +19,9 @@ from attnport.console.terminal import shown as as_text
 from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import read
-from attnport.reporting.recommendation import Choice, Recommendation
-from attnport.verbs._deployables import advise, embeddable, ratio
+from attnport.latency.choice import ratio
+from attnport.reporting.choice import Choice, Deployable
+from attnport.verbs._deployables import advise
 from attnport.verbs.bench import bench
 from attnport.verbs.check import check
 from attnport.verbs.export import export
@@ -40,7 +41,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _advice(folder: Path) -> Recommendation:
+def _advice(folder: Path) -> Choice:
     manifest = open_folder(folder)
     return advise(folder, manifest, read_parity(folder, manifest), read(LatencyReport, folder / "latency.json"))
 
@@ -48,8 +49,8 @@ def _advice(folder: Path) -> Recommendation:
 @pytest.mark.slow
 def test_the_command_of_the_recommendation_embeds_what_is_recommended(measured: Path, tmp_path: Path) -> None:
     found = _advice(measured)
-    assert found.choice is not None
-    assert (found.choice.runtime, found.choice.form, found.choice.plan) == ("ort_cpu", "ort_cpu", "fp32")
+    assert found.deploy is not None
+    assert (found.deploy.measured_as, found.deploy.name, found.deploy.plan) == ("ort_cpu", "ort_cpu", "fp32")
     assert found.others["torch_eager"] == "it runs the module in PyTorch, which no bundle carries"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     shown = as_text(ShipResult("out", 0, (), None, None, None, found)).splitlines()
@@ -58,7 +59,7 @@ def test_the_command_of_the_recommendation_embeds_what_is_recommended(measured: 
             ["bash", "-c", command], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-    assert shlex.split(found.choice.command)[2] == str(measured)
+    assert shlex.split(found.commands[0])[2] == str(measured)
 
 
 @pytest.mark.slow
@@ -69,10 +70,9 @@ def test_inspect_leads_with_the_files_of_each_form_and_the_command_that_bundles_
     (one,) = found.deploy
     assert (one.name, one.parity, one.runtime) == ("ort_cpu", "PASS", "onnxruntime")
     assert one.files == {name: (measured / name).stat().st_size for name in ("model.ort_cpu.onnx", "weights.bin")}
-    choice = _advice(measured).choice
-    assert choice is not None
-    assert found.next == (choice.command,)
-    assert choice.files == tuple(one.files)
+    choice = _advice(measured)
+    assert found.next == choice.commands
+    assert choice.deploy == one
 
 
 @pytest.mark.slow
@@ -89,9 +89,7 @@ def test_both_forms_of_the_report_have_it_and_each_is_a_file_of_its_own(measured
 @pytest.mark.slow
 def test_a_form_that_was_made_again_since_it_was_timed_or_checked_is_not_recommended(measured: Path) -> None:
     def problem() -> str:
-        manifest = open_folder(measured)
-        reports = read_parity(measured, manifest), read(LatencyReport, measured / "latency.json")
-        return embeddable(measured, manifest, *reports)["ort_cpu"].problem
+        return _advice(measured).others.get("ort_cpu", "")
 
     def made_again(form: bytes) -> None:
         with change(measured) as edit:
@@ -105,12 +103,26 @@ def test_a_form_that_was_made_again_since_it_was_timed_or_checked_is_not_recomme
     model.doc_string = "again"
     made_again(model.SerializeToString())
     assert "made again after parity was checked" in problem()
-    assert _advice(measured).choice is None
+    assert _advice(measured).deploy is None
     check(measured, ["torch_eager", "ort_cpu"], force=True)
     assert "made again after it was timed" in problem()
-    assert _advice(measured).choice is None
+    assert _advice(measured).deploy is None
     bench(measured, ["torch_eager", "ort_cpu"], budget_s=1, force=True)
-    assert _advice(measured).choice is not None
+    assert _advice(measured).deploy is not None
+
+
+@pytest.mark.slow
+def test_times_of_another_version_are_refused_in_words_and_advise_nothing(measured: Path) -> None:
+    text = (measured / "latency.json").read_text(encoding="utf-8")
+    with change(measured) as edit:
+        edit.path("latency.json").write_text(text.replace("attnport/latency/2", "attnport/latency/1"))
+        edit.finish("bench", "earlier")
+    command = f"attnport bundle {shlex.quote(str(measured))} -o app/ --form ort_cpu --lang python"
+    assert inspect(measured).next == (command,)
+    done = CliRunner().invoke(cli, ["report", str(measured)])
+    assert done.exit_code == 2
+    assert "latency.json is not a valid LatencyReport" in done.output
+    assert "make it again" in done.output
 
 
 def _row(*samples: int, calls: int = 1) -> LatencyRow:
@@ -126,20 +138,21 @@ def test_two_runtimes_are_compared_over_the_rounds_that_both_were_in() -> None:
     alike = ratio(_row(*[100, 120, 80, 110] * 10), _row(*[110, 80, 120, 100] * 10))
     assert alike is not None
     assert alike[0] < 1 < alike[2]
-    assert ratio(LatencyRow("NOT_RUN", "x"), fast) is None
+    assert ratio(LatencyRow(), fast) is None
 
 
 def test_the_summary_of_ship_names_the_files_to_deploy_and_three_commands_or_why_there_are_none() -> None:
     command = f"attnport bundle {'long/' * 20}out -o app/ --form ort_cpu --lang python"
-    choice = Choice("ort_cpu", "ort_cpu", "fp32", "model.ort_cpu.onnx", command, (), ("weights.bin",))
-    shipped = ShipResult("out", 0, (), None, None, None, Recommendation(choice))
+    files = {"model.ort_cpu.onnx": 1, "weights.bin": 2}
+    deploy = Deployable("ort_cpu", "onnxruntime", "fp32", files, "PASS", "", "ort_cpu")
+    shipped = ShipResult("out", 0, (), None, None, None, Choice(deploy, commands=(command,)))
     text = as_text(shipped)
     told = " ".join(text.split())
     assert "to deploy: model.ort_cpu.onnx and weights.bin (ort_cpu, fp32, the fastest within the bound)" in told
     assert text.index("to deploy") < text.index("stages") < text.index("shipped: out")
     there = [f"  (cd app/python && python -m attnport_bundle {verb})" for verb in ("selftest", "bench")]
     assert text.splitlines()[-3:] == [f"  {command}", *there]
-    missing = Recommendation(None, "nothing was timed", ("attnport bench out",))
+    missing = Choice(None, reason="nothing was timed", commands=("attnport bench out",))
     text = as_text(ShipResult("out", 0, (), None, None, None, missing))
     assert text.endswith("nothing to deploy: nothing was timed; next:\n  attnport bench out\n")
     assert "fastest within" not in text

@@ -1,4 +1,4 @@
-"""Computes latency rows from samples in rounds: medians, quantiles and the interval of the ratio.
+"""Rows of latency from calls in rounds: medians, quantiles and the interval of the ratio.
 
 In each round every runtime is timed once, in a random order, so that a disturbance of the machine affects all of them.
 `statistics` computes the interval.
@@ -7,13 +7,14 @@ In each round every runtime is timed once, in a random order, so that a disturba
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from attnport.artifacts import Interval, LatencyRow, Ran
+from attnport.artifacts import Interval, LatencyRow
 from attnport.latency.statistics import half_width, quantile, ratio_interval
+from attnport.why import Why
 
 STEADY_ROUNDS = 20
 """The fewest rounds after which narrow intervals end a run; with fewer, they are often narrow by chance."""
@@ -23,43 +24,29 @@ _GROWTH = 1.25
 
 
 @dataclass
-class Samples:
-    """The measurements of one runtime on one workload.
+class Measured:
+    """One runtime on one workload, while it is measured.
 
     Attributes:
         rounds_ns: For each round, the time of each call in it.
-        problem: Why there are no samples; "" if there are.
-        note: What the reader must know about them.
-        ran: What really ran.
-        peak_bytes: The peak memory, in a process of its own.
-        warm_calls: Calls before the first sample.
-        warm: Whether their times had settled by then.
-        load_ns: The time to open, with packages imported before, in a process of its own.
-        first_ns: The time of the first call there.
-        cached_load_ns: As `load_ns`, with the cache that this process left; None for a runtime that keeps nothing.
-        cached_first_ns: As `first_ns`, likewise.
-        starts: The number of rounds in each start of the processes.
         parts_ns: The times of each call from events, by part of `artifacts.DEVICE_PARTS`; empty without a device.
+        starts: The number of rounds in each start of the processes.
+        warm: Whether times had settled before the first sample.
+        notes: What the reader must know of the figures.
+        row: The figures that do not come from rounds, or why there are no figures.
     """
 
     rounds_ns: list[tuple[int, ...]] = field(default_factory=list)
-    problem: str = ""
-    note: str = ""
-    ran: Ran | None = None
-    peak_bytes: int | None = None
-    warm_calls: int = 0
-    warm: bool = True
-    load_ns: int | None = None
-    first_ns: int | None = None
     parts_ns: dict[str, list[int]] = field(default_factory=dict)
-    cached_load_ns: int | None = None
-    cached_first_ns: int | None = None
     starts: list[int] = field(default_factory=list)
+    warm: bool = True
+    notes: list[str] = field(default_factory=list)
+    row: LatencyRow = field(default_factory=LatencyRow)
 
 
 def row(
-    samples: Samples,
-    baseline: Samples | None,
+    own: Measured,
+    baseline: Measured | None,
     items: int,
     tokens: int,
     *,
@@ -70,90 +57,86 @@ def row(
     """The row of one runtime on one workload.
 
     Args:
-        baseline: The baseline's samples; None, or one with a problem, leaves the ratio out.
+        baseline: What was measured of the baseline; None, or one without figures, leaves the ratio out.
         items: Sentences (batch items) in the workload.
         tokens: Real tokens in it.
+        is_baseline: Whether it is the baseline itself, which has no ratio.
+        seed: Makes the interval reproducible.
         precision: The wanted half width of the interval, as a share of the ratio; a wider interval gets a note.
     """
-    flat = [sample for calls in samples.rounds_ns for sample in calls]
-    starts = _starts(samples)
-    if samples.problem or not flat:
-        return LatencyRow("NOT_RUN", samples.problem or "no call was timed", ran=samples.ran)
+    flat = [sample for calls in own.rounds_ns for sample in calls]
+    if own.row.why or not flat:
+        return LatencyRow(why=own.row.why or Why("unavailable", "no call was timed"), ran=own.row.ran)
+    starts = _starts(own)
     median = float(np.median(flat))
     ratio: Interval | None = None
-    verdict, notes = "baseline", [samples.note]
-    if not samples.warm:
-        notes.append(f"its times had not settled after {samples.warm_calls} calls")
+    verdict, notes = "baseline", [*own.notes]
+    if not own.warm:
+        notes.append(f"its times had not settled after {own.row.warm_calls} calls")
     if not is_baseline:
         verdict = "no difference shown"
-        if baseline is None or baseline.problem or not baseline.rounds_ns:
+        if baseline is None or baseline.row.why or not baseline.rounds_ns:
             notes.insert(0, "the baseline was not run")
         else:
-            shared = min(len(samples.rounds_ns), len(baseline.rounds_ns))
-            ratio = ratio_interval(samples.rounds_ns[:shared], baseline.rounds_ns[:shared], seed, starts=starts)
+            shared = min(len(own.rounds_ns), len(baseline.rounds_ns))
+            ratio = ratio_interval(own.rounds_ns[:shared], baseline.rounds_ns[:shared], seed, starts=starts)
             verdict = "faster" if ratio[2] < 1 else "slower" if ratio[0] > 1 else verdict
             if precision is not None and half_width(ratio) > precision:
                 why = "starts of the processes differ" if starts else "the time limit came first"
                 notes.append(f"{why}: its ratio is known within {half_width(ratio):.1%}, not {precision:.1%}")
-    return LatencyRow(
+    return replace(
+        own.row,
         verdict=verdict,
-        reason="; ".join(filter(None, notes)),
+        reason="; ".join(notes),
         median_ns=median,
         p90_ns=quantile(flat, 0.9),
         p99_ns=quantile(flat, 0.99),
         samples_ns=tuple(flat),
-        calls=len(samples.rounds_ns[0]),
+        calls=len(own.rounds_ns[0]),
         starts=starts,
         ratio=ratio,
         items_per_s=items / (median * 1e-9),
         tokens_per_s=tokens / (median * 1e-9),
-        peak_bytes=samples.peak_bytes,
-        load_ns=samples.load_ns,
-        first_ns=samples.first_ns,
-        cached_load_ns=samples.cached_load_ns,
-        cached_first_ns=samples.cached_first_ns,
-        warm_calls=samples.warm_calls,
-        parts_ns={part: float(np.median(times)) for part, times in samples.parts_ns.items() if len(times)},
-        device_ratio=None if is_baseline or baseline is None else _device_ratio(samples, baseline, seed),
-        ran=samples.ran,
+        parts_ns={part: float(np.median(times)) for part, times in own.parts_ns.items() if len(times)},
+        device_ratio=None if is_baseline or baseline is None else _device_ratio(own, baseline, seed),
     )
 
 
-def _starts(samples: Samples) -> tuple[int, ...]:
+def _starts(own: Measured) -> tuple[int, ...]:
     """The rounds of each start of the processes, if there were several."""
-    return tuple(samples.starts) if len(samples.starts) > 1 else ()
+    return tuple(own.starts) if len(own.starts) > 1 else ()
 
 
-def _device_ratio(samples: Samples, baseline: Samples, seed: int) -> Interval | None:
+def _device_ratio(own: Measured, baseline: Measured, seed: int) -> Interval | None:
     """The interval of the ratio of computing times on the device; None if one of the two has no such times."""
-    mine, theirs = (_device_rounds(side) for side in (samples, baseline))
+    mine, theirs = (_device_rounds(side) for side in (own, baseline))
     shared = min(len(mine), len(theirs))
     # Events have a finite resolution: there is no ratio if a median is 0.
     if not shared or not (np.median(mine) and np.median(theirs)):
         return None
-    return ratio_interval(mine[:shared], theirs[:shared], seed, starts=_starts(samples))
+    return ratio_interval(mine[:shared], theirs[:shared], seed, starts=_starts(own))
 
 
-def _device_rounds(samples: Samples) -> list[tuple[int, ...]]:
+def _device_rounds(own: Measured) -> list[tuple[int, ...]]:
     """The computing times on the device of the calls in each round."""
-    times, calls = samples.parts_ns.get("device", []), len(samples.rounds_ns[0]) if samples.rounds_ns else 0
-    if not calls or len(times) != calls * len(samples.rounds_ns):
+    times, calls = own.parts_ns.get("device", []), len(own.rounds_ns[0]) if own.rounds_ns else 0
+    if not calls or len(times) != calls * len(own.rounds_ns):
         return []
     return [tuple(times[at : at + calls]) for at in range(0, len(times), calls)]
 
 
 def rows(
-    by_runtime: Mapping[str, Samples],
+    by_runtime: Mapping[str, Measured],
     baseline: str,
     items: int,
     tokens: int,
     seed: int = 0,
     precision: float | None = None,
 ) -> dict[str, LatencyRow]:
-    """The rows of one workload."""
+    """The rows of one workload; see `row`."""
     return {
         name: row(
-            samples,
+            own,
             by_runtime.get(baseline),
             items,
             tokens,
@@ -161,7 +144,7 @@ def rows(
             seed=seed + number,
             precision=precision,
         )
-        for number, (name, samples) in enumerate(by_runtime.items())
+        for number, (name, own) in enumerate(by_runtime.items())
     }
 
 

@@ -1,0 +1,222 @@
+"""Chooses how to run a model by what was measured: for `tune` among its candidates, for a folder what to deploy.
+
+Both take the fastest that is right, or one in a plainer precision that is not shown to be slower.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from attnport.artifacts import Candidate, Interval, LatencyReport, LatencyRow, ParityReport
+from attnport.folder.openings import name_of
+from attnport.latency.statistics import ratio_interval
+from attnport.reporting.choice import Choice, Deployable
+from attnport.runtimes import base
+
+CHOSEN, SLOWER, NO_FASTER, REFUSED, NOT_RUN = "chosen", "slower", "no faster", "refused", "NOT_RUN"
+PLAINEST_FIRST = ("fp32", "bf16", "int8_bf16", "int8", "int4_bf16", "int4")
+NO_PARITY = "parity was not checked"
+NO_LATENCY = "nothing was timed"
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """One way to run a model, with its rows by workload, of which each has a median."""
+
+    name: str
+    plan: str
+    rows: Mapping[str, LatencyRow]
+    threads: int = 0
+
+    @property
+    def mean(self) -> float:
+        """The logarithm of the geometric mean of its medians."""
+        return sum(math.log(row.median_ns or math.inf) for row in self.rows.values()) / max(1, len(self.rows))
+
+    def over(self, other: _Timed) -> float:
+        """The geometric mean of the ratios of its medians to those of another."""
+        return math.exp(self.mean - other.mean)
+
+    def ratios(self, other: _Timed) -> dict[str, Interval | None]:
+        """By workload, the interval of its median over that of another; None if there is none."""
+        return {workload: ratio(row, other.rows[workload]) for workload, row in self.rows.items()}
+
+    def is_faster(self, other: _Timed) -> bool:
+        """Whether it is shown to be faster than another: on average, and by its interval on some workload.
+
+        With other numbers of threads they were not timed in the same run, and medians alone decide.
+        """
+        if self.mean >= other.mean:
+            return False
+        known = filter(None, self.ratios(other).values())
+        return self.threads != other.threads or any(high < 1 for _, _, high in known)
+
+
+def ratio(ours: LatencyRow, theirs: LatencyRow) -> Interval | None:
+    """The interval of the ratio of two runtimes' medians on one workload, from the rounds in which both were timed."""
+    try:
+        sides = [row.rounds_ns for row in (ours, theirs)]
+        shared = min(map(len, sides))
+        return ratio_interval(sides[0][:shared], sides[1][:shared], starts=ours.starts)
+    except ValueError:  # samples that do not pair up, as the file was edited
+        return None
+
+
+def _best(timed: Sequence[_Timed]) -> _Timed:
+    """The one with the least mean, or the plainest of those than which it is not shown to be faster."""
+    fastest = min(timed, key=lambda one: one.mean)
+    plain = sorted(timed, key=lambda one: (_plainness(one.plan), one.mean))
+    return next(one for one in plain if one is fastest or not fastest.is_faster(one))
+
+
+def _plainness(plan: str) -> int:
+    return PLAINEST_FIRST.index(plan) if plan in PLAINEST_FIRST else len(PLAINEST_FIRST)
+
+
+def rank(candidates: Sequence[Candidate], latency: Mapping[int, LatencyReport]) -> tuple[Candidate, ...]:
+    """The candidates with their verdicts, the chosen one first, then by time, then those that were not timed.
+
+    Args:
+        candidates: With `ms`, and the verdict "" where they may be chosen.
+        latency: By the number of threads.
+    """
+
+    def timed(one: Candidate) -> _Timed:
+        name = name_of(one.runtime, one.plan)
+        rows = {shape: rows[name] for shape, rows in latency[one.threads].shapes.items()}
+        return _Timed(name, one.plan, rows, one.threads)
+
+    able = [(one, timed(one)) for one in candidates if not one.verdict and one.ms]
+    best = _best([each for _, each in able]) if able else None
+    judged = []
+    for one, own in able:
+        if best is None or own is best:
+            verdict, why = CHOSEN, ""
+        elif best.is_faster(own):
+            verdict, why = SLOWER, f"{own.over(best):.2f} times the chosen one's"
+        else:
+            verdict, why = NO_FASTER, f"not shown to be faster than {best.name}"
+        reason = "; ".join(filter(None, (one.reason, why)))
+        judged.append((verdict != CHOSEN, own.mean, dataclasses.replace(one, verdict=verdict, reason=reason)))
+    rest = [dataclasses.replace(one, verdict=one.verdict or NOT_RUN) for one in candidates if one.verdict or not one.ms]
+    rest.sort(key=lambda one: one.verdict != REFUSED)
+    return (*(one for *_, one in sorted(judged, key=lambda each: each[:2])), *rest)
+
+
+def choose(
+    folder: str, deployable: Sequence[Deployable], parity: ParityReport | None, latency: LatencyReport | None
+) -> Choice:
+    """Chooses what to deploy by what was measured on this machine.
+
+    Only what passed parity, was timed on every workload and can be carried by a bundle is chosen.
+
+    Args:
+        folder: The artifact folder, quoted for a shell.
+        deployable: What a bundle can carry of it.
+    """
+    commands = [f"attnport check {folder} --bisect"] if parity is not None and parity.verdict == "FAIL" else []
+    if parity is None:
+        commands.append(f"attnport check {folder}")
+    if latency is None:
+        commands.append(f"attnport bench {folder}")
+    if parity is None or latency is None:
+        missing = [NO_PARITY] * (parity is None) + [NO_LATENCY] * (latency is None)
+        return Choice(None, reason=" and ".join(missing), commands=tuple(commands))
+    workloads = [
+        name for name, rows in latency.shapes.items() if any(row.median_ns is not None for row in rows.values())
+    ]
+    carried = {one.measured_as: one for one in deployable if one.measured_as}
+    others = dict.fromkeys([*parity.runtimes, *(name for rows in latency.shapes.values() for name in rows)], "")
+    timed, fit = dict[str, _Timed](), list[_Timed]()
+    for name in others:
+        if reason := _not_measured(name, parity, latency, workloads):
+            others[name] = reason
+            continue
+        plan = carried[name].plan if name in carried else "fp32"
+        timed[name] = _Timed(name, plan, {workload: latency.shapes[workload][name] for workload in workloads})
+        if reason := carried[name].problem if name in carried else _not_carried(name):
+            others[name] = reason
+        else:
+            fit.append(timed[name])
+    if not fit:
+        first = () if deployable else (f"attnport fuse {folder}",)
+        commands = [*first, f"attnport check {folder} --bisect", f"attnport bench {folder}"]
+        reason = "no runtime passed parity, was timed and can be embedded"
+        return Choice(None, reason=reason, commands=tuple(commands), others=others)
+    best = _best(fit)
+    ties, notes = _beside(best, timed, fit, others)
+    notes += _of_plan(best, fit)
+    if not any(row.verdict == "faster" for row in best.rows.values()) and best.name != latency.baseline:
+        notes.append(f"on no workload is it shown to be faster than {latency.baseline}")
+    deploy = carried[best.name]
+    return Choice(
+        deploy,
+        {workload: dataclasses.replace(row, samples_ns=()) for workload, row in best.rows.items()},
+        commands=(f"attnport bundle {folder} -o app/ --form {shlex.quote(deploy.name)} --lang python",),
+        ties=tuple(ties),
+        notes=tuple(notes),
+        others={name: why for name, why in others.items() if name != best.name},
+    )
+
+
+def _beside(
+    best: _Timed, timed: Mapping[str, _Timed], fit: Sequence[_Timed], others: dict[str, str]
+) -> tuple[list[str], list[str]]:
+    """The ties of what is chosen, and notes where another is faster; adds to `others` why those that fit are not."""
+    ties, notes = [], []
+    for name, one in timed.items():
+        if one is best:
+            continue
+        shown = one.ratios(best)
+        alike = [workload for workload, of in shown.items() if of and of[0] <= 1 <= of[2]]
+        faster = [workload for workload, of in shown.items() if of and of[2] < 1]
+        if one in fit and len(alike) == len(shown):
+            ties.append(name)
+            others[name] = f"no difference to {best.name} shown on any workload"
+        elif one in fit:
+            others[name] = f"its medians are {one.over(best):.2f} times those of {best.name}"
+            others[name] += f"; no difference shown on {', '.join(alike)}" if alike else ""
+        if faster:
+            why = "" if one in fit else f", but {others[name]}"
+            notes.append(f"{name} is faster than {best.name} on {', '.join(faster)}{why}")
+    return ties, notes
+
+
+def _not_measured(name: str, parity: ParityReport, latency: LatencyReport, workloads: Sequence[str]) -> str:
+    """Why a runtime's numbers or its speed are not known; "" if both are."""
+    judged = parity.runtimes.get(name)
+    if judged is None:
+        return NO_PARITY
+    if judged.verdict != "PASS":
+        return f"parity {'failed' if judged.verdict == 'FAIL' else 'was not run'}: {judged.reason}"
+    rows = [latency.shapes[workload].get(name) for workload in workloads]
+    lost = [row.why.text if row and row.why else "" for row in rows if row is None or row.median_ns is None]
+    if rows and not lost:
+        return ""
+    why = latency.absent.get(name) or next(filter(None, lost), "")
+    return f"not timed{' on every workload' if len(lost) < len(rows) else ''}" + (f": {why}" if why else "")
+
+
+def _not_carried(name: str) -> str:
+    """Why no bundle can carry what reports name so."""
+    runtime, _, form = name.partition(".")
+    kind = base.get(runtime).opens if runtime in base.names() else ""
+    if kind == "module":
+        return "it runs the module in PyTorch, which no bundle carries"
+    return f"it is {form} through the reader of a bundle" if kind == "bundle" and form else "no bundle can carry it"
+
+
+def _of_plan(best: _Timed, fit: Sequence[_Timed]) -> list[str]:
+    """What the reader must know of a choice that does not compute in fp32: the time of the fastest that does."""
+    plain = [one for one in fit if one.plan == "fp32"]
+    if best.plan == "fp32":
+        return []
+    note = f"it computes in {best.plan}, within the bound of PyTorch in {best.plan}"
+    if plain:
+        nearest = min(plain, key=lambda one: one.mean)
+        note += f"; in fp32 {nearest.name} is the fastest, at {nearest.over(best):.2f} times its medians"
+    return [note]
