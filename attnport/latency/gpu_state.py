@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -62,13 +63,14 @@ def _first(nvml: Any) -> Any:
 
 def _parts(nvml: Any, handle: Any) -> list[str]:
     """What NVML tells; some GPUs have no reading of their power, for example."""
-    found = []
-    for read in (
+    reads: tuple[Callable[[], str], ...] = (
         lambda: f"{nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)} MHz",
         lambda: f"memory {nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)} MHz",
         lambda: f"{nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)} C",
         lambda: f"{nvml.nvmlDeviceGetPowerUsage(handle) / 1000:.0f} W",
-    ):
+    )
+    found = []
+    for read in reads:
         with suppress(Exception):
             found.append(read())
     for name in _REASONS:
