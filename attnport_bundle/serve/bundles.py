@@ -22,10 +22,8 @@ from starlette.requests import ClientDisconnect
 
 from .. import batches
 from ..arguments import shown
-from ..errors import AttnportError, FeedError
-from ..format import expressions
+from ..errors import AttnportError, BundleError, FeedError
 from ..format.contract import TensorSpec
-from ..format.manifest import Manifest
 from ..selftest import load_tested
 from ..text.tokenizer import Tokenizer
 from .joining import Joining
@@ -74,7 +72,7 @@ STATUSES = {
     TooLarge: (413, StatusCode.RESOURCE_EXHAUSTED),
     Busy: (503, StatusCode.RESOURCE_EXHAUSTED),
     Failed: (500, StatusCode.INTERNAL),
-    **dict.fromkeys((*MALFORMED, InferenceError), (400, StatusCode.INVALID_ARGUMENT)),
+    **dict.fromkeys((FeedError, *MALFORMED, InferenceError), (400, StatusCode.INVALID_ARGUMENT)),
 }
 """What HTTP and gRPC answer to each kind of error."""
 
@@ -122,12 +120,15 @@ class Served(Model):  # type: ignore[misc]  # as above
         self._tokenizer: Tokenizer | None = None
         with suppress(FeedError):
             self._usual = [batches.embedding(self._model.io)]
-            self._tokenizer = _tokenizer(folder, self._model.manifest)
+            with suppress(BundleError):  # without a tokenizer, or with one that cannot be read
+                self._tokenizer = self._model.tokenizer()
         self.input_names = [each["name"] for each in self.get_input_types()]
         self._tokens = options.max_batch_tokens or batches.TOKENS
         self._joining: Joining | None = None
         with suppress(FeedError):  # of a contract that allows no joining
-            self._joining = Joining(self._model.io)
+            joining = Joining(self._model.io)
+            joining.require_independence()
+            self._joining = joining
         self._answer = join(self._together) if self._joining and options.max_batch_tokens else self._alone
         self.ready = True
 
@@ -155,7 +156,7 @@ class Served(Model):  # type: ignore[misc]  # as above
         """The outputs that a request, `Asked`, is answered with.
 
         Raises:
-            InvalidInput: it does not fit the contract or the limits.
+            FeedError: it does not fit the contract or the limits.
             TooLarge: its answer would be too large.
             Failed: the runtime failed.
         """
@@ -166,8 +167,8 @@ class Served(Model):  # type: ignore[misc]  # as above
             if isinstance(answer, AttnportError):
                 raise answer
             self._require_room(payload, {name: answer[name].shape for name in wanted})
-        except FeedError as err:
-            raise _invalid(err) from err
+        except FeedError:
+            raise
         except AttnportError as err:
             raise Failed(str(err)) from err
         return {name: answer[name] for name in wanted}
@@ -188,8 +189,6 @@ class Served(Model):  # type: ignore[misc]  # as above
         if TEXT in feeds and self._tokenizer:
             if len(feeds) > 1:
                 raise FeedError(f"got {', '.join(feeds)}; expected {TEXT} alone, or the tensors without it.")
-            if not isinstance(asked.prompt, str | None):
-                raise FeedError(f"parameter prompt: got {shown(asked.prompt)}; expected the name of a prompt.")
             prompt, values = self._model.manifest.prompts.chosen(asked.prompt), feeds[TEXT]
             if values.dtype != object or values.ndim != 1:
                 shape = list(values.shape)
@@ -205,7 +204,11 @@ class Served(Model):  # type: ignore[misc]  # as above
             for dim, size in zip(spec.dims, feeds[spec.name].shape if spec.name in feeds else (), strict=False)
             if isinstance(dim, str)
         }
-        shapes = {spec.name: [_size(dim, sizes) for dim in spec.dims] for spec in self._model.io.outputs}
+        # A size that is not known before the model runs counts as 1.
+        shapes = {
+            spec.name: [1 if size is None else size for size in spec.known_shape(sizes)]
+            for spec in self._model.io.outputs
+        }
         self._require_room(asked, {name: shapes[name] for name in wanted})
         if self._joining is None:
             return Checked(feeds, 1)  # the model checks them when it runs
@@ -254,24 +257,6 @@ class Served(Model):  # type: ignore[misc]  # as above
         return joining.split(outputs, requests)
 
 
-def _tokenizer(folder: Path, manifest: Manifest) -> Tokenizer | None:
-    """The tokenizer of a bundle; None without one that can be read."""
-    if manifest.tokenizer is None:
-        return None
-    try:
-        return Tokenizer(folder / manifest.tokenizer.file, manifest.io, limit=manifest.text_limit)
-    except AttnportError:
-        return None
-
-
-def _size(dim: int | str, sizes: Mapping[str, int]) -> int:
-    """The size of an output's dim, from those of the inputs; 1 if it is not known before the model runs."""
-    try:
-        return dim if isinstance(dim, int) else expressions.evaluate(dim, sizes)
-    except ValueError:
-        return 1
-
-
 def _described(spec: TensorSpec) -> dict[str, Any]:
     shape = [dim if isinstance(dim, int) else -1 for dim in spec.dims]
     return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": shape}
@@ -291,14 +276,14 @@ class Service(InferenceServicer):  # type: ignore[misc]  # as above
     async def infer(self, request: Any, context: Any) -> ModelInferResponse:
         """As `ModelInfer`, but an error is raised: one of `STATUSES`."""
         if isinstance(request, bytes):  # see `Unread`; on Ray it has been read
-            request = await asyncio.to_thread(_read, parsed, request, ModelInferRequest)
+            request = await asyncio.to_thread(parsed, request, ModelInferRequest)
         return await _answered(self._data_plane, request.model_name, partial(from_grpc, request), _message)
 
 
 def tell_code(err: Exception, context: Any) -> None:
     """Tells a client of gRPC of an error of `STATUSES`."""
     context.set_code(next(code for kind, (_, code) in STATUSES.items() if isinstance(err, kind)))
-    context.set_details(str(err))
+    context.set_details(str(err)[:_LONGEST])
 
 
 class Unread(ServerInterceptor):  # type: ignore[misc]  # as above
@@ -330,21 +315,9 @@ async def _answered(plane: DataPlane, name: str, read: Callable[..., Asked], wri
     """
     model = plane.get_model_from_registry(name)
     with model.room():
-        asked = await asyncio.to_thread(_read, read, model.input_names, model.options)
+        asked = await asyncio.to_thread(read, model.input_names, model.options)
         answer, _ = await plane.infer(model_name=name, request=asked)
         return await asyncio.to_thread(write, name, asked, answer)
-
-
-def _read(read: Callable[..., Asked], *given: Any) -> Asked:
-    try:
-        return read(*given)
-    except FeedError as err:
-        raise _invalid(err) from err
-
-
-def _invalid(err: FeedError) -> InvalidInput:
-    """What a client is told, whose own letters in it may be many."""
-    return InvalidInput(str(err)[:_LONGEST])
 
 
 def add_endpoints(app: FastAPI, plane: DataPlane, options: Options) -> None:
@@ -379,7 +352,7 @@ def answer_errors(app: FastAPI, max_bytes: int) -> None:
     for kind, status in {**{kind: status for kind, (status, _) in STATUSES.items()}, **others}.items():
         app.add_exception_handler(kind, answer(status))
     # KServe prints a traceback for each request that is refused.
-    refused = (InvalidInput, ModelNotFound, NotImplementedError)
+    refused = (FeedError, InvalidInput, ModelNotFound, NotImplementedError)
     logging.getLogger("kserve").addFilter(
         lambda record: not (record.exc_info and isinstance(record.exc_info[1], refused))
     )
@@ -388,4 +361,4 @@ def answer_errors(app: FastAPI, max_bytes: int) -> None:
 def _told(err: Exception) -> str:
     if isinstance(err, HTTPException):
         return str(err.detail)
-    return f"the request is not of the protocol: {err!r}" if type(err) in MALFORMED else str(err)
+    return f"the request is not of the protocol: {err!r}" if type(err) in MALFORMED else str(err)[:_LONGEST]

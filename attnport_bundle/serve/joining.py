@@ -27,28 +27,32 @@ class Joining:
         """Finds the dim of items, and that of places if there is a padding mask.
 
         Raises:
-            FeedError: requests to the model cannot be joined; the message has the tensor in the way.
+            FeedError: as `batches.padding`.
         """
         self._io = io
         self._masks, spec = batches.padding(io)
-        self._items = str(spec.dims[0])
-        self._place = str(spec.dims[1]) if self._masks else None
+        dims = {dim.name: dim for dim in io.dims}
+        self._items = dims[str(spec.dims[0])]
+        self._places = dims[str(spec.dims[1])] if self._masks else None
+        self._place = self._places.name if self._places else None
         self._carrier = spec.name
-        given = set(io.given())
-        for tensor in (*io.inputs, *io.outputs):
-            if tensor.dims[:1] != (self._items,):
-                raise FeedError(f"{tensor} has no row for each item of {self._items}.")
+
+    def require_independence(self) -> None:
+        """Raises FeedError if the size of an output's row depends on the other requests; names the output."""
+        given = set(self._io.given())
+        for tensor in (*self._io.inputs, *self._io.outputs):
+            if tensor.dims[:1] != (self._items.name,):
+                raise FeedError(f"{tensor} has no row for each item of {self._items.name}.")
             for dim in tensor.dims[1:]:
                 names = set() if isinstance(dim, int) else {dim} if dim in given else expressions.names(dim)
-                if self._items in names or not names <= given or (dim != self._place and self._place in names):
+                if self._items.name in names or not names <= given or (dim != self._place and self._place in names):
                     raise FeedError(f"{tensor}: {dim} would have another size where requests are joined.")
-        self._most = next(dim.max for dim in io.dims if dim.name == self._items)
 
     def check(self, feeds: Mapping[str, Array]) -> None:
         """Checks a request, which may have any number of items. Raises FeedError as `Model.run`."""
         counts = [len(array) for array in feeds.values() if array.ndim]
-        for begin in range(0, max(counts, default=0) or 1, self._most):
-            rows = slice(begin, begin + self._most)
+        for begin in range(0, max(counts, default=0) or 1, self._items.max):
+            rows = slice(begin, begin + self._items.max)
             check_feeds(self._io, {name: array[rows] if array.ndim else array for name, array in feeds.items()})
 
     def tokens(self, feeds: Mapping[str, Array]) -> int:
@@ -66,17 +70,37 @@ class Joining:
             for spec in self._io.inputs
         )
 
+    def width(self, feeds: Mapping[str, Array]) -> int:
+        """The places of a request, padding included; 0 in a model without a padding mask.
+
+        Raises:
+            FeedError: two inputs differ in them, or the model does not take so many.
+        """
+        found = {
+            spec.name: feeds[spec.name].shape[spec.dims.index(self._place)]
+            for spec in self._io.inputs
+            if self._place in spec.dims and spec.name in feeds
+        }
+        first, width = next(iter(found.items()), ("", 0))
+        for name, size in found.items():
+            if self._places and not 0 < size <= self._places.max:
+                raise FeedError(f"{name}: got {self._place}={size}; expected 1 to {self._places.max}.")
+            if size != width:
+                raise FeedError(f"{name}: got {self._place}={size}; expected {width}, as in {first}.")
+        return width
+
     def join(self, requests: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-        """The inputs of all requests, which are alike."""
+        """The inputs of all requests, which are alike, in a width that the model takes."""
         import numpy as np
 
-        width = max(map(self._width, requests))
+        widths = [self.width(feeds) for feeds in requests]
+        width = self._places.at_least(max(widths)) if self._places else 0
         joined = {}
         for spec in self._io.inputs:
             hidden = any(mask.input == spec.name and mask.polarity == "hide" for mask in self._masks)
             parts = []
-            for feeds in requests:
-                room = [(0, width - self._width(feeds) if dim == self._place else 0) for dim in spec.dims]
+            for feeds, own in zip(requests, widths, strict=True):
+                room = [(0, width - own if dim == self._place else 0) for dim in spec.dims]
                 parts.append(np.pad(feeds[spec.name], room, constant_values=hidden))
             joined[spec.name] = np.concatenate(parts)
         return joined
@@ -85,16 +109,11 @@ class Joining:
         """The outputs of each request, of those of all."""
         parts, begin = [], 0
         for feeds in requests:
-            end = begin + len(feeds[self._carrier])
+            end, width = begin + len(feeds[self._carrier]), self.width(feeds)
             part = {}
             for spec in self._io.outputs:
-                cut: Any = (
-                    slice(0, self._width(feeds)) if dim == self._place else slice(None) for dim in spec.dims[1:]
-                )
+                cut: Any = (slice(0, width) if dim == self._place else slice(None) for dim in spec.dims[1:])
                 part[spec.name] = outputs[spec.name][(slice(begin, end), *cut)]
             parts.append(part)
             begin = end
         return parts
-
-    def _width(self, feeds: Mapping[str, Array]) -> int:
-        return feeds[self._carrier].shape[1] if self._place else 0

@@ -101,7 +101,7 @@ class Asked:
     arrays: Mapping[str, Array]
     outputs: Mapping[str, bool]
     binary: bool
-    prompt: object = None
+    prompt: Any = None
     id: str = ""
     version: str = ""
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import tiny_attention as tiny
 
-from attnport_bundle import Model, load
+from attnport_bundle import Model, corpus, load
 from attnport_bundle.corpus import Embed, Run
-from attnport_bundle.corpus import jobs as corpus
 from attnport_bundle.errors import BundleError, FeedError
 
 LENGTHS = (5, 1, 9, 3, 9, 2)

@@ -96,4 +96,4 @@ def test_without_a_padding_mask_only_equal_sizes_are_alike() -> None:
 def test_an_output_that_would_change_beside_other_requests_is_in_the_way(output: TensorSpec) -> None:
     io = text_io(outputs=(output,))
     with pytest.raises(FeedError, match="y=float32"):
-        Joining(IO(io.inputs, io.outputs, (BATCH, SEQ, SIZE), io.masks))
+        Joining(IO(io.inputs, io.outputs, (BATCH, SEQ, SIZE), io.masks)).require_independence()

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from kserve.errors import InvalidInput, ModelNotFound
 from starlette.exceptions import HTTPException
 
-from attnport_bundle.errors import BundleError
+from attnport_bundle.errors import BundleError, FeedError
 from attnport_bundle.serve.bundles import Busy, Failed, Served, TooLarge, answer_errors
 from attnport_bundle.serve.options import Options
 from attnport_bundle.serve.protocol import Asked
@@ -84,7 +84,7 @@ def test_a_wrong_request_costs_none_of_those_beside_it(small: Path) -> None:
     served = Served("small", small, Options(), None, together)
     wrong = Asked({"text": np.ones(1, np.int64)}, {}, binary=True)
     first, refused, last = answers(served, asked("One text."), wrong, asked("Two.", "More, and longer."))
-    assert isinstance(refused, InvalidInput)
+    assert isinstance(refused, FeedError)
     assert first["logits"].shape == (1, 5)
     assert last["logits"].shape == (2, 5)
     (alone,) = answers(Served("small", small, Options(), None, together), asked("One text."))
