@@ -22,7 +22,7 @@ def decoder_of(io: IOContract) -> Decoder:
     """
     decoder = _found(io)
     try:
-        decoder.check(io)
+        Roles(io, decoder)
     except UsageError as err:
         raise not_generating(str(err).removeprefix("decoder: ").rstrip(".")) from err
     return decoder

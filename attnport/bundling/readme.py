@@ -11,7 +11,7 @@ from attnport_bundle import batches
 from attnport_bundle.errors import FeedError
 from attnport_bundle.format import manifest
 from attnport_bundle.format.contract import IO, MaskSpec, TensorSpec
-from attnport_bundle.format.decoder import context_of
+from attnport_bundle.format.decoder import Roles
 from attnport_bundle.text.tokenizer import reads_text
 
 
@@ -62,7 +62,7 @@ def readme(
     if tokenizer and reads_text(io):
         parts += _from_text(io, tokenizer, folder, prompts, text_limit)
     decoder = io.decoder if isinstance(io, manifest.BundleIO) else None
-    if decoder and not context_of(decoder, [spec.name for spec in io.inputs]):
+    if decoder and not Roles(io, decoder).context:
         parts += _continued(tokenizer)
     parts += [
         "From arrays, here of the usual sizes:",

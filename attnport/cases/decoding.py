@@ -15,7 +15,7 @@ from attnport.cases.sizes import LONGEST, largest
 from attnport.decoders import decoder_roles, roles_in
 from attnport.dims import Dim, TensorSpec
 from attnport.masks.encoding import numpy_dtype
-from attnport_bundle.decoding.caches import Decoding, MakeSteps, Run, kept_axes, positions, steps_of
+from attnport_bundle.decoding.caches import Decoding, MakeSteps, Run, positions, steps_of
 
 GROUP = "decode"
 PROMPT = 8
@@ -86,7 +86,7 @@ def stepped(
     gone: dict[str, list[Array]] = {spec.name: [] for spec, _, _ in roles.caches}
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
         if count := decoding.surplus:
-            for spec, length_axis in kept_axes(roles):
+            for spec, length_axis in roles.growing("window"):
                 gone[spec.name].append(decoding.cache(spec.name).take(range(count), length_axis))
         decoding.push(ids_BS[:, start:end], keep_BS[:, start:end])
         logits.append(decoding.outputs[roles.logits.name])

@@ -20,7 +20,7 @@ from attnport.printed import Printed
 from attnport.reporting import document as doc
 from attnport.verbs._needs import ready
 from attnport_bundle.decoding.caches import Run, steps_of
-from attnport_bundle.decoding.generate import Encoder
+from attnport_bundle.decoding.generate import Opened
 from attnport_bundle.decoding.generate import generate as continued
 
 _SHOWN = 200
@@ -144,13 +144,10 @@ def generating(
         if encoder is not None:
             reads = open_folder(encoder)
             session = stack.enter_context(contextlib.closing(_encoder(encoder, reads, runtime, threads)))
-            reader = Encoder(_run(session), reads.io, _tokenizer(encoder, reads))
+            reader = Opened(_run(session), reads.io, _tokenizer(encoder, reads))
         session = stack.enter_context(contextlib.closing(opened(folder, manifest, runtime, threads)))
-        io, file = manifest.io, _tokenizer(folder, manifest)
-        yield (
-            partial(continued, _run(session), io, decoder_of(io), file, steps=steps_of(session), encoder=reader),
-            session,
-        )
+        own = Opened(_run(session), manifest.io, _tokenizer(folder, manifest), steps_of(session))
+        yield partial(continued, own, decoder_of(manifest.io), encoder=reader), session
 
 
 def _encoder(folder: Path, manifest: Manifest, runtime: str, threads: int | None) -> Session:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FeedError
 from ..feeds import check_arrays
-from ..format.contract import IO, TensorSpec
+from ..format.contract import IO
 from ..format.decoder import Roles
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Steps:
 
     def drop(self, count: int) -> None:
         """Lets the first places go, of the caches that hold the last ones alone."""
-        for spec, axis in kept_axes(self._roles):
+        for spec, axis in self._roles.growing("window"):
             self._held[spec.name] = dropped(self._held[spec.name], axis, count)
 
     def cache(self, name: str) -> Array:
@@ -108,7 +108,7 @@ class Buffers(Steps):
 
     def drop(self, count: int) -> None:
         """Lets the first places go, of the caches that hold the last ones alone; the others move to the front."""
-        for spec, axis in kept_axes(self._roles):
+        for spec, axis in self._roles.growing("window"):
             held, length = self._held[spec.name], self._lengths[spec.name]
             held[_places(axis, 0, length - count)] = held[_places(axis, count, length)]
             self._lengths[spec.name] = length - count
@@ -125,11 +125,7 @@ def _larger(held: Array, axis: int) -> Array:
     """A copy with more places behind those that are filled."""
     import numpy as np
 
-    shape, length = list(held.shape), held.shape[axis]
-    shape[axis] += _more(length)
-    grown = np.zeros(shape, held.dtype)
-    grown[_places(axis, 0, length)] = held
-    return grown
+    return np.pad(held, [(0, _more(held.shape[axis]) * (each == axis)) for each in range(held.ndim)])
 
 
 def _more(length: int) -> int:
@@ -139,12 +135,6 @@ def _more(length: int) -> int:
 
 def _places(axis: int, begin: int, end: int) -> tuple[slice, ...]:
     return (slice(None),) * axis + (slice(begin, end),)
-
-
-def kept_axes(roles: Roles) -> list[tuple[TensorSpec, int]]:
-    """The caches that hold the last places alone, each with the axis of its length."""
-    names = roles.window.names if roles.window else ()
-    return [(spec, axis) for spec, _, axis in roles.caches if axis is not None and spec.name in names]
 
 
 def dropped(array: Array, axis: int, count: int) -> Array:

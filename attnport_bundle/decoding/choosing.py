@@ -75,7 +75,8 @@ def generated(decoding: Decoding, prompts: Sequence[Sequence[int]], options: Opt
         _require_numbers(logits)
         scores = ruled.applied(logits, [None if done else (prompt, text)
                                         for prompt, text, done in zip(prompts, texts, ended, strict=True)])  # fmt: skip
-        _require_choice(scores[~ended])
+        if (scores[~ended].max(-1) == -np.inf).any():
+            raise FeedError(NO_TOKEN)
         chosen = _chosen(scores, options, draw)
         for row, token in enumerate(chosen.tolist()):
             texts[row].append(token)
@@ -120,14 +121,6 @@ def _require_numbers(logits: Array) -> None:
 
     if np.isnan(logits).any():
         raise BundleError("the model's scores are NaN, so that no token follows; attnport check says where they begin.")
-
-
-def _require_choice(scores_BV: Array) -> None:
-    """Raises FeedError where no token may follow."""
-    import numpy as np
-
-    if (scores_BV.max(-1) == -np.inf).any():
-        raise FeedError(NO_TOKEN)
 
 
 def _chosen(logits_BV: Array, options: Options, draw: np.random.Generator) -> Array:

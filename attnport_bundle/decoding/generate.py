@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import flag, integer, mapping, require, several
-from ..errors import BundleError, FeedError, UsageError
+from ..errors import BundleError, FeedError
 from ..feeds import not_an_array
 from ..format.contract import IO, TensorSpec
 from ..format.decoder import NAMES, Decoder, Roles, Rules
@@ -29,15 +29,28 @@ _OPTIONS = frozenset(field.name for field in dataclasses.fields(Options)) - {"st
 """What a call may say besides the arguments of `generate` and the rules."""
 
 
+@dataclass(frozen=True)
+class Opened:
+    """An open model.
+
+    Attributes:
+        run: Runs it.
+        tokenizer: Its `tokenizer.json`, which texts need.
+        steps: Of a decoder: makes what keeps its caches, where the runtime can.
+    """
+
+    run: Run
+    io: IO
+    tokenizer: Path | None
+    steps: MakeSteps | None = None
+
+
 def generate(
-    run: Run,
-    io: IO,
+    model: Opened,
     decoder: Decoder,
-    tokenizer: Path | None,
     prompts: Prompts,
     *,
-    steps: MakeSteps | None = None,
-    encoder: Encoder | None = None,
+    encoder: Opened | None = None,
     context: Mapping[str, Array] | None = None,
     start: Sequence[int | str] | None = None,
     stop: Sequence[int | str] | None = None,
@@ -48,8 +61,6 @@ def generate(
     """Continues prompts, or answers those of an encoder; see `Model.generate`.
 
     Args:
-        tokenizer: The model's `tokenizer.json`, which texts need.
-        steps: Makes what keeps the caches, where the runtime can.
         start, stop: None = the model's own.
         options: Those of `choosing.Options` and of `decoder.Rules`; None = the model's own.
     """
@@ -64,21 +75,29 @@ def generate(
     start, stop = _named(start, "start"), _named(stop, "stop")
     stops = decoder.stop if stop is None else stop
     as_text = texts if as_text is None else flag("as_text", as_text)
-    roles, context = Roles(io, decoder), _arrays(io, context)
+    roles, context = Roles(model.io, decoder), _arrays(model.io, context)
     named = any(isinstance(each, str) for each in (*(start or ()), *stops))
-    words = _Words(tokenizer) if as_text or named or (texts and encoder is None) else None
+    words = _Words(model.tokenizer) if as_text or named or (texts and encoder is None) else None
     if encoder is not None:
-        context = {**encoder.context(given, roles.context, context), **context}
+        context = {**_encoded(encoder, given, roles.context, context), **context}
         begin = _tokens(decoder.start if start is None else start, words, "start")
-        ids = _behind_encoder(begin, roles, context)
+        if not begin:
+            raise FeedError("start: got no token, and the model names none; give those that a text begins with.")
+        batch = roles.ids.dims[0]
+        counts = [context[spec.name].shape[spec.dims.index(batch)] for spec in roles.context if batch in spec.dims]
+        ids = [begin] * (counts[0] if counts else 1)
+    elif isinstance(given, Mapping):
+        raise FeedError("prompts: got arrays by name, which an encoder takes; give the encoder, or token ids.")
+    elif start is not None:
+        raise FeedError("start: texts begin with their prompts; it is for texts behind an encoder.")
     else:
-        ids = _alone(given, words, start)
+        ids = [_ids(prompt, words) for prompt in given]
     ends = _tokens(stops, words, "stop")
     chosen = _options(decoder, ends, options)
     found: list[list[int]] = [[] for _ in ids]
     streams = [_Stream(words, ends) for _ in ids] if words and as_text else None
     tokens_of_all = searched if chosen.rules.beams > 1 else generated
-    for row, token in tokens_of_all(Decoding(run, io, roles, steps, context), ids, chosen):
+    for row, token in tokens_of_all(Decoding(model.run, model.io, roles, model.steps, context), ids, chosen):
         found[row].append(token)
         if on_token:
             whole = token in ends or len(found[row]) == chosen.max_tokens
@@ -93,34 +112,13 @@ def _options(decoder: Decoder, ends: Sequence[int], options: Mapping[str, Any]) 
     ruled = {name: given.pop(name) for name in NAMES & given.keys()}
     if given.get("temperature"):
         ruled = {"beams": 1, **ruled}  # who draws asks for no search
-    try:
-        rules = (decoder.rules or Rules()).changed(**ruled)
-    except UsageError as err:
-        raise FeedError(str(err)) from err
+    rules = (decoder.rules or Rules()).changed(**ruled)
     if unknown := given.keys() - _OPTIONS:
         known = ", ".join(sorted(_OPTIONS | NAMES))
         raise FeedError(f"{min(unknown)}: generate has no such option; it has {known}.")
     chosen = Options(stop=tuple(ends), rules=rules, **given)
     chosen.check()
     return chosen
-
-
-def _alone(prompts: Any, words: _Words | None, start: Sequence[int | str] | None) -> list[list[int]]:
-    """The ids of prompts that no encoder reads."""
-    if isinstance(prompts, Mapping):
-        raise FeedError("prompts: got arrays by name, which an encoder takes; give the encoder, or token ids.")
-    if start is not None:
-        raise FeedError("start: texts begin with their prompts; it is for texts behind an encoder.")
-    return [_ids(prompt, words) for prompt in prompts]
-
-
-def _behind_encoder(begin: list[int], roles: Roles, context: Mapping[str, Array]) -> list[list[int]]:
-    """The ids that texts behind an encoder begin with, as many texts as the context is for."""
-    if not begin:
-        raise FeedError("start: got no token, and the model names none; give those that a text begins with.")
-    batch = roles.ids.dims[0]
-    counts = [context[spec.name].shape[spec.dims.index(batch)] for spec in roles.context if batch in spec.dims]
-    return [begin] * (counts[0] if counts else 1)
 
 
 def _named(tokens: Any, option: str) -> Any:
@@ -201,54 +199,43 @@ class _Stream:
         return new
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """An open encoder.
+def _encoded(
+    encoder: Opened, prompts: Any, wanted: Sequence[TensorSpec], known: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Runs an encoder on prompts; gives the inputs that a decoder takes from it: its outputs or inputs of that name.
 
-    Attributes:
-        run: Runs it.
-        tokenizer: Its `tokenizer.json`, which texts need.
+    Args:
+        prompts: Texts or token ids, or an array for each input of the encoder.
+        wanted: The decoder's inputs that are the same at every step.
+        known: Those that the caller gives.
+
+    Raises:
+        FeedError: the encoder does not take these prompts, or does not give what is wanted.
     """
+    if not wanted:
+        raise FeedError("encoder: the model takes nothing of one; it continues the prompts themselves.")
+    feeds = prompts
+    if not isinstance(prompts, Mapping):
+        words = _Words(encoder.tokenizer) if any(isinstance(prompt, str) for prompt in prompts) else None
+        feeds = _padded(encoder.io, [_ids(prompt, words) for prompt in prompts])
+    given = {**feeds, **encoder.run(**feeds)}
+    names = [spec.name for spec in wanted if spec.name not in known]
+    if missing := [name for name in names if name not in given]:
+        raise FeedError(
+            f"encoder: it does not give {', '.join(missing)}. Of hf:, export it with --part encoder-with-past."
+        )
+    return {name: given[name] for name in names}
 
-    run: Run
-    io: IO
-    tokenizer: Path | None
 
-    def context(self, prompts: Any, wanted: Sequence[TensorSpec], known: Mapping[str, Array]) -> dict[str, Array]:
-        """Runs the encoder on prompts; gives the inputs that a decoder takes from it.
-
-        Each is the encoder's output or input of the same name.
-
-        Args:
-            prompts: Texts or token ids, or an array for each input of the encoder.
-            wanted: The decoder's inputs that are the same at every step.
-            known: Those that the caller gives.
-
-        Raises:
-            FeedError: the encoder does not take these prompts, or does not give what is wanted.
-        """
-        if not wanted:
-            raise FeedError("encoder: the model takes nothing of one; it continues the prompts themselves.")
-        feeds = prompts
-        if not isinstance(prompts, Mapping):
-            words = _Words(self.tokenizer) if any(isinstance(prompt, str) for prompt in prompts) else None
-            feeds = self._padded([_ids(prompt, words) for prompt in prompts])
-        given = {**feeds, **self.run(**feeds)}
-        names = [spec.name for spec in wanted if spec.name not in known]
-        if missing := [name for name in names if name not in given]:
-            raise FeedError(
-                f"encoder: it does not give {', '.join(missing)}. Of hf:, export it with --part encoder-with-past."
-            )
-        return {name: given[name] for name in names}
-
-    def _padded(self, prompts: Sequence[Sequence[int]]) -> dict[str, Array]:
-        """Token ids as the encoder takes them: a row for each prompt, padded on the right."""
-        if not any(spec.name == IDS and len(spec.dims) == 2 for spec in self.io.inputs):
-            taken = ", ".join(map(str, self.io.inputs))
-            raise FeedError(f"prompts: the encoder takes {taken}; give an array for each by its name.")
-        if not prompts or not all(prompts):
-            raise FeedError("prompts: got none, or one without a token; expected one or more tokens each.")
-        longest, most = max(map(len, prompts)), text_length(self.io).max
-        if longest > most:
-            raise FeedError(f"prompts: got one of {longest} tokens; the encoder reads at most {most}.")
-        return text_feeds(self.io, [Tokens(tuple(prompt), (0,) * len(prompt)) for prompt in prompts])
+def _padded(io: IO, prompts: Sequence[Sequence[int]]) -> dict[str, Array]:
+    """Token ids as an encoder takes them: a row for each prompt, padded on the right."""
+    if not any(spec.name == IDS and len(spec.dims) == 2 for spec in io.inputs):
+        raise FeedError(
+            f"prompts: the encoder takes {', '.join(map(str, io.inputs))}; give an array for each by its name."
+        )
+    if not prompts or not all(prompts):
+        raise FeedError("prompts: got none, or one without a token; expected one or more tokens each.")
+    longest, most = max(map(len, prompts)), text_length(io).max
+    if longest > most:
+        raise FeedError(f"prompts: got one of {longest} tokens; the encoder reads at most {most}.")
+    return text_feeds(io, [Tokens(tuple(prompt), (0,) * len(prompt)) for prompt in prompts])

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ..arguments import flag, integer, number, several
+from ..arguments import flag, integer, number, require, several
 from ..errors import FeedError, UsageError
 from . import expressions
 from .contract import IO, TensorSpec
@@ -55,7 +55,7 @@ class Rules:
         renormalize: Beam search makes probabilities of what the other rules leave [renormalize_logits].
 
     Raises:
-        UsageError: a value has no meaning.
+        FeedError: a value has no meaning.
     """
 
     suppress: tuple[int, ...] = ()
@@ -73,46 +73,35 @@ class Rules:
     renormalize: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("suppress", "suppress_first", "forced_first", "forced_last"):
-            if any(token < 0 for token in getattr(self, name)):
-                raise UsageError(f"{name}: got {list(getattr(self, name))}; expected token ids of 0 or more.")
-        if any(not word or min(word) < 0 for word in self.bad_words):
-            raise UsageError("bad_words: expected lists of one or more token ids of 0 or more.")
-        for name, fits, expected in (
-            ("min_length", self.min_length >= 0, "0 or more"),
-            ("min_tokens", self.min_tokens >= 0, "0 or more"),
-            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
-            ("no_repeat_ngram", self.no_repeat_ngram >= 0, "0 or more"),
-            ("beams", 1 <= self.beams <= MOST_BEAMS, f"1 to {MOST_BEAMS}"),
-        ):
-            if not fits:
-                raise UsageError(f"{name}: got {getattr(self, name)}; expected {expected}.")
+        for name, usual in _USUAL.items():
+            object.__setattr__(self, name, _value(name, usual, getattr(self, name)))
 
     def changed(self, **given: Any) -> Rules:
         """These rules with other values. A `min_tokens` takes the place of any `min_length`, as in transformers.
 
         Raises:
-            UsageError: a value has no meaning.
+            FeedError: a value has no meaning.
         """
-        if "min_tokens" in given:
-            given = {**given, "min_length": 0}
-        return dataclasses.replace(self, **{name: _value(name, value) for name, value in given.items()})
+        return dataclasses.replace(self, **({"min_length": 0} if "min_tokens" in given else {}) | given)
 
 
 _USUAL = {field.name: field.default for field in dataclasses.fields(Rules)}
 NAMES = frozenset(_USUAL)
 
 
-def _value(name: str, value: Any) -> Any:
-    """A caller's value of a rule, as the rule keeps it. Raises FeedError if it is of another kind."""
-    usual = _USUAL[name]
+def _value(name: str, usual: Any, value: Any) -> Any:
+    """The value of a rule, as the rule keeps it. Raises FeedError if it has no meaning."""
     if name == "bad_words":
-        return tuple(_ids(name, word) for word in several(name, value, "lists of token ids"))
+        words = tuple(_ids(name, word) for word in several(name, value, "lists of token ids"))
+        require(all(words), name, list(words), "lists of one or more token ids")
+        return words
     if isinstance(usual, tuple):
         return _ids(name, value)
     if isinstance(usual, bool):
         return flag(name, value)
-    return integer(name, value, 0) if isinstance(usual, int) else number(name, value)
+    if isinstance(usual, int):
+        return integer(name, value, 1, MOST_BEAMS) if name == "beams" else integer(name, value, 0)
+    return number(name, value, 0, above=True) if name == "repetition_penalty" else number(name, value)
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
@@ -184,67 +173,115 @@ class Decoder:
     start: tuple[int, ...]
     rules: Rules | None
 
-    def check(self, io: IO) -> None:
-        """Raises UsageError unless the inputs and outputs of `io` fit their use."""
-        _Check(self, io).all()
+
+class Kept(NamedTuple):
+    """Caches that hold the last tokens alone.
+
+    Attributes:
+        mask: What says which of these tokens and of the new ones are real, `[batch, window+seq]`.
+        places: How many they hold at least, where there are as many.
+        most: How many they hold at most.
+    """
+
+    mask: TensorSpec
+    places: int
+    most: int
 
 
-class _Check:
-    """Compares a decoder with the contract of its model."""
+class Roles:
+    """A decoder's inputs and outputs, which fit their use, and what follows from their dims.
 
-    def __init__(self, decoder: Decoder, io: IO) -> None:
-        self._decoder, self._io = decoder, io
-        self._inputs = {spec.name: spec for spec in io.inputs}
-        self._outputs = {spec.name: spec for spec in io.outputs}
-        self._dims = {dim.name: dim for dim in io.dims}
+    Attributes:
+        ids, mask, mask_covers, positions, logits: As of `Decoder`.
+        caches: Inputs, each with the output that follows it and the axis of its length, None for a state.
+        returns_whole_cache: Whether the outputs of caches are whole caches, and not what is to be put behind them.
+        scores_every_token: Whether there are scores after every new token, and not after the last alone.
+        mask_covers_new: Whether a mask can say that new tokens are padding.
+        context: The other inputs, which are the same at every step: those of cross-attention.
+        past, start: The dim of the cache's length, "" without one, and how many empty places it begins with.
+        longest_seq, longest_past: The most new tokens of a pass, and the most tokens before them.
+        window: The caches that hold the last tokens alone; None = all hold all.
+    """
 
-    def all(self) -> None:
-        decoder = self._decoder
-        masks = (decoder.mask, decoder.window.mask if decoder.window else None)
-        taken = [decoder.ids, decoder.positions, *masks, *(cache.input for cache in decoder.caches)]
-        _once(taken, self._inputs, "input")
-        _once([decoder.logits, *(cache.output for cache in decoder.caches)], self._outputs, "output")
+    def __init__(self, io: IO, decoder: Decoder) -> None:
+        """Finds the inputs and outputs that a decoder names.
+
+        Raises:
+            UsageError: one is missing, or does not fit its use.
+        """
+        self._io, self._decoder, window = io, decoder, decoder.window
+        inputs, outputs = {spec.name: spec for spec in io.inputs}, {spec.name: spec for spec in io.outputs}
+        own_mask = window.mask if window else None
+        used = (decoder.ids, decoder.positions, decoder.mask, own_mask, *(cache.input for cache in decoder.caches))
+        _once(used, inputs, "input")
+        _once([decoder.logits, *(cache.output for cache in decoder.caches)], outputs, "output")
+        self.ids, self.logits = inputs[decoder.ids], outputs[decoder.logits]
+        self.mask, self.positions = inputs.get(decoder.mask or ""), inputs.get(decoder.positions or "")
+        self.mask_covers, self.mask_covers_new = decoder.mask_covers, decoder.mask_covers in ("all", "new")
+        self.scores_every_token = len(self.logits.dims) == 3
+        self.caches = tuple((inputs[cache.input], cache.output, cache.axis) for cache in decoder.caches)
+        self.returns_whole_cache = decoder.output_holds != "new"
+        self.context = tuple(spec for spec in io.inputs if spec.name not in used)
+        self._dims = dims = {dim.name: dim for dim in io.dims}
+        self._check_tokens()
+        self._batch, self._seq = str(self.ids.dims[0]), self.ids.dims[1]
+        for cache, (spec, _, _) in zip(decoder.caches, self.caches, strict=True):
+            self._check_cache(cache, spec, outputs[cache.output])
+        far, near = ({str(spec.dims[axis]) for spec, axis in self.growing(holds)} for holds in ("all", "window"))
+        self._check_kinds(far, near)
+        self.past = next(iter(far or near), "")
+        covered: dict[str | None, list[str | int]] = {"past": [self.past], "new": [self._seq]}
+        self._check_mask(self.mask, covered.get(decoder.mask_covers, _grown(self.past, self._seq)))
+        self._check_mask(inputs.get(own_mask or ""), _grown(next(iter(near), ""), self._seq))
+        fits = self.positions is None or (self.positions.high is not None and self.positions.dims == self.ids.dims)
+        _require(fits, f"{self.positions}: expected positions with a high")
+        changing = {str(self._seq), *far, *near} & dims.keys()
+        for spec in self.context:
+            grows = any(changing & expressions.names(dim) for dim in spec.dims if isinstance(dim, str))
+            _require(not grows, f"{spec} differs from step to step, and nothing says what it is for")
+        self.longest_seq = dims[str(self._seq)].max if self._seq in dims else 1
+        self.start = dims[self.past].min if self.past else 0
+        self.longest_past = dims[self.past].max if self.past else _UNLIMITED
+        self.window: Kept | None = None
+        if window:
+            most = dims[min(near)].max
+            self.window = Kept(inputs[own_mask or decoder.mask or ""], window.places, most)
+            if most < window.places:  # so few that none may go
+                self.longest_past = min(self.longest_past, most)
+            elif self.positions and self.positions.high:
+                self.longest_past = self.start + self.positions.high - 1
+
+    def growing(self, holds: Literal["all", "window"]) -> list[tuple[TensorSpec, int]]:
+        """The inputs of caches that hold all tokens, or the last ones alone, each with the axis of its length."""
+        pairs = zip(self._decoder.caches, self.caches, strict=True)
+        return [(spec, axis) for cache, (spec, _, axis) in pairs if axis is not None and cache.holds == holds]
+
+    def _check_tokens(self) -> None:
+        decoder, ids = self._decoder, self.ids
         for what, tokens in (("stop", decoder.stop), ("start", decoder.start)):
             _require(not tokens or min(tokens) >= 0, f"got {what} {list(tokens)}; expected token ids of 0 or more")
-        ids, logits = self._inputs[decoder.ids], self._outputs[decoder.logits]
         two = ids.high is not None and len(ids.dims) == 2
         fits = two and ids.dims[0] in self._dims and (ids.dims[1] == 1 or ids.dims[1] in self._dims)
         _require(fits, f"{ids}: expected [batch, seq], with a high")
-        batch, seq = str(ids.dims[0]), ids.dims[1]
-        known = ((batch, ids.high), (batch, seq, ids.high))
-        _require(logits.dims in known, f"{logits} does not score the {ids.high} ids")
-        for cache in decoder.caches:
-            self._cache(cache, batch, seq)
-        far, near = self._lengths("all"), self._lengths("window")
-        self._kinds(far, near)
-        self._masks(batch, seq, next(iter(far or near), None), next(iter(near), None))
-        changing = {str(seq), *far, *near} & self._dims.keys()
-        for name in context_of(decoder, self._inputs):
-            grows = any(changing & expressions.names(dim) for dim in self._inputs[name].dims if isinstance(dim, str))
-            _require(not grows, f"{self._inputs[name]} differs from step to step, and nothing says what it is for")
+        known = ((ids.dims[0], ids.high), (*ids.dims, ids.high))
+        _require(self.logits.dims in known, f"{self.logits} does not score the {ids.high} ids")
 
-    def _lengths(self, holds: str) -> set[str]:
-        """The dims that are the lengths of caches."""
-        return {str(self._inputs[cache.input].dims[cache.axis]) for cache in self._decoder.caches
-                if cache.axis is not None and cache.holds == holds}  # fmt: skip
-
-    def _cache(self, cache: Cache, batch: str, seq: str | int) -> None:
+    def _check_cache(self, cache: Cache, taken: TensorSpec, given: TensorSpec) -> None:
         """Checks one cache, and the output that follows it."""
-        taken, given, axis = self._inputs[cache.input], self._outputs[cache.output], cache.axis
+        axis, seq = cache.axis, self._seq
         _require((axis is None) is (cache.holds is None), f"{cache.input}: a state, and nothing else, has no axis")
-        _require(batch in taken.dims, f"{taken}: a cache has the dim {batch}")
+        _require(self._batch in taken.dims, f"{taken}: a cache has the dim {self._batch}")
         expected = [taken.dims]
         if axis is not None:
-            own = 0 <= axis < len(taken.dims) and taken.dims[axis] in self._dims.keys() - {batch, str(seq)}
+            own = 0 <= axis < len(taken.dims) and taken.dims[axis] in self._dims.keys() - {self._batch, str(seq)}
             _require(own, f"{taken}: its length is no dim of its own at axis {axis}")
-            new = self._decoder.output_holds == "new"
-            lengths: Sequence[str | int] = [seq] if new else _grown(taken.dims[axis], seq)
+            lengths: Sequence[str | int] = _grown(taken.dims[axis], seq) if self.returns_whole_cache else [seq]
             expected = [(*taken.dims[:axis], each, *taken.dims[axis + 1 :]) for each in lengths]
         _require(given.dims in expected, f"{given} does not follow {taken}")
 
-    def _kinds(self, far: set[str], near: set[str]) -> None:
-        """Checks what caches of all tokens, of a window, and states have to do with each other."""
-        decoder, window = self._decoder, self._decoder.window
+    def _check_kinds(self, far: set[str], near: set[str]) -> None:
+        """Checks what caches of all tokens, of a window, and states have to do with each other and with masks."""
+        decoder, window, covers = self._decoder, self._decoder.window, self._decoder.mask_covers
         growing = bool(far or near)
         _require(bool(decoder.caches), "it has no cache")
         _require(growing is (decoder.output_holds is not None), "output_holds is null where every cache is a state")
@@ -260,31 +297,22 @@ class _Check:
         least = {self._dims[name].min for name in far | near}
         _require(len(least) < 2, "caches begin with different numbers of places")
         _require(decoder.mask is not None or not any(least), "its cache cannot be empty, and no mask hides a place")
-
-    def _masks(self, batch: str, seq: str | int, past: str | None, near: str | None) -> None:
-        decoder, covers = self._decoder, self._decoder.mask_covers
         _require((decoder.mask is None) is (covers is None), "mask_covers is null where mask is")
-        of_states = (past is None) is (covers == "new") or decoder.mask is None
+        of_states = growing is not (covers == "new") or decoder.mask is None
         _require(of_states, 'mask_covers is "new" where every cache is a state, and nowhere else')
-        _require(decoder.window is None or covers == "all", 'with a window, mask_covers is "all"')
-        covered: dict[str | None, Collection[str | int | None]] = {"past": [past], "new": [seq]}
-        self._mask(decoder.mask, batch, covered.get(covers, _grown(past, seq)))
-        self._mask(decoder.window.mask if decoder.window else None, batch, _grown(near, seq))
-        if decoder.positions is not None:
-            spec = self._inputs[decoder.positions]
-            _require(spec.high is not None and spec.dims == (batch, seq), f"{spec}: expected positions with a high")
+        _require(window is None or covers == "all", 'with a window, mask_covers is "all"')
 
-    def _mask(self, name: str | None, batch: str, lengths: Collection[str | int | None]) -> None:
-        if name is None:
+    def _check_mask(self, spec: TensorSpec | None, lengths: Collection[str | int]) -> None:
+        if spec is None:
             return
-        held = [mask for mask in self._io.masks if mask.input == name]
+        held = [mask for mask in self._io.masks if mask.input == spec.name]
         keeps = bool(held) and all(mask.carries == "mask" and mask.polarity == "keep" for mask in held)
-        spec = self._inputs[name]
-        fits = len(spec.dims) == 2 and spec.dims[0] == batch and spec.dims[1] in lengths
-        _require(keeps and fits, f"{spec}: expected a mask that keeps, [{batch}, {' or '.join(map(str, lengths))}]")
+        fits = len(spec.dims) == 2 and spec.dims[0] == self._batch and spec.dims[1] in lengths
+        expected = f"[{self._batch}, {' or '.join(map(str, lengths))}]"
+        _require(keeps and fits, f"{spec}: expected a mask that keeps, {expected}")
 
 
-def _grown(length: str | int | None, seq: str | int) -> list[str]:
+def _grown(length: str | int, seq: str | int) -> list[str | int]:
     """The size of a length and the new tokens, in both ways to write it."""
     return [f"{length}+{seq}", f"{seq}+{length}"]
 
@@ -300,68 +328,3 @@ def _once(names: Collection[str | None], known: Collection[str], what: str) -> N
 def _require(fits: bool, problem: str) -> None:
     if not fits:
         raise UsageError(f"decoder: {problem}.")
-
-
-def context_of(decoder: Decoder, inputs: Collection[str]) -> list[str]:
-    """The inputs that are the same at every step: those that have no other use, in their order."""
-    window = decoder.window.mask if decoder.window else None
-    used = {decoder.ids, decoder.mask, decoder.positions, window, *(cache.input for cache in decoder.caches)}
-    return [name for name in inputs if name not in used]
-
-
-class Kept(NamedTuple):
-    """Caches that hold the last tokens alone.
-
-    Attributes:
-        names: Of their inputs.
-        mask: What says which of these tokens and of the new ones are real, `[batch, window+seq]`.
-        places: How many they hold at least, where there are as many.
-        most: How many they hold at most.
-    """
-
-    names: frozenset[str]
-    mask: TensorSpec
-    places: int
-    most: int
-
-
-class Roles:
-    """A decoder's inputs and outputs, which fit its contract, and what follows from their dims.
-
-    Attributes:
-        ids, mask, mask_covers, positions, logits: As of `Decoder`.
-        caches: Inputs, each with the output that follows it and the axis of its length, None for a state.
-        returns_whole_cache: Whether the outputs of caches are whole caches, and not what is to be put behind them.
-        scores_every_token: Whether there are scores after every new token, and not after the last alone.
-        mask_covers_new: Whether a mask can say that new tokens are padding.
-        context: The other inputs, which are the same at every step: those of cross-attention.
-        past, start: The dim of the cache's length, "" without one, and how many empty places it begins with.
-        longest_seq, longest_past: The most new tokens of a pass, and the most tokens before them.
-        window: The caches that hold the last tokens alone; None = all hold all.
-    """
-
-    def __init__(self, io: IO, decoder: Decoder) -> None:
-        inputs, dims = {spec.name: spec for spec in io.inputs}, {dim.name: dim for dim in io.dims}
-        self.ids = inputs[decoder.ids]
-        self.mask, self.positions = inputs.get(decoder.mask or ""), inputs.get(decoder.positions or "")
-        self.mask_covers, self.mask_covers_new = decoder.mask_covers, decoder.mask_covers in ("all", "new")
-        self.logits = next(spec for spec in io.outputs if spec.name == decoder.logits)
-        self.scores_every_token = len(self.logits.dims) == 3
-        self.caches = tuple((inputs[cache.input], cache.output, cache.axis) for cache in decoder.caches)
-        self.returns_whole_cache = decoder.output_holds != "new"
-        self.context = tuple(inputs[name] for name in context_of(decoder, inputs))
-        self.longest_seq = dims[str(self.ids.dims[1])].max if self.ids.dims[1] in dims else 1
-        lengths = {cache.holds: str(inputs[cache.input].dims[cache.axis]) for cache in decoder.caches
-                   if cache.axis is not None}  # fmt: skip
-        self.past = lengths.get("all") or lengths.get("window", "")
-        self.start = dims[self.past].min if self.past else 0
-        self.longest_past = dims[self.past].max if self.past else _UNLIMITED
-        self.window: Kept | None = None
-        if decoder.window:
-            names = frozenset(cache.input for cache in decoder.caches if cache.holds == "window")
-            places, most = decoder.window.places, dims[lengths["window"]].max
-            self.window = Kept(names, inputs[decoder.window.mask or decoder.mask or ""], places, most)
-            if most < places:  # so few that none may go
-                self.longest_past = min(self.longest_past, most)
-            elif self.positions and self.positions.high:
-                self.longest_past = self.start + self.positions.high - 1

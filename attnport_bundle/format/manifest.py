@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from ..arguments import shown
 from ..errors import BundleError, FeedError, IntegrityError, UsageError, is_printable
 from .contract import DTYPES, IO, Profile, Ran, Verdict
-from .decoder import Decoder
+from .decoder import Decoder, Roles
 from .strict_json import AnyText, decode, parse
 
 MANIFEST = "bundle.json"
@@ -344,7 +344,7 @@ class BundleIO(IO):
         """Raises UsageError for a contract that contradicts itself, or that a bundle cannot have."""
         super().check()
         if self.decoder is not None:
-            self.decoder.check(self)
+            Roles(self, self.decoder)  # which refuses a decoder that does not fit
         for tensor in (*self.inputs, *self.outputs):
             if tensor.dtype not in ARRAYS:
                 known = ", ".join(ARRAYS)
