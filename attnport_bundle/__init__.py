@@ -20,33 +20,19 @@ if TYPE_CHECKING:
     from .model import Model, load
     from .text.tokenizer import Tokenizer
 
+__all__ = ["VERSION", "BundleError", "BundleWarning", "FeedError", "IntegrityError", "Manifest", "Model", "NumbersOff",
+           "RuntimeMissing", "Tokenizer", "load"]  # fmt: skip
 _HOMES = {
-    "errors": ("BundleError", "BundleWarning", "FeedError", "IntegrityError", "NumbersOff", "RuntimeMissing"),
-    "format.manifest": ("VERSION", "Manifest"),
-    "model": ("Model", "load"),
-    "text.tokenizer": ("Tokenizer",),
+    **dict.fromkeys(("VERSION", "Manifest"), "format.manifest"),
+    **dict.fromkeys(("Model", "load"), "model"),
+    "Tokenizer": "text.tokenizer",
 }
-"""The modules that the names come from. They are imported when asked for: numpy takes longer than the rest."""
-
-__all__ = [
-    "VERSION",
-    "BundleError",
-    "BundleWarning",
-    "FeedError",
-    "IntegrityError",
-    "Manifest",
-    "Model",
-    "NumbersOff",
-    "RuntimeMissing",
-    "Tokenizer",
-    "load",
-]
+"""The modules of names that are not of `errors`. They are imported when asked for: numpy takes longer than the rest."""
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            import importlib
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
 
-            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)

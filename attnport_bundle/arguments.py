@@ -50,8 +50,7 @@ def integer(name: str, value: object, least: int, most: int = LARGEST, what: str
         found = least - 1
     if not least <= found <= most:
         limits = f"{least} or more" if most == LARGEST and found <= most else f"{least} to {most}"
-        expected = f"{what} {limits}" if what else limits
-        raise FeedError(f"{name}: got {shown(value)}; expected {expected}.")
+        require(False, name, value, f"{what} {limits}".strip())
     return found
 
 
@@ -76,7 +75,7 @@ def number(name: str, value: object, least: float = -math.inf, most: float = mat
     if not least <= found <= most or (above and found == least):
         low = f"above {least:g}" if above else f"{least:g} or more"
         known = "a number" if least == -math.inf else low if most == math.inf else f"{low}, at most {most:g}"
-        raise FeedError(f"{name}: got {shown(value)}; expected {known}.")
+        require(False, name, value, known)
     return found
 
 
@@ -88,8 +87,8 @@ def flag(name: str, value: object) -> bool:
 
 def path(name: str, value: object) -> Path:
     """A path of text; an empty one is the current folder. Raises FeedError for anything else."""
-    if not isinstance(value, str | os.PathLike) or not isinstance(text := os.fspath(value), str):
-        raise FeedError(f"{name}: got {shown(value)}; expected a path.")
+    text: Any = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    require(isinstance(text, str), name, value, "a path")
     return Path(text)
 
 

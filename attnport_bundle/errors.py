@@ -89,9 +89,6 @@ release of Unicode."""
 _PATTERN = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in _HIDDEN) + "]")
 
 
-_BLANKS = " \t\r\n\v\f"
-
-
 def is_printable(text: str) -> bool:
     """Whether every character of `text` can be printed."""
     return _PATTERN.search(text) is None
@@ -102,7 +99,7 @@ def escaped(text: str) -> str:
 
     Blanks around it are removed, and each character that cannot be printed is escaped as by `repr`.
     """
-    return escape_all(text.strip(_BLANKS))
+    return escape_all(text.strip(" \t\r\n\v\f"))
 
 
 def escape_all(text: str) -> str:

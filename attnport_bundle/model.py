@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from . import arguments, batches
 from . import feeds as feeding
-from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing, escaped
+from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing
 from .feeds import described, from_file, to_file
 from .format import files
 from .format.decoder import not_generating
 from .format.manifest import BundleIO, Manifest
 from .goldens import GoldenCases
-from .opening import open_session
-from .runtimes import Session
+from .runtimes import Session, open_session, refusals
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,12 +109,8 @@ class Model:
         session = self._session
         if session is None:
             raise BundleError("the model is closed.")
-        try:
+        with refusals(self.manifest.forms[self.form].runtime):
             return session.run_device(feeds) if on_device else session.run(feeds)
-        except BundleError:
-            raise
-        except Exception as err:  # a runtime's own exceptions share no base
-            raise BundleError(f"{self.manifest.forms[self.form].runtime} failed: {escaped(str(err))}") from err
 
     def masks(self, lengths: Sequence[int], size: int | None = None) -> dict[str, np.ndarray[Any, Any]]:
         """Every input that says what is padding, for items of `lengths` padded on the right to `size`.
@@ -162,7 +157,7 @@ class Model:
         """
         before = self.manifest.prompts.chosen(prompt)
         batches.embedding(self.io)  # a model that is no embedder is refused before its tokenizer is read
-        encode = functools.partial(self._text().encode, prompt=before)
+        encode = functools.partial(self.tokenizer().encode, prompt=before)
         return batches.embedded(self.run, self.io, encode, texts, tokens)
 
     def generate(self, prompts: Prompts, *, encoder: Model | None = None, **options: Any) -> Any:
@@ -199,13 +194,14 @@ class Model:
         if self.io.decoder is None:
             raise not_generating()
         from .decoding.caches import steps_of
-        from .decoding.generate import Encoder, generate
+        from .decoding.generate import Opened, generate
 
-        options["encoder"] = Encoder(encoder.run, encoder.io, encoder._tokenizer_file()) if encoder else None
-        file, steps = self._tokenizer_file(), steps_of(self._session)
-        return generate(self.run, self.io, self.io.decoder, file, prompts, steps=steps, **options)
+        options["encoder"] = Opened(encoder.run, encoder.io, encoder._tokenizer_file()) if encoder else None
+        own = Opened(self.run, self.io, self._tokenizer_file(), steps_of(self._session))
+        return generate(own, self.io.decoder, prompts, **options)
 
-    def _text(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer:
+        """What makes the inputs of texts. Raises BundleError without one, or as `Tokenizer`."""
         from .text.tokenizer import Tokenizer
 
         if self._tokenizer is None:

@@ -6,17 +6,63 @@ import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attnport.optional import require
 from attnport_bundle.errors import BundleError
+from attnport_bundle.format.strict_json import decode
 from attnport_bundle.text.wordpiece import WordPiece
 
 _FIRST, _LAST = "0", "1"
 """What stands around a character while it is tried: they stay as they are, and nothing becomes one."""
 _AT_ONCE = 4096
 _SURROGATES = range(0xD800, 0xE000)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    type: Literal["WordPiece"]
+    unk_token: str
+    continuing_subword_prefix: str
+    max_input_chars_per_word: int
+
+
+@dataclass(frozen=True)
+class _Added:
+    """A token that is searched for in the text before it is normalised."""
+
+    id: int
+    content: str
+    special: bool
+    single_word: Literal[False]
+    lstrip: Literal[False]
+    rstrip: Literal[False]
+    normalized: Literal[False]
+
+
+@dataclass(frozen=True)
+class _Place:
+    id: str
+    type_id: int
+
+
+@dataclass(frozen=True)
+class _Special:
+    id: str
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Template:
+    """The tokens around a text. Each part has one key: `SpecialToken`, a fixed token, or `Sequence`, the text."""
+
+    type: Literal["TemplateProcessing"]
+    single: tuple[Mapping[Literal["SpecialToken", "Sequence"], _Place], ...]
+    pair: tuple[Mapping[str, _Place], ...]
+    special_tokens: Mapping[str, _Special]
 
 
 def character_table(tokenizer: Path) -> str | None:
@@ -27,13 +73,27 @@ def character_table(tokenizer: Path) -> str | None:
     """
     try:
         WordPiece(tokenizer, {})
-    except BundleError:
+        value = json.loads(tokenizer.read_bytes())
+        _require_bert(value)
+    except (BundleError, ValueError, AttributeError):
         return None
-    value = json.loads(tokenizer.read_bytes())
     rules = [value.get(key) for key in ("normalizer", "pre_tokenizer")]
     if [rule.get("type") for rule in rules if isinstance(rule, dict)] != ["BertNormalizer", "BertPreTokenizer"]:
         return None
     return _table(json.dumps(rules))
+
+
+def _require_bert(value: Mapping[str, Any]) -> None:
+    """Raises BundleError or ValueError for a tokenizer that readers would not follow: they trust that it is BERT's."""
+    pieces = {key: each for key, each in value["model"].items() if key != "vocab"}
+    decode(_Pieces, pieces, "model")
+    decode(tuple[_Added, ...], value["added_tokens"], "added_tokens")
+    template = decode(_Template, value["post_processor"], "post_processor")
+    if [place.id for part in template.single for kind, place in part.items() if kind == "Sequence"] != ["A"]:
+        raise ValueError("post_processor.single: expected one place for the text")
+    for key in ("truncation", "padding"):  # older files do not say where they cut and pad
+        if value.get(key) and value[key].get("direction", "Right") != "Right":
+            raise ValueError(f"{key}.direction: expected 'Right'")
 
 
 @functools.cache

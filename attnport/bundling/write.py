@@ -28,7 +28,7 @@ from attnport_bundle.errors import FeedError
 from attnport_bundle.format import manifest as spec
 from attnport_bundle.format.decoder import Decoder
 from attnport_bundle.format.strict_json import MAX_TEXT
-from attnport_bundle.opening import OLDEST
+from attnport_bundle.runtimes import OLDEST
 from attnport_bundle.runtimes.tensorrt import read_header
 
 PACKAGE = "python/attnport_bundle"

@@ -111,6 +111,8 @@ def _tokenise(
     with tokenizers_errors(tokenizer_path, "cannot tokenise these sentences"):
         tokenizer = PackageTokenizer(tokenizer_path, longest)
         rows = [(list(row.ids), list(row.type_ids)) for row in tokenizer.encode_batch(sentences)]
+    if tokenizer.around > longest:
+        raise UsageError(f"got {longest} positions; expected {tokenizer.around} or more for the tokens around a text.")
     empty = next((index for index, row in enumerate(rows) if not row[0]), None)
     if empty is not None:
         raise UsageError(f"sentence {empty + 1} has no token: {sentences[empty][:60]!r}.")

@@ -129,11 +129,20 @@ class TensorSpec:
         """
         return tuple(self._size(dim, sizes) for dim in self.dims)
 
+    def known_shape(self, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
+        """As `shape`, with None for a size that has no value."""
+
+        def known(dim: str | int) -> int | None:
+            try:
+                return self._size(dim, sizes)
+            except UsageError:
+                return None
+
+        return tuple(map(known, self.dims))
+
     def _size(self, dim: str | int, sizes: Mapping[str, int]) -> int:
         if isinstance(dim, int):
             return dim
-        if dim in sizes:
-            return sizes[dim]
         try:
             return expressions.evaluate(dim, sizes)
         except ValueError as err:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 MAX_LETTERS = 400
 MAX_DEPTH = 16
@@ -17,10 +17,11 @@ MAX_DEPTH = 16
 LARGEST = 2**53 - 1
 
 _TOKEN = re.compile(r" *([A-Za-z_][A-Za-z0-9_]*|[0-9]+|//|[-+*%(),])")
-_SUMS = {"+": operator.add, "-": operator.sub}
-_PRODUCTS = {"*": operator.mul, "//": operator.floordiv, "%": operator.mod}
+_STRENGTHS = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 _CALLS = {"min": min, "max": max}
-_OPERATIONS: dict[str, Callable[[int, int], int]] = {**_SUMS, **_PRODUCTS, **_CALLS}
+_OPERATIONS: dict[str, Callable[[int, int], int]] = dict(
+    zip(_STRENGTHS, (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod), strict=True), **_CALLS
+)
 Step = int | str | tuple[str]
 """A number, a name, or an operation on the last two values."""
 
@@ -72,57 +73,44 @@ def steps(text: str) -> tuple[Step, ...]:
             raise ValueError(f"{text[at:].strip()[:20]!r} is not part of an expression")
         tokens.append(found[1])
         at = found.end()
-    reader = _Reader(tokens)
-    reader.sum(0)
-    if reader.tokens:
-        raise ValueError(f"{reader.tokens[-1]!r} is not expected there")
-    if not any(isinstance(step, str) for step in reader.steps):
+    tokens.reverse()
+    read: list[Step] = []
+    _read(tokens, read, 0, 1)
+    if tokens:
+        raise ValueError(f"{tokens[-1]!r} is not expected there")
+    if not any(isinstance(step, str) for step in read):
         raise ValueError("it names no dim")
-    return tuple(reader.steps)
+    return tuple(read)
 
 
-class _Reader:
-    """Reads tokens by recursive descent, one method for each strength of operators."""
+def _read(tokens: list[str], steps: list[Step], depth: int, strength: int) -> None:
+    """Moves an expression, whose operators have at least this strength, from the end of `tokens` to `steps`."""
+    _read_value(tokens, steps, depth)
+    while tokens and _STRENGTHS.get(tokens[-1], 0) >= strength:
+        operation = tokens.pop()
+        _read(tokens, steps, depth, _STRENGTHS[operation] + 1)
+        steps.append((operation,))
 
-    def __init__(self, tokens: list[str]) -> None:
-        self.tokens = tokens[::-1]
-        self.steps: list[Step] = []
 
-    def sum(self, depth: int) -> None:
-        self._row(_SUMS, self.product, depth)
-
-    def product(self, depth: int) -> None:
-        self._row(_PRODUCTS, self.value, depth)
-
-    def _row(self, operations: Collection[str], part: Callable[[int], None], depth: int) -> None:
-        part(depth)
-        while self.tokens and self.tokens[-1] in operations:
-            operation = self.tokens.pop()
-            part(depth)
-            self.steps.append((operation,))
-
-    def value(self, depth: int) -> None:
-        token = self.tokens.pop() if self.tokens else ""
-        if token == "(":
-            self._inside(depth, 1)
-        elif token in _CALLS and self.tokens and self.tokens[-1] == "(":
-            self.tokens.pop()
-            self._inside(depth, 2)
-            self.steps.append((token,))
-        elif token.isdigit():
-            if len(token) > 16 or int(token) > LARGEST:
-                raise ValueError(f"{token[:20]} is beyond 2^53 - 1")
-            self.steps.append(int(token))
-        elif token and (token[0] == "_" or token[0].isalpha()):
-            self.steps.append(token)
-        else:
-            raise ValueError(f"{token!r} stands where a name or a number is expected" if token else "it ends too early")
-
-    def _inside(self, depth: int, count: int) -> None:
-        """`count` expressions, and the closing parenthesis."""
+def _read_value(tokens: list[str], steps: list[Step], depth: int) -> None:
+    token = tokens.pop() if tokens else ""
+    is_call = token in _CALLS and tokens[-1:] == ["("]
+    if is_call:
+        tokens.pop()
+    if is_call or token == "(":
         if depth == MAX_DEPTH:
             raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
-        for last in (*(",",) * (count - 1), ")"):
-            self.sum(depth + 1)
-            if (self.tokens.pop() if self.tokens else "") != last:
-                raise ValueError(f"a {last!r} is missing")
+        for end in ",)" if is_call else ")":
+            _read(tokens, steps, depth + 1, 1)
+            if (tokens.pop() if tokens else "") != end:
+                raise ValueError(f"a {end!r} is missing")
+        if is_call:
+            steps.append((token,))
+    elif token.isdigit():
+        if len(token) > 16 or int(token) > LARGEST:
+            raise ValueError(f"{token[:20]} is beyond 2^53 - 1")
+        steps.append(int(token))
+    elif token and (token[0] == "_" or token[0].isalpha()):
+        steps.append(token)
+    else:
+        raise ValueError(f"{token!r} stands where a name or a number is expected" if token else "it ends too early")

@@ -27,30 +27,26 @@ MAX_DEPTH = 32
 MAX_TEXT = 1000
 MAX_INTEGER = (1 << 53) - 1
 """The largest integer that every JSON reader reads exactly."""
-_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{\]}]', re.DOTALL)
 _MODULES = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 
 
 def parse(data: bytes, where: str) -> Any:
     """Parses JSON text. Raises IntegrityError naming `where`."""
     try:
-        _check_depth(data)
-        return json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
-        )
-    except (ValueError, RecursionError) as err:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        text = data.decode("utf-8")
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
+        if _depth(value) > MAX_DEPTH:
+            raise RecursionError
+    except RecursionError as err:
+        raise IntegrityError(f"{where} is not valid: nested deeper than {MAX_DEPTH}") from err
+    except ValueError as err:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise IntegrityError(f"{where} is not valid: {err}") from err
+    return value
 
 
-def _check_depth(data: bytes) -> None:
-    depth = 0
-    for match in _BRACKETS.finditer(data):
-        if match[0] in (b"[", b"{"):
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise ValueError(f"nested deeper than {MAX_DEPTH}")
-        elif match[0] in (b"]", b"}"):
-            depth -= 1
+def _depth(value: Any) -> int:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if parts is None else 1 + max(map(_depth, parts), default=0)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -60,10 +56,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"key {shown(key)} is there twice")
         unique[key] = value
     return unique
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not a number")
 
 
 def _finite(text: str) -> float:

@@ -1,25 +1,34 @@
-"""What every runtime's session has in common, and how its model file is compared with the manifest.
+"""Opens one form of a bundle: checks the file, then its runtime's release, opens it, and compares it with the contract.
 
-`onnxruntime`, `openvino` and `tensorrt` have a session each, and are imported when a form asks for them (`opening.py`);
+A release, provider or device that does not fit raises RuntimeMissing, as another form may run. A file that differs
+from the manifest raises IntegrityError, as then nothing in the bundle can be trusted.
+
+`onnxruntime`, `openvino` and `tensorrt` have a session each, and are imported when a form asks for them;
 a bundle carries those of its forms. `cuda` is the driver, for TensorRT and for ONNX Runtime on a GPU; `kernels` keeps
 what TensorRT-RTX compiled.
 """
 
 from __future__ import annotations
 
+import importlib
 import platform
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import IntegrityError, UsageError
+from ..errors import BundleError, IntegrityError, RuntimeMissing, escaped
 from ..feeds import through_numpy
 from ..format.contract import IO, Profile, TensorSpec
-from ..format.manifest import Form, shown_name
+from ..format.files import open_regular
+from ..format.manifest import ENGINES, Form, Manifest, Requires, package_of, shown_name
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from .kernels import Cache
 
     Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -80,6 +89,17 @@ class Session(Protocol):
         """Frees the session."""
 
 
+@contextmanager
+def refusals(runtime: str) -> Iterator[None]:
+    """Turns what a runtime raises in the block into a BundleError, as its own exceptions share no base."""
+    try:
+        yield
+    except BundleError:
+        raise
+    except Exception as err:
+        raise BundleError(f"{runtime} failed: {escaped(str(err))}") from err
+
+
 def cpu() -> Machine:
     """The processor."""
     name = platform.processor()
@@ -112,19 +132,11 @@ def _check_port(ends: Sequence[Mapping[str, int]], spec: TensorSpec, dtype: str,
         return
     if len(port.shape) != len(spec.dims):
         raise IntegrityError(f"{where}: tensor {spec.name!r} has rank {len(port.shape)}; the manifest says {spec}.")
-    for axis, (size, dim) in enumerate(zip(port.shape, spec.dims, strict=True)):
-        if size is not None and any(size != _stated(dim, sizes) for sizes in ends):
+    for axis, (size, *stated) in enumerate(zip(port.shape, *(spec.known_shape(sizes) for sizes in ends), strict=True)):
+        if size is not None and stated != [size] * len(stated):
             raise IntegrityError(
                 f"{where}: tensor {spec.name!r} has size {size} on axis {axis}; the manifest says {spec}."
             )
-
-
-def _stated(dim: str | int, sizes: Mapping[str, int]) -> int | None:
-    """The size that the contract gives an axis at these sizes; None where an expression has no value there."""
-    try:
-        return TensorSpec("", "float32", (dim,)).shape(sizes)[0]
-    except UsageError:
-        return None
 
 
 def _check_profiles(io: IO, form: Form, profiles: Sequence[Mapping[str, Range]], where: str) -> None:
@@ -135,10 +147,103 @@ def _check_profiles(io: IO, form: Form, profiles: Sequence[Mapping[str, Range]],
     for index, (got, stated) in enumerate(zip(profiles, form.profiles, strict=True)):
         ends = tuple(stated.sizes(which) for which in ("min", "max"))
         for spec in io.inputs:
-            wanted = [tuple(_stated(dim, sizes) for sizes in ends) for dim in spec.dims]
-            got_ranges = list(zip(*got.get(spec.name, ((), ())), strict=True))
-            if got_ranges != wanted:
+            wanted, got_ends = tuple(map(spec.known_shape, ends)), got.get(spec.name, ((), ()))
+            if got_ends != wanted:
+                low, high = map(list, got_ends)
                 raise IntegrityError(
-                    f"{where}: profile {index} takes {spec.name!r} from {[low for low, _ in got_ranges]} to "
-                    f"{[high for _, high in got_ranges]}; the manifest says {wanted}."
+                    f"{where}: profile {index} takes {spec.name!r} from {low} to {high}; the manifest says "
+                    f"{list(wanted[0])} to {list(wanted[1])}."
                 )
+
+
+OLDEST: Mapping[str, str | None] = {"onnxruntime": None, "openvino": "2026.4"}
+"""By runtime that opens ONNX files, the oldest release with which forms were tested; None = the writer finds it for
+each form. `open_session` of `runtimes/NAME.py` takes the imported module, the path, the form, the number of threads
+(None = the runtime's own choice), and whether weights files may be mapped."""
+
+READ_BYTES = 1 << 28
+"""Weights of a form up to this size are read; larger ones may be mapped (FORMAT.md, Changes in place)."""
+
+
+def open_session(
+    folder: Path, manifest: Manifest, name: str, threads: int | None = None, cache: Cache | None = None
+) -> Session:
+    """Opens the form `name`.
+
+    Args:
+        threads: Compute threads of a runtime on the CPU; None = the runtime's own choice.
+        cache: Keeps what TensorRT-RTX compiles; None = it is not kept.
+
+    Raises:
+        RuntimeMissing: the runtime, provider or device is missing, or is not the one that the form requires.
+        IntegrityError: the file is not the one that the manifest describes.
+        BundleError: the runtime refuses the file.
+    """
+    form, path = manifest.forms[name], folder / manifest.forms[name].file
+    _check_file(path, form)
+    mapped = sum(manifest.files[external].bytes for external in form.external) > READ_BYTES
+    module = _module(form.runtime, form.requires)
+    session: Session
+    try:
+        if form.runtime in ENGINES:
+            session = _reader("tensorrt").open_engine(module, path, manifest, name, cache)
+        else:
+            session = _reader(form.runtime).open_session(module, path, form, threads, mapped)
+    except UnicodeDecodeError as err:
+        raise IntegrityError(f"{path}: the name of an input or output is no UTF-8.") from err
+    try:
+        check_ports(manifest.io, form, session, str(path))
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _reader(runtime: str) -> Any:
+    """The part of this reader that is for a runtime. Raises RuntimeMissing where a copy of the reader is without it."""
+    name = f"{__package__}.{runtime}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as err:
+        if err.name != name:
+            raise
+        raise RuntimeMissing(
+            f"this copy of the reader opens no form of {runtime}; pip install attnport-bundle."
+        ) from err
+
+
+def _check_file(path: Path, form: Form) -> None:
+    """Raises IntegrityError for a link, or for an engine whose header has another version or other devices."""
+    try:
+        open_regular(path).close()
+        # The header of the other engines is not documented.
+        header = _reader("tensorrt").read_header(path) if form.runtime == "tensorrt_rtx" else None
+    except (OSError, ValueError) as err:
+        raise IntegrityError(str(err) if str(path) in str(err) else f"{path}: {err}") from err
+    stated = (form.requires.runtime, form.requires.sm)
+    if header and (header.version, header.sm) != stated:
+        got = (header.version, header.sm)
+        raise IntegrityError(f"{path}: got version and compute capabilities {got}; the manifest says {stated}.")
+
+
+def _module(runtime: str, requires: Requires) -> Any:
+    """Imports the runtime's package. Raises RuntimeMissing if it is missing, or its release does not fit."""
+    package = package_of(runtime)
+    wanted = f"{package}=={requires.runtime}" if requires.exact else f"{package}>={requires.runtime}"
+    try:
+        module = importlib.import_module(runtime)
+    except (ImportError, OSError) as err:  # OSError: a library that the package loads is missing
+        absent = isinstance(err, ModuleNotFoundError) and err.name == runtime
+        problem = "is not installed" if absent else f"cannot be imported: {err}"
+        raise RuntimeMissing(f'{runtime} {problem}; pip install "{wanted}".') from err
+    version = str(module.__version__)
+    fits = version == requires.runtime if requires.exact else release(version) >= release(requires.runtime)
+    if not fits:
+        problem = ", that release exactly" if requires.exact else " or later"
+        raise RuntimeMissing(f'got {runtime} {version}; expected {requires.runtime}{problem}; pip install "{wanted}".')
+    return module
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The first three numbers of a version, for comparison; suffixes of a build are left out."""
+    return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[+-]", version)[0], re.ASCII)[:3])

@@ -9,7 +9,6 @@ because only this user can write to the folder. TensorRT-RTX itself refuses a bl
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -47,18 +46,15 @@ class Cache:
 
     def write(self, name: str, data: bytes) -> bool:
         """Writes a file, whole or not at all. Returns whether it could: without it, work is only done again."""
-        temporary = None
         try:
-            handle, temporary = tempfile.mkstemp(prefix=".", dir=self.folder)
-            with open(handle, "wb") as file:  # noqa: PTH123 - the descriptor of a file that only this call knows
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(self.folder / name)
+            with tempfile.TemporaryDirectory(prefix=".", dir=self.folder) as scratch:
+                part = Path(scratch, name)
+                part.touch(mode=0o600)
+                with part.open("wb") as file:
+                    file.write(data)
+                    os.fsync(file.fileno())
+                part.replace(self.folder / name)
         except OSError:
-            if temporary is not None:
-                with contextlib.suppress(OSError):
-                    Path(temporary).unlink(missing_ok=True)
             return False
         return True
 

@@ -13,7 +13,7 @@ from ..feeds import BFLOAT16, bound, storage
 from ..format.decoder import IN_PLACE, Roles
 from ..format.files import read_regular
 from ..format.manifest import Form
-from . import Port, Session, cpu
+from . import Port, Session, cpu, refusals
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +54,7 @@ class InPlace:
         followed = {output for output, _ in buffers.values()}
         others = [output.name for output in self._session.get_outputs() if output.name not in followed]
         given = {name: np.ascontiguousarray(array) for name, array in feeds.items()}  # alive during the call
-        try:
+        with refusals("onnxruntime"):
             self._bind(buffers)
             for name, array in given.items():
                 self._binding.bind_cpu_input(name, array)
@@ -63,8 +63,6 @@ class InPlace:
             self._session.run_with_iobinding(self._binding)
             # Outputs come in the order in which they were first bound: those of the caches, then the others.
             outputs = [np.array(value.numpy()) for value in self._binding.get_outputs()[len(buffers) :]]
-        except Exception as err:  # a runtime's own exceptions share no base
-            raise BundleError(f"onnxruntime failed: {escaped(str(err))}") from err
         return dict(zip(others, outputs, strict=True))
 
     def _bind(self, buffers: Mapping[str, tuple[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from ..errors import BundleError, FeedError, RuntimeMissing, escaped
 from ..feeds import BFLOAT16
 from ..format.decoder import Roles
 from ..format.manifest import Form
-from . import Port, Session, cpu
+from . import Port, Session, cpu, refusals
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,17 +137,6 @@ class Stepping:
             self._graph = self._made = None
 
 
-@contextmanager
-def _told(arrays: Mapping[str, Any]) -> Iterator[None]:
-    """Turns what OpenVINO raises in the block into a BundleError."""
-    try:
-        yield
-    except BundleError:
-        raise
-    except Exception as err:  # a runtime's own exceptions share no base
-        raise BundleError(f"openvino failed: {escaped(str(err))}") from err
-
-
 def infer(request: Any, made: Any, feeds: Mapping[str, Any], outputs: tuple[str, ...]) -> dict[str, Any]:
     """Runs a request; the outputs are copies.
 
@@ -189,7 +178,7 @@ class OpenVinoSession(Session):
             raise BundleError(f"{path} cannot be opened: {escaped(str(err))}") from err
         compile_graph = partial(compiled, module, plan=form.plan, threads=threads, where=path)
         self._made = compile_graph(graph)
-        self.new_steps = Stepping(graph, compile_graph, _told)
+        self.new_steps = Stepping(graph, compile_graph, lambda arrays: refusals("openvino"))
         self._request = self._made.create_infer_request()
         self._lock = threading.Lock()
         self.provider, self.version = "OpenVINO CPU", str(module.__version__).split("-")[0]
@@ -317,9 +306,9 @@ class States:
         """Lets the first places go, of the caches that hold the last ones alone."""
         import openvino
 
-        from ..decoding.caches import dropped, kept_axes
+        from ..decoding.caches import dropped
 
-        axes = {spec.name: axis for spec, axis in kept_axes(self._roles)}
+        axes = {spec.name: axis for spec, axis in self._roles.growing("window")}
         with self._guard({}):
             for state in self._request.query_state():
                 if state.name in axes:

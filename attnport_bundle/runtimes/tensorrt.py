@@ -256,14 +256,7 @@ MAGIC = b"vtrt"
 HEADER_BYTES = 36
 TARGET_BITS = {1 << 0: 75, 1 << 1: 80, 1 << 2: 86, 1 << 3: 89, 1 << 4: 120, 1 << 5: 121}
 """Compute capability by bit. An engine for the builder's default list also sets bit 6, for future devices."""
-
-
-class NoEngine(ValueError):
-    """The file does not begin as an engine does."""
-
-
-class OtherSize(ValueError):
-    """The file is cut short, or has extra bytes at its end."""
+_AGAIN = "Build it again."
 
 
 class EngineHeader(NamedTuple):
@@ -287,22 +280,23 @@ def read_header(path: Path) -> EngineHeader:
 
     Raises:
         OSError: the file cannot be read.
-        NoEngine: the file has other magic.
-        OtherSize: the file is cut short or has extra bytes at its end.
+        ValueError: the file has other magic.
+        IntegrityError: the file is cut short or has extra bytes at its end.
     """
     with path.open("rb") as file:
         head = file.read(HEADER_BYTES)
     if not head.startswith(MAGIC):
         got = head[:4].hex() or "none"
-        raise NoEngine(
+        raise ValueError(
             f"{path} is no TensorRT-RTX engine by its header: got first bytes {got}; expected {MAGIC.hex()}."
         )
     if len(head) < HEADER_BYTES:
-        raise OtherSize(f"{path} is cut short: got {len(head)} bytes, less than a header.")
+        raise IntegrityError(f"{path} is cut short: got {len(head)} bytes, less than a header.", hint=_AGAIN)
     declared, *version, mask = struct.unpack_from("<16xQ4B4xI", head)
     size = path.stat().st_size
     if declared != size:
-        raise OtherSize(
-            f"{path} is cut short or has bytes behind its end: got {size} bytes; its header says {declared}."
+        raise IntegrityError(
+            f"{path} is cut short or has bytes behind its end: got {size} bytes; its header says {declared}.",
+            hint=_AGAIN,
         )
     return EngineHeader(".".join(map(str, version)), tuple(sm for bit, sm in TARGET_BITS.items() if mask & bit))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from ..arguments import path as path_argument
 from ..errors import BundleError, FeedError, escaped
 from ..feeds import padding_masks
 from ..format.contract import IO, Dim
-from .wordpiece import PAD_TOKENS, Characters, Tokens, WordPiece, too_few_positions
+from .wordpiece import PAD_TOKENS, Characters, Tokens, WordPiece
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +42,9 @@ class Tokenizer:
         self._io, self._length = io, text_length(io)
         longest = self._length.max if limit is None else min(integer("limit", limit, 1), self._length.max)
         self._words, self._rows = _read(path_argument("path", path), longest)
+        if self._words.around > longest:
+            around = self._words.around
+            raise BundleError(f"got {longest} positions; expected {around} or more for the tokens around a text.")
         # Lengths alone cannot say that padding stands before a text.
         self._left = self._words.left and all(mask.carries == "mask" for mask in io.padding_masks())
 
@@ -70,16 +74,13 @@ class Tokenizer:
             )
         feeds = text_feeds(self._io, rows, self._words.pad_id, left=self._left)
         if prompt and POOLED in feeds:
-            count = self._tokens_before(prompt)
+            # With what stands before every text, and without a special token behind it.
+            (before,) = self._rows([prompt])
+            count = len(before.ids) - bool(before.ids and before.ids[-1] in self._words.special)
             for at, row in enumerate(rows):
                 begin = size - len(row.ids) if self._left else 0
                 feeds[POOLED][at, begin : begin + count] = 0
         return feeds
-
-    def _tokens_before(self, prompt: str) -> int:
-        """The tokens of a prompt, with what stands before every text and without a special one behind it."""
-        (row,) = self._rows([prompt])
-        return len(row.ids) - bool(row.ids and row.ids[-1] in self._words.special)
 
 
 def reads_text(io: IO) -> bool:
@@ -127,15 +128,10 @@ def text_feeds(
 
 def _read(path: Path, longest: int) -> tuple[WordPiece | PackageTokenizer, Callable[[Sequence[str]], list[Tokens]]]:
     """What reads the file, and the rows that it makes of texts."""
-    if installed():
+    table = path.with_suffix(".chars")
+    if importlib.util.find_spec("tokenizers") is not None or not table.is_file():
         made = PackageTokenizer(path, longest)
         return made, made.encode_batch
-    table = path.with_suffix(".chars")
-    if not table.is_file():
-        raise BundleError(
-            f"{path} is not read here: it has no {table.name} beside it, and needs the package tokenizers: "
-            "pip install tokenizers."
-        )
     try:
         characters = Characters(table.read_bytes())
     except (OSError, ValueError) as err:
@@ -163,15 +159,6 @@ _AT_ONCE = 64
 """Texts that are given to the package together. What it makes of one takes a hundred bytes a token."""
 
 
-def installed() -> bool:
-    """Whether the package can be imported."""
-    try:
-        import tokenizers  # noqa: F401 - only whether it is here
-    except ImportError:
-        return False
-    return True
-
-
 def open_file(path: Path) -> Any:
     """The package's tokenizer of a file.
 
@@ -193,6 +180,7 @@ class PackageTokenizer:
         pad_id: The id of padding.
         left: Whether padding stands before a text.
         special: The ids of special tokens.
+        around: The number of tokens around a text.
     """
 
     def __init__(self, path: Path, longest: int) -> None:
@@ -202,7 +190,7 @@ class PackageTokenizer:
             longest: The most tokens of a text, those around it included.
 
         Raises:
-            BundleError: as `open_file`; or the tokens around a text are more than `longest`.
+            BundleError: as `open_file`.
         """
         self._path = path
         self._made = open_file(path)
@@ -212,11 +200,9 @@ class PackageTokenizer:
         self.left = padding.get("direction") == "left"
         added = self._made.get_added_tokens_decoder()
         self.special = frozenset(index for index, token in added.items() if token.special)
-        around = self._made.num_special_tokens_to_add(is_pair=False)
-        if around > longest:
-            raise too_few_positions(longest, around)
+        self.around = int(self._made.num_special_tokens_to_add(is_pair=False))
         self._made.no_padding()
-        self._made.enable_truncation(longest, direction=truncation.get("direction", "right"))
+        self._made.enable_truncation(max(longest, self.around), direction=truncation.get("direction", "right"))
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
         """The ids of each text with the tokens around it, which stay if the text is cut.

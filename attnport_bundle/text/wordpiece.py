@@ -2,8 +2,8 @@
 
 It reads a `tokenizer.json` (the format of the `tokenizers` package) of BERT's kind: text is cleaned, lower-cased and
 split at spaces and punctuation, and each word is cut into the longest pieces of a vocabulary (WordPiece: Devlin et al.,
-2018, https://arxiv.org/abs/1810.04805). A file with anything else is refused. What each character becomes before that
-is in `tokenizer.chars`, which the writer of the bundle made: readers need no tables of Unicode, and agree.
+2018, https://arxiv.org/abs/1810.04805). What each character becomes before that is in `tokenizer.chars`: the writer of
+the bundle made it, for a file of this kind alone. So readers need no tables of Unicode, and agree.
 
 The file's `max_length` is ignored: it is a setting of the program that wrote the file, and the model's contract has the
 real limit. Texts are cut to the contract's limit and padded to the longest of a call.
@@ -14,66 +14,21 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from ..arguments import shown
 from ..errors import BundleError, IntegrityError
-from ..format.strict_json import decode, parse
+from ..format.strict_json import parse
 
 PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 """What pads where a file does not say it. A model that takes a padding mask does not look at it."""
 _LAST = 0x10FFFF
-IDS = 1 << 31
+_IDS = 1 << 31
 """Ids are smaller than this, so that every integer dtype of a model can hold them."""
 
 
-@dataclass(frozen=True)
-class _Pieces:
-    type: Literal["WordPiece"]
-    unk_token: str
-    continuing_subword_prefix: str
-    max_input_chars_per_word: int
-
-
-@dataclass(frozen=True)
-class _Added:
-    """A token that is searched for in the raw text, before normalization."""
-
-    id: int
-    content: str
-    special: bool
-    single_word: Literal[False]
-    lstrip: Literal[False]
-    rstrip: Literal[False]
-    normalized: Literal[False]
-
-
-@dataclass(frozen=True)
-class _Place:
-    id: str
-    type_id: int
-
-
-@dataclass(frozen=True)
-class _Special:
-    id: str
-    ids: tuple[int, ...]
-    tokens: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Template:
-    """The tokens around a text. Each part has one key: `SpecialToken`, a fixed token, or `Sequence`, the text."""
-
-    type: Literal["TemplateProcessing"]
-    single: tuple[Mapping[str, _Place], ...]
-    pair: tuple[Mapping[str, _Place], ...]
-    special_tokens: Mapping[str, _Special]
-
-
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(NamedTuple):
     """The ids of one text, and the type id of each."""
 
     ids: tuple[int, ...]
@@ -85,8 +40,9 @@ class WordPiece:
 
     Attributes:
         pad_id: The id of padding.
-        left: Whether padding stands before a text: never, as such a file is refused.
+        left: Whether padding stands before a text: never, as such a file has no `tokenizer.chars`.
         special: The ids of special tokens.
+        around: The number of tokens around a text.
     """
 
     left = False
@@ -102,63 +58,48 @@ class WordPiece:
         """
         self._characters = characters
         try:
-            value = parse(path.read_bytes(), str(path))
-            if not isinstance(value, dict):
-                raise IntegrityError("it is not a JSON object")
-            self._read(value)
-        except (IntegrityError, OSError, KeyError, ValueError) as err:
+            self._read(parse(path.read_bytes(), str(path)))
+        except (IntegrityError, OSError, LookupError, TypeError, ValueError, AttributeError) as err:
             problem = f"{err} is missing" if isinstance(err, KeyError) else str(err)
             raise BundleError(
                 f"{path} is not read here: {problem.rstrip('.')}. Without the package tokenizers, the reader knows "
                 "BERT's tokenizers only: pip install tokenizers."
             ) from err
 
-    def _read(self, value: Mapping[str, Any]) -> None:
-        model = dict(_object(value, "model"))
-        self._vocab = _vocabulary(model.pop("vocab"))
+    def _read(self, value: Any) -> None:
+        model, after, padding = value["model"], value["post_processor"], value.get("padding") or {}
+        self._vocab: Mapping[str, int] = model["vocab"]
+        if not all(type(index) is int and 0 <= index < _IDS for index in self._vocab.values()):
+            raise ValueError("model.vocab: expected an id for each piece")
         self._longest_piece = max(map(len, self._vocab), default=0)
-        self._pieces = decode(_Pieces, model, "model")
-        added: tuple[_Added, ...] = decode(tuple[_Added, ...], value["added_tokens"], "added_tokens")
-        self._added = {token.content: token.id for token in added if token.content}
-        self.special = frozenset(token.id for token in added if token.special)
-        self._template = decode(_Template, value["post_processor"], "post_processor")
-        self._around = [next(iter(part.items())) for part in self._template.single if len(part) == 1]
-        if [place.id for kind, place in self._around if kind == "Sequence"] != ["A"]:
-            raise ValueError("post_processor.single: expected one place for the text")
-        self._constant = sum(len(self._always(place)) for kind, place in self._around if kind != "Sequence")
-        self._unknown = self._vocab[self._pieces.unk_token]
+        self._unknown = self._vocab[model["unk_token"]]
+        self._prefix, self._longest_word = str(model["continuing_subword_prefix"]), model["max_input_chars_per_word"]
+        if type(self._longest_word) is not int:
+            raise ValueError(f"model.max_input_chars_per_word: got {shown(self._longest_word)}; expected a number")
+        added = [token for token in value["added_tokens"] if token["content"]]
+        self._added = {str(token["content"]): _id(token["id"]) for token in added}
+        self.special = frozenset(token["id"] for token in value["added_tokens"] if token["special"])
         # Of two tokens that begin at the same place the longer one counts.
         longest_first = sorted(self._added, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if self._added else None
-        for key in ("truncation", "padding"):
-            _check_right(value, key)
-        self.pad_id = next((self._added[token] for token in PAD_TOKENS if token in self._added), 0)
-        if value.get("padding") is not None:
-            self.pad_id = decode(int, _object(value, "padding")["pad_id"], "padding.pad_id")
-        fixed_ids = (index for special in self._template.special_tokens.values() for index in special.ids)
-        types = (place.type_id for _, place in self._around)
-        wrong = next((i for i in (self.pad_id, *self._added.values(), *fixed_ids, *types) if not 0 <= i < IDS), None)
-        if wrong is not None:
-            raise ValueError(f"got id {wrong}; expected 0 or more, and less than 2**31")
-
-    def _always(self, place: _Place) -> tuple[int, ...]:
-        return self._template.special_tokens[place.id].ids
+        known = [self._added[token] for token in PAD_TOKENS if token in self._added]
+        self.pad_id = _id(padding.get("pad_id", next(iter(known), 0)))
+        self._parts: list[tuple[tuple[int, ...] | None, int]] = []  # ids, None for those of the text, and the type id
+        for part in after["single"]:
+            ((kind, place),) = part.items()
+            ids = None if kind == "Sequence" else tuple(map(_id, after["special_tokens"][place["id"]]["ids"]))
+            self._parts.append((ids, _id(place["type_id"])))
+        self.around = sum(len(ids) for ids, _ in self._parts if ids is not None)
 
     def encode(self, text: str, longest: int) -> Tokens:
-        """The ids of `text` with the tokens around it, the text cut at its end so that there are at most `longest`.
-
-        Raises:
-            BundleError: the tokens around a text are more than `longest`.
-        """
-        if self._constant > longest:
-            raise too_few_positions(longest, self._constant)
-        text_ids = [index for part in self._split_added(text) for index in part][: longest - self._constant]
+        """The ids of `text` with the tokens around it, the text cut at its end so that there are at most `longest`."""
+        text_ids = [index for part in self._split_added(text) for index in part][: max(longest - self.around, 0)]
         ids: list[int] = []
         types: list[int] = []
-        for kind, place in self._around:
-            here = text_ids if kind == "Sequence" else self._always(place)
+        for fixed, type_id in self._parts:
+            here = text_ids if fixed is None else fixed
             ids += here
-            types += [place.type_id] * len(here)
+            types += [type_id] * len(here)
         return Tokens(tuple(ids), tuple(types))
 
     def _split_added(self, text: str) -> Iterator[list[int]]:
@@ -170,13 +111,11 @@ class WordPiece:
 
     def _cut(self, word: str) -> list[int]:
         """Cuts off the longest piece in the vocabulary repeatedly; the unknown token if there is none at any place."""
-        if not word:
-            return []
-        if len(word) > self._pieces.max_input_chars_per_word:
+        if word and len(word) > self._longest_word:
             return [self._unknown]
         ids, start, vocab = list[int](), 0, self._vocab
         while start < len(word):
-            prefix = self._pieces.continuing_subword_prefix if start else ""
+            prefix = self._prefix if start else ""
             # Limited by the longest piece, as a file may allow words of any length.
             last = min(len(word), start + self._longest_piece)
             end = next((end for end in range(last, start, -1) if prefix + word[start:end] in vocab), None)
@@ -187,34 +126,10 @@ class WordPiece:
         return ids
 
 
-def too_few_positions(longest: int, around: int) -> BundleError:
-    """The error about tokens around a text that have no room."""
-    return BundleError(f"got {longest} positions; expected {around} or more for the tokens around a text.")
-
-
-def _check_right(value: Mapping[str, Any], key: str) -> None:
-    """Raises ValueError if the file cuts or pads texts at their beginning; older files do not say where."""
-    if value.get(key) is None:
-        return
-    direction = _object(value, key).get("direction", "Right")
-    if direction != "Right":
-        raise ValueError(f"{key}.direction: got {direction!r:.60}; expected 'Right'")
-
-
-def _object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
-    entry = value[key]
-    if not isinstance(entry, dict):
-        raise ValueError(f"{key}: got {entry!r:.60}; expected an object")
-    return entry
-
-
-def _vocabulary(value: Any) -> dict[str, int]:
-    """The id of each piece. A piece may be any text, with control characters too, so `decode` is not used."""
-    if not isinstance(value, dict):
-        raise ValueError("model.vocab: expected the id of each piece")
-    wrong = next((piece for piece, index in value.items() if type(index) is not int or not 0 <= index < IDS), None)
-    if wrong is not None:
-        raise ValueError(f"model.vocab: got {value[wrong]!r:.60} for {wrong!r:.60}; expected an id")
+def _id(value: object) -> int:
+    """An id of the file. Raises ValueError for anything else."""
+    if type(value) is not int or not 0 <= value < _IDS:
+        raise ValueError(f"got id {shown(value)}; expected 0 or more, and less than 2**31")
     return value
 
 

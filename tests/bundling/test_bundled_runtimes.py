@@ -17,7 +17,7 @@ from attnport.errors import UsageError
 from attnport.exporter.lowering import base as lowerings
 from attnport.verbs.bundle import bundle
 from attnport_bundle.format.manifest import ENGINES, RUNTIMES
-from attnport_bundle.opening import OLDEST
+from attnport_bundle.runtimes import OLDEST
 
 BUNDLING = Path(attnport.bundling.__file__).parent
 

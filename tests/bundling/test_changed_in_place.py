@@ -18,10 +18,10 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from attnport_bundle import load, opening
+from attnport_bundle import load, runtimes
 
 folder, damage, limit = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-opening.READ_BYTES = limit
+runtimes.READ_BYTES = limit
 feeds = {"ids": np.arange(10).reshape(2, 5), "attention_mask": np.ones((2, 5), np.int64)}
 with load(folder, threads=1) as model:
     if damage == "before the first run":

@@ -19,7 +19,7 @@ from bundle_forms import manifest, seal
 from attnport_bundle import BundleError, IntegrityError, RuntimeMissing, load
 from attnport_bundle.errors import is_printable
 from attnport_bundle.feeds import from_file, to_file
-from attnport_bundle.opening import release
+from attnport_bundle.runtimes import release
 from attnport_bundle.runtimes.onnxruntime import OnnxRuntimeSession
 
 

@@ -16,7 +16,7 @@ from attnport_bundle import feeds as python
 from attnport_bundle.errors import BundleError
 from attnport_bundle.feeds import from_file, to_file
 from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
-from attnport_bundle.opening import release
+from attnport_bundle.runtimes import release
 
 Say = Callable[[Sequence[str]], list[str]]
 REFUSED = re.compile(r"(\d+) .*")

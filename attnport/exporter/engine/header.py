@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnport.errors import ArtifactError, IntegrityError
+from attnport.errors import ArtifactError
 from attnport_bundle.runtimes import tensorrt
 from attnport_bundle.runtimes.tensorrt import EngineHeader
 
@@ -22,7 +22,5 @@ def read_header(path: Path) -> EngineHeader:
         return tensorrt.read_header(path)
     except OSError as err:
         raise ArtifactError(f"{path} cannot be read: {err.strerror}.") from err
-    except tensorrt.NoEngine as err:
+    except ValueError as err:
         raise ArtifactError(str(err), hint="Build one with: attnport build FOLDER --target tensorrt_rtx") from err
-    except tensorrt.OtherSize as err:
-        raise IntegrityError(str(err), hint="Build it again.") from err
