@@ -54,19 +54,11 @@ def groups(lengths: Sequence[int], tokens: int, sizes: Dim) -> Iterator[list[int
 def mapped(
     run: Callable[..., Arrays], io: IO, feeds: Mapping[str, Array], tokens: int = TOKENS, only: str = ""
 ) -> Arrays:
-    """Runs a model on more items than one batch should have.
-
-    Places that are padding for every item of a batch are not run; in outputs they are zero.
+    """Runs a model on more items than one batch should have: see `Model.map`.
 
     Args:
         run: As `Model.run`.
-        io: The contract; its padding masks are inputs `[batch, seq]`, or there is none.
-        feeds: An array for each input, with any number of items.
-        tokens: The most places of a batch.
         only: The one output to return; "" = all.
-
-    Raises:
-        FeedError: the contract does not fit, inputs have different numbers of items, or what `run` raises.
     """
     import numpy as np
 

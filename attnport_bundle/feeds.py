@@ -277,10 +277,7 @@ def bound(module: Any, session: Any, feeds: Mapping[str, Any], place: str) -> An
         device = _device(name, tensor, place)
         shape, dtype = described(name, tensor)
         if dtype == "bool":
-            if not hasattr(tensor, "data_ptr"):  # PyTorch and onnxruntime have it
-                raise FeedError(f"input {name!r}: got booleans of {type(tensor).__name__}, which has no data_ptr().")
-            address = int(tensor.data_ptr()) if math.prod(shape) else 0
-            binding.bind_input(name, place, device, np.bool_, list(shape), address)
+            binding.bind_input(name, place, device, np.bool_, list(shape), _address(name, tensor, shape))
         elif isinstance(tensor, module.OrtValue):
             binding.bind_ortvalue_input(name, tensor)
         else:
@@ -322,6 +319,13 @@ def _taken(name: str, tensor: Any, take: Callable[[Any], Any]) -> Any:
         return take(tensor)
     except Exception as err:  # the libraries raise exceptions of different types
         raise FeedError(f"input {name!r}: the tensor cannot be taken over: {err}") from err
+
+
+def _address(name: str, tensor: Any, shape: tuple[int, ...]) -> int:
+    """The address of a boolean tensor, which PyTorch and onnxruntime both give by `data_ptr`."""
+    if not hasattr(tensor, "data_ptr"):
+        raise FeedError(f"input {name!r}: got booleans of {type(tensor).__name__}, which has no data_ptr().")
+    return int(tensor.data_ptr()) if math.prod(shape) else 0
 
 
 BFLOAT16 = "bfloat16"

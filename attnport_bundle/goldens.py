@@ -45,7 +45,10 @@ class GoldenCases:
         self.manifest = manifest
         self._path = folder / manifest.goldens.file
         self._arrays = read_safetensors(read_regular(self._path, MAX_BYTES), str(self._path))
-        dtypes = self._dtypes()
+        dtypes: dict[str, str] = {}
+        for bound in manifest.goldens.bounds:
+            dtypes |= {f"{bound.case}/in/{spec.name}": spec.dtype for spec in manifest.io.inputs}
+            dtypes |= {f"{bound.case}/out/{bound.output}": "float64", f"{bound.case}/valid/{bound.output}": "bool"}
         differing = sorted(set(dtypes) ^ set(self._arrays))
         if differing:
             raise IntegrityError(f"{self._path}: {differing[0]!r} is on one side only of the manifest and the file.")
@@ -53,14 +56,6 @@ class GoldenCases:
             got = self._arrays[name].dtype
             if got != expected:
                 raise IntegrityError(f"{self._path}: {name!r}: got dtype {got}; expected {expected}.")
-
-    def _dtypes(self) -> dict[str, str]:
-        """The dtype of every array: inputs as the contract has them, references in float64."""
-        found: dict[str, str] = {}
-        for bound in self.manifest.goldens.bounds:
-            found |= {f"{bound.case}/in/{spec.name}": spec.dtype for spec in self.manifest.io.inputs}
-            found |= {f"{bound.case}/out/{bound.output}": "float64", f"{bound.case}/valid/{bound.output}": "bool"}
-        return found
 
     def inputs(self, case: str) -> dict[str, np.ndarray[Any, Any]]:
         """The inputs of a case."""

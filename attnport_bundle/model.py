@@ -157,7 +157,7 @@ class Model:
         """
         before = self.manifest.prompts.chosen(prompt)
         batches.embedding(self.io)  # a model that is no embedder is refused before its tokenizer is read
-        encode = functools.partial(self.tokenizer().encode, prompt=before)
+        encode = functools.partial(self._text().encode, prompt=before)
         return batches.embedded(self.run, self.io, encode, texts, tokens)
 
     def generate(self, prompts: Prompts, *, encoder: Model | None = None, **options: Any) -> Any:
@@ -200,8 +200,7 @@ class Model:
         own = Opened(self.run, self.io, self._tokenizer_file(), steps_of(self._session))
         return generate(own, self.io.decoder, prompts, **options)
 
-    def tokenizer(self) -> Tokenizer:
-        """What makes the inputs of texts. Raises BundleError without one, or as `Tokenizer`."""
+    def _text(self) -> Tokenizer:
         from .text.tokenizer import Tokenizer
 
         if self._tokenizer is None:

@@ -50,9 +50,7 @@ def selftest(
         check: Finds what is wrong before a model is opened; `attnport verify` looks for more.
 
     Raises:
-        BundleError: the folder is not a bundle, has a version that this reader does not know, or the key is refused.
-        IntegrityError: the manifest is malformed or, with a key, not signed with it.
-        RuntimeMissing: a key is given and the package cryptography is not installed.
+        BundleError: as `files.read_trusted`; or an argument has no meaning.
     """
     threads = arguments.threads(threads)
     manifest, fingerprint = files.read_trusted(folder, key)

@@ -37,7 +37,7 @@ def of_all_tokens(io: IOContract) -> IOContract:
     seq = next(name for name in ("seq", "new_tokens", "seq_") if name not in {dim.name for dim in io.dims})
     pasts = [dim for dim in (roles.past, io.window and io.window.dim) if dim]
     lengths: dict[str | int, str] = {sum_: f"{past}+{seq}" for past in pasts for sum_ in (f"{past}+1", f"1+{past}")}
-    by_token = (roles.ids, roles.mask, roles.positions, roles.window and roles.window.mask)
+    by_token = (roles.ids, roles.mask, roles.positions, roles.window_mask)
     followed = {output for _, output, axis in roles.caches if axis is not None}
 
     def longer(spec: TensorSpec) -> TensorSpec:
@@ -130,8 +130,8 @@ def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
             if roles.mask_covers_new and not roles.context and len(mask_BT) > 1 and length > PROMPT:
                 mask_BT[1, : roles.start + _LEFT] = 0
             feeds[roles.mask.name] = mask_BT
-        if roles.window and roles.mask:
-            feeds[roles.window.mask.name] = feeds[roles.mask.name].astype(roles.window.mask.dtype)
+        if roles.window_mask and roles.mask:
+            feeds[roles.window_mask.name] = feeds[roles.mask.name].astype(roles.window_mask.dtype)
         if roles.positions and roles.mask:
             feeds[roles.positions.name] = positions(feeds[roles.mask.name]).astype(roles.positions.dtype)
         yield case(io, name, GROUP, {spec.name: feeds[spec.name] for spec in io.inputs})

@@ -207,8 +207,8 @@ class Decoding:
             mask = {"all": whole_BT, "past": self._keep_BT, "new": keep_BS}[str(roles.mask_covers)]
             feeds[roles.mask.name] = mask.astype(roles.mask.dtype)
         new = ids_BS.shape[1]
-        if roles.window:
-            feeds[roles.window.mask.name] = whole_BT[:, -(self._kept + new) :].astype(roles.window.mask.dtype)
+        if roles.window_mask:
+            feeds[roles.window_mask.name] = whole_BT[:, -(self._kept + new) :].astype(roles.window_mask.dtype)
         if roles.positions:
             feeds[roles.positions.name] = positions(whole_BT)[:, -new:].astype(roles.positions.dtype)
         is_step = new == 1 and self._keep_BT.shape[1] > 0
@@ -229,12 +229,13 @@ class Decoding:
     @property
     def surplus(self) -> int:
         """How many places the next push lets go first, of the caches that hold the last ones alone."""
-        kept = self.roles.window
-        if kept is None:
+        window = self.roles.window
+        if window is None:
             return 0
         # Where nothing else copies a cache, its places are moved once in many steps.
-        spare = min(_more(kept.places), kept.most - kept.places) if self._steps is not self._copies else 1
-        found = self._kept - kept.places
+        room = self.roles.window_most - window.places
+        spare = min(_more(window.places), room) if self._steps is not self._copies else 1
+        found = self._kept - window.places
         return found if found >= max(1, spare) else 0
 
     def cache(self, name: str) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ..arguments import flag, integer, number, require, several
 from ..errors import FeedError, UsageError
@@ -174,20 +174,6 @@ class Decoder:
     rules: Rules | None
 
 
-class Kept(NamedTuple):
-    """Caches that hold the last tokens alone.
-
-    Attributes:
-        mask: What says which of these tokens and of the new ones are real, `[batch, window+seq]`.
-        places: How many they hold at least, where there are as many.
-        most: How many they hold at most.
-    """
-
-    mask: TensorSpec
-    places: int
-    most: int
-
-
 class Roles:
     """A decoder's inputs and outputs, which fit their use, and what follows from their dims.
 
@@ -200,7 +186,9 @@ class Roles:
         context: The other inputs, which are the same at every step: those of cross-attention.
         past, start: The dim of the cache's length, "" without one, and how many empty places it begins with.
         longest_seq, longest_past: The most new tokens of a pass, and the most tokens before them.
-        window: The caches that hold the last tokens alone; None = all hold all.
+        window, window_mask: Of the caches that hold the last tokens alone, and what says which of these and of the new
+            ones are real; None = all hold all.
+        window_most: The most tokens that these hold.
     """
 
     def __init__(self, io: IO, decoder: Decoder) -> None:
@@ -242,12 +230,11 @@ class Roles:
         self.longest_seq = dims[str(self._seq)].max if self._seq in dims else 1
         self.start = dims[self.past].min if self.past else 0
         self.longest_past = dims[self.past].max if self.past else _UNLIMITED
-        self.window: Kept | None = None
+        self.window, self.window_mask = window, inputs[own_mask or decoder.mask or ""] if window else None
+        self.window_most = dims[min(near)].max if near else 0
         if window:
-            most = dims[min(near)].max
-            self.window = Kept(inputs[own_mask or decoder.mask or ""], window.places, most)
-            if most < window.places:  # so few that none may go
-                self.longest_past = min(self.longest_past, most)
+            if self.window_most < window.places:  # so few that none may go
+                self.longest_past = min(self.longest_past, self.window_most)
             elif self.positions and self.positions.high:
                 self.longest_past = self.start + self.positions.high - 1
 

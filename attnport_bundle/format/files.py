@@ -69,22 +69,8 @@ def message(manifest: bytes) -> bytes:
     return _PREFIX + manifest
 
 
-def check_signature(manifest: bytes, key: Path, folder: Path) -> str:
-    """Checks the signature of a manifest, before anything in the manifest is used.
-
-    Args:
-        manifest: The bytes of `bundle.json`.
-        key: The public key, a PEM file.
-        folder: The bundle; the key may not lie in it.
-
-    Returns:
-        The key's fingerprint: the first 16 hex digits of the SHA-256 of its DER form.
-
-    Raises:
-        IntegrityError: there is no signature, or it was made for another manifest or with another key.
-        BundleError: the key lies inside the bundle, or is no Ed25519 public key.
-        RuntimeMissing: the package cryptography is not installed.
-    """
+def _check_signature(manifest: bytes, key: Path, folder: Path) -> str:
+    """Checks the signature of a manifest's bytes, before any of them is used; gives the key's fingerprint."""
     public, fingerprint = _public_key(key, folder)
     from cryptography.exceptions import InvalidSignature
 
@@ -123,7 +109,7 @@ def read_key(path: Path) -> bytes:
 
 
 def _public_key(path: Path, folder: Path) -> tuple[Ed25519PublicKey, str]:
-    """The public key in a PEM file, and its fingerprint."""
+    """The public key in a PEM file, and its fingerprint: the first 16 hex digits of the SHA-256 of its DER form."""
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -164,12 +150,13 @@ def read_trusted(folder: Path, key: Path | None) -> tuple[Manifest, str]:
         The manifest, and the fingerprint of the key ("" without one).
 
     Raises:
-        BundleError: the folder is not a bundle, has a version that this reader does not know, or the key is refused.
+        BundleError: the folder is not a bundle, has a version that this reader does not know, or the key is refused: it
+            lies in the bundle, or is no Ed25519 public key.
         IntegrityError: the manifest is malformed or, with a key, not signed with it.
         RuntimeMissing: a key is given and the package cryptography is not installed.
     """
     data = read_bytes(folder)
-    fingerprint = "" if key is None else check_signature(data, key, folder)
+    fingerprint = "" if key is None else _check_signature(data, key, folder)
     return from_bytes(data, str(folder / MANIFEST)), fingerprint
 
 

@@ -175,7 +175,8 @@ def open_session(
         cache: Keeps what TensorRT-RTX compiles; None = it is not kept.
 
     Raises:
-        RuntimeMissing: the runtime, provider or device is missing, or is not the one that the form requires.
+        RuntimeMissing: the runtime, provider or device is missing, does not compute in the form's precision, or is not
+            the one that the form requires.
         IntegrityError: the file is not the one that the manifest describes.
         BundleError: the runtime refuses the file.
     """

@@ -128,23 +128,14 @@ class Device:
 
     def upload(self, address: int, array: Any) -> None:
         """Copies a C-contiguous array to the device, in stream order."""
-        self._call(
-            "cuMemcpyHtoDAsync_v2",
-            ctypes.c_uint64(address),
-            ctypes.c_void_p(array.ctypes.data),
-            ctypes.c_size_t(array.nbytes),
-            ctypes.c_void_p(self.stream),
-        )
+        self._copy("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), ctypes.c_void_p(array.ctypes.data), array.nbytes)
 
     def download(self, array: Any, address: int) -> None:
         """Copies device memory into a C-contiguous array; the copy is complete after `synchronize`."""
-        self._call(
-            "cuMemcpyDtoHAsync_v2",
-            ctypes.c_void_p(array.ctypes.data),
-            ctypes.c_uint64(address),
-            ctypes.c_size_t(array.nbytes),
-            ctypes.c_void_p(self.stream),
-        )
+        self._copy("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(array.ctypes.data), ctypes.c_uint64(address), array.nbytes)
+
+    def _copy(self, function: str, target: Any, source: Any, size_bytes: int) -> None:
+        self._call(function, target, source, ctypes.c_size_t(size_bytes), ctypes.c_void_p(self.stream))
 
     def synchronize(self) -> None:
         """Waits for everything in the stream."""

@@ -127,12 +127,7 @@ _HEAD_BYTES = len(MAGIC) + hashlib.sha256().digest_size
 
 
 class RuntimeCache:
-    """The kept blob of one entry.
-
-    Args:
-        cache: Where it is kept.
-        entry: The name from `entry`.
-    """
+    """The kept blob of one entry."""
 
     def __init__(self, cache: Cache, entry: str) -> None:
         self._cache, self.name = cache, f"{entry}.rtxcache"

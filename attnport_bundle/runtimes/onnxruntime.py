@@ -81,17 +81,7 @@ class OnnxRuntimeSession(Session):
     """A session of ONNX Runtime; the attributes are `runtimes.Session`'s."""
 
     def __init__(self, module: Any, path: Path, form: Form, threads: int | None, mapped: bool = True) -> None:
-        """Opens the file.
-
-        Args:
-            threads: Compute threads; None = the runtime's own choice.
-            mapped: Whether weights files may be mapped; otherwise they are read.
-
-        Raises:
-            RuntimeMissing: ONNX Runtime was built without the provider, or the provider does not start here.
-            IntegrityError: a weights file cannot be read.
-            BundleError: ONNX Runtime refuses the file.
-        """
+        """Opens the file, as `runtimes.open_session` says."""
         provider = str(form.provider)
         if provider not in module.get_available_providers():
             raise RuntimeMissing(f"this onnxruntime was built without {provider}.")

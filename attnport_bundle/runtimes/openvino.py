@@ -112,7 +112,7 @@ class Stepping:
         self._made: Any = None
         self._lock = threading.Lock()
 
-    def __call__(self, roles: Roles) -> States | None:
+    def __call__(self, roles: Roles) -> _States | None:
         """See `decoding.caches.steps_of`; none either of a model that the plugin does not take with states.
 
         Raises:
@@ -129,7 +129,7 @@ class Stepping:
                     self._made = self._compile(changed)
                 except BundleError:  # 2026.4 finds a loop where the mask reads the length of a cache that it has fused
                     return None
-            return States(self._made, roles, self._guard)
+            return _States(self._made, roles, self._guard)
 
     def close(self) -> None:
         """Frees the model, once no batch uses it."""
@@ -160,16 +160,7 @@ class OpenVinoSession(Session):
     """A compiled model; the attributes are `runtimes.Session`'s. Calls from several threads take turns."""
 
     def __init__(self, module: Any, path: Path, form: Form, threads: int | None, mapped: bool = True) -> None:
-        """Opens the file.
-
-        Args:
-            threads: Compute threads; None = the plugin's own choice.
-            mapped: Whether weights files may be mapped; otherwise they are read.
-
-        Raises:
-            RuntimeMissing: the CPU does not compute in the plan's precision.
-            BundleError: OpenVINO refuses the file.
-        """
+        """Opens the file, as `runtimes.open_session` says."""
         try:
             core = module.Core()
             core.set_property({"ENABLE_MMAP": mapped})
@@ -263,11 +254,10 @@ def with_states(graph: Any, roles: Roles) -> Any | None:
     return openvino.Model(kept, assigned, [*given, rows], graph.get_friendly_name())
 
 
-class States:
+class _States:
     """`decoding.caches.Steps` of a compiled model with states."""
 
     def __init__(self, made: Any, roles: Roles, guard: Guard) -> None:
-        """Makes a request of the compiled model."""
         self._made, self._roles, self._guard = made, roles, guard
         self._request = made.create_infer_request()
         followed = {output for _, output, _ in roles.caches}
@@ -276,7 +266,6 @@ class States:
         self._given: dict[str, Array] = {}
 
     def begin(self, caches: Mapping[str, Array]) -> None:
-        """Takes caches, by input."""
         import openvino
 
         with self._guard(caches):
@@ -286,7 +275,6 @@ class States:
         self._rows = None
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Runs one new token of every text; gives the outputs that follow no cache."""
         import numpy as np
 
         batch = len(feeds[self._roles.ids.name])
@@ -299,11 +287,10 @@ class States:
         return outputs
 
     def take(self, rows: Array) -> None:
-        """Goes on with these rows of the batch; they are put into their order with the next token."""
+        # They are put into their order with the next token.
         self._rows = rows if self._rows is None else self._rows[rows]
 
     def drop(self, count: int) -> None:
-        """Lets the first places go, of the caches that hold the last ones alone."""
         import openvino
 
         from ..decoding.caches import dropped
@@ -315,7 +302,6 @@ class States:
                     state.state = openvino.Tensor(dropped(state.state.data, axes[state.name], count))
 
     def cache(self, name: str) -> Array:
-        """What the cache of an input holds."""
         import numpy as np
 
         with self._guard({}):
@@ -343,13 +329,13 @@ def signal_stack_kept() -> Iterator[None]:
     that was freed, and the next Ctrl-C is a segmentation fault (openvino 2026.4.1, seen in gdb; `sigaltstack` shows the
     stale address).
     """
-    # Other systems have no such call, or another order of fields in `stack_t`.
-    swap = getattr(ctypes.CDLL(None), "sigaltstack", None) if sys.platform == "linux" else None
-    before = _Stack()
-    known = swap is not None and swap(None, ctypes.byref(before)) == 0
+    if sys.platform != "linux":  # others have no such call, or another order of fields in `stack_t`
+        yield
+        return
+    library, before = ctypes.CDLL(None), _Stack()
+    library.sigaltstack(None, ctypes.byref(before))
     try:
         yield
     finally:
-        if swap is not None and known:
-            before.flags &= _DISABLED
-            swap(ctypes.byref(before), None)
+        before.flags &= _DISABLED
+        library.sigaltstack(ctypes.byref(before), None)

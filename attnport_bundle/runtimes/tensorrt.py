@@ -181,17 +181,7 @@ class EngineSession(Session):
 
 
 def open_engine(module: Any, path: Path, manifest: Manifest, name: str, cache: Cache | None) -> EngineSession:
-    """Opens the engine of the form `name`.
-
-    Args:
-        module: TensorRT or TensorRT-RTX, imported.
-        cache: Keeps what TensorRT-RTX compiles; None = it is not kept.
-
-    Raises:
-        RuntimeMissing: there is no GPU, or not one that the engine was built for.
-        IntegrityError: the file is not the bundled one.
-        BundleError: the runtime refuses the engine.
-    """
+    """Opens the engine of the form `name`, as `runtimes.open_session` says; `module` is TensorRT or TensorRT-RTX."""
     form = manifest.forms[name]
     device = cuda.Device()
     if form.requires.sm and device.sm not in form.requires.sm:

@@ -121,7 +121,7 @@ class Served(Model):  # type: ignore[misc]  # as above
         with suppress(FeedError):
             self._usual = [batches.embedding(self._model.io)]
             with suppress(BundleError):  # without a tokenizer, or with one that cannot be read
-                self._tokenizer = self._model.tokenizer()
+                self._tokenizer = self._model._text()
         self.input_names = [each["name"] for each in self.get_input_types()]
         self._tokens = options.max_batch_tokens or batches.TOKENS
         self._joining: Joining | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..arguments import shown
+from ..arguments import LARGEST, integer, shown
 from ..errors import BundleError, FeedError
 
 ENGINES = {"kserve": "kserve", "ray": "ray-serve"}
@@ -27,9 +27,11 @@ LETTERS = 16
 PLACES = 16
 """The places of a request's texts, each padded to the longest, for each token that it may have."""
 
+_LAST_PORT = 65535
 
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+
+def _option(default: Any, text: str, least: int = 1, most: int = LARGEST) -> Any:
+    return field(default=default, metadata={"help": text, "limits": (least, most)})
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,11 @@ class Options:
     """How bundles are served. Each attribute is an option of the command line, with its help in the metadata."""
 
     host: str = _option("127.0.0.1", "Where to listen; 0.0.0.0 = on every address of the machine.")
-    port: int = _option(8080, "HTTP port.")
-    grpc_port: int = _option(8081, "gRPC port; 0 = no gRPC.")
-    threads: int = _option(0, "Compute threads; 0 = the runtime's choice, and 1 a replica on Ray.")
-    max_batch_tokens: int = _option(1024, "Requests are joined up to so many tokens; 0 = one at a time.")
-    wait_ms: int = _option(2, "How long a request waits for others to join it.")
+    port: int = _option(8080, "HTTP port.", 1, _LAST_PORT)
+    grpc_port: int = _option(8081, "gRPC port; 0 = no gRPC.", 0, _LAST_PORT)
+    threads: int = _option(0, "Compute threads; 0 = the runtime's choice, and 1 a replica on Ray.", 0)
+    max_batch_tokens: int = _option(1024, "Requests are joined up to so many tokens; 0 = one at a time.", 0)
+    wait_ms: int = _option(2, "How long a request waits for others to join it.", 0)
     max_waiting: int = _option(256, "Requests at a time; further ones are answered with 503.")
     max_request_tokens: int = _option(65536, "The most tokens of a request; items, for a model without.")
     max_request_bytes: int = _option(8 << 20, "The most bytes of a request; 413 beyond.")
@@ -50,17 +52,13 @@ class Options:
     grace_s: int = _option(30, "Seconds for the requests that were accepted, once the server is told to stop.")
     replicas: int = _option(1, "Ray: processes; each has every model.")
     address: str = _option("", "Ray: a cluster's address; default: RAY_ADDRESS, or a new cluster here.")
-    metrics_port: int = _option(0, "Ray: port of a new cluster's metrics; 0 = any.")
+    metrics_port: int = _option(0, "Ray: port of a new cluster's metrics; 0 = any.", 0, _LAST_PORT)
 
     def __post_init__(self) -> None:
-        """Raises BundleError for a number that is too small, or for a port too large."""
+        """Raises FeedError for a number that is too small, or for a port too large."""
         for each in dataclasses.fields(self):
-            value = getattr(self, each.name)
-            least = 0 if each.name in _MAY_BE_ZERO else 1
-            port = each.name.endswith("port")
-            if isinstance(value, int) and (value < least or (port and value > _LAST_PORT)):
-                expected = f"{least} to {_LAST_PORT}" if port else f"{least} or more"
-                raise BundleError(f"{each.name}: got {value}; expected {expected}.")
+            if isinstance(each.default, int):
+                integer(each.name, getattr(self, each.name), *each.metadata["limits"])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,10 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def chosen(arguments: argparse.Namespace) -> Options:
     """The options that a command line gives."""
     return Options(**{each.name: getattr(arguments, each.name) for each in dataclasses.fields(Options)})
-
-
-_MAY_BE_ZERO = ("grpc_port", "threads", "max_batch_tokens", "wait_ms", "metrics_port")
-_LAST_PORT = 65535
 
 
 def within(got: int, most: int, what: str, advice: str) -> None:

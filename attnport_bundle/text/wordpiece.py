@@ -36,16 +36,9 @@ class Tokens(NamedTuple):
 
 
 class WordPiece:
-    """The tokenizer of one `tokenizer.json`.
+    """The tokenizer of one `tokenizer.json`; the attributes are those of `tokenizer.PackageTokenizer`."""
 
-    Attributes:
-        pad_id: The id of padding.
-        left: Whether padding stands before a text: never, as such a file has no `tokenizer.chars`.
-        special: The ids of special tokens.
-        around: The number of tokens around a text.
-    """
-
-    left = False
+    left = False  # a file that pads texts at their beginning has no `tokenizer.chars`
 
     def __init__(self, path: Path, characters: Mapping[int, str]) -> None:
         """Reads the file.
