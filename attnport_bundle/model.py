@@ -172,10 +172,11 @@ class Model:
             start: With an encoder, the tokens or ids that a text begins with, and which are not part of it; None, the
                 default, those that the model was exported with.
             max_tokens: The most new tokens of a prompt; 64 by default.
-            temperature: 0, the default, takes the likeliest token; above it, tokens are drawn, by one beam.
-            top_k: Draw among so many of the likeliest.
+            temperature: 0, the default, takes the likeliest token; above it, tokens are drawn, by one beam, from
+                flatter scores the higher it is.
+            top_k: Draw among so many of the likeliest; 0, the default, is all.
             top_p: Draw among the likeliest that together have this probability.
-            seed: Of the draws.
+            seed: Of the draws; None, the default, are others each time.
             beams: More than 1: beam search; None, the default, as many as the model was exported with.
             repetition_penalty, no_repeat_ngram, min_tokens, suppress, ...: Every attribute of `decoder.Rules`, of
                 token ids; None, the default, as the model was exported.

@@ -44,9 +44,7 @@ def selftest(
     """Checks a bundle. The model is opened only if every file is as it was bundled.
 
     Args:
-        folder: The bundle.
-        threads: Compute threads, 1 or more; None = the runtime's own choice.
-        key: The public key that the bundle must be signed with, a PEM file from outside the bundle; None = not checked.
+        threads, key: As `threads` and `require_signature` of `model.load`; without a key, that is a row of the report.
         check: Finds what is wrong before a model is opened; `attnport verify` looks for more.
 
     Raises:

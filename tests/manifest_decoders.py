@@ -132,10 +132,10 @@ WRONG_DECODERS: dict[str, tuple[Edit, str]] = {
     "rows below 0": (lambda m: decoder(m, rules=rules(no_repeat_ngram=-1)), "no_repeat_ngram: got -1"),
     "length below 0": (lambda m: decoder(m, rules=rules(min_length=-1)), "min_length: got -1"),
     "tokens below 0": (lambda m: decoder(m, rules=rules(min_tokens=-1)), "min_tokens: got -1"),
-    "a word of nothing": (lambda m: decoder(m, rules=rules(bad_words=[[]])), "bad_words: expected"),
-    "a word below 0": (lambda m: decoder(m, rules=rules(bad_words=[[-1]])), "bad_words: expected"),
+    "a word of nothing": (lambda m: decoder(m, rules=rules(bad_words=[[]])), "bad_words: got"),
+    "a word below 0": (lambda m: decoder(m, rules=rules(bad_words=[[-1]])), "bad_words: got -1"),
     **{
-        f"{name} of no token": (lambda m, name=name: decoder(m, rules=rules(**{name: [-1]})), f"{name}: got [-1]")
+        f"{name} of no token": (lambda m, name=name: decoder(m, rules=rules(**{name: [-1]})), f"{name}: got -1")
         for name in ("suppress", "suppress_first", "forced_first", "forced_last")
     },
     "ids of no input": (lambda m: decoder(m, ids="tokens"), "'tokens' is no input"),

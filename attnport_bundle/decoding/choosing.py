@@ -23,18 +23,7 @@ NO_TOKEN = "rules: they leave no token that may follow; take some of them back, 
 
 @dataclass(frozen=True)
 class Options:
-    """How tokens are chosen.
-
-    Attributes:
-        max_tokens: The most new tokens of a prompt.
-        temperature: 0 takes the likeliest token each time; above, tokens are drawn, from flatter scores the higher it
-            is.
-        top_k: Draw among so many of the likeliest; 0 = all.
-        top_p: Draw among the likeliest that together have this probability.
-        seed: Of the draws; None = others each time.
-        stop: Ids behind which a text ends; the id is part of the result.
-        rules: What else decides, and the number of beams.
-    """
+    """How tokens are chosen, as `Model.generate` says; here `stop` has ids, which are part of the result."""
 
     max_tokens: int = 64
     temperature: float = 0.0

@@ -60,10 +60,7 @@ class Session(Protocol):
     """A model file that a runtime has open.
 
     Attributes:
-        provider: What the file was opened with, as the runtime reports it: ONNX Runtime's first provider, or the
-            runtime.
-        version: The runtime's release.
-        machine: The device that it runs on.
+        provider, version, machine: As of `model.Model`.
         inputs, outputs: The inputs and outputs of the file.
         profiles: For each optimization profile of an engine, the smallest and largest shape of each input by name.
     """
