@@ -139,8 +139,9 @@ class _Items:
             real = real_places(masks, self._feeds)
             some = real[real.any(1)]
             self._left = bool(some[:, -1].all() and not some[:, 0].all())  # padding stands before the items
-            found = _lengths(real[:, ::-1] if self._left else real)
-            self.lengths = [dims[self._place].at_least(length) for length in found]
+            padded = (real if self._left else real[:, ::-1]).argmax(1)
+            needed = np.where(real.any(1), self._width - padded, 1)
+            self.lengths = [dims[self._place].at_least(int(length)) for length in needed]
 
     def part(self, batch: list[int]) -> Arrays:
         """The inputs of a batch, whose longest item is the first, cut to its length.
@@ -192,13 +193,6 @@ def real_places(masks: Sequence[MaskSpec], feeds: Mapping[str, Array]) -> Array:
     kept = [(feeds[str(mask.input)] != 0) == (mask.polarity == "keep") for mask in masks]
     real: Array = np.logical_or.reduce(kept)
     return real
-
-
-def _lengths(real: Array) -> list[int]:
-    """For each item, the places up to its last real token, at least one."""
-    last: Array = real.shape[1] - real[:, ::-1].argmax(1)
-    some: Any = real.any(1)
-    return [int(length) if any_real else 1 for length, any_real in zip(last, some, strict=True)]
 
 
 def embedding(io: IO) -> str:

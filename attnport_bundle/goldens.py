@@ -188,7 +188,12 @@ def read_safetensors(data: bytes, where: str) -> dict[str, np.ndarray[Any, Any]]
     start = _LENGTH_BYTES + header_bytes
     if len(data) < max(start, _LENGTH_BYTES) or header_bytes > MAX_HEADER_BYTES:
         raise IntegrityError(f"{where}: it is cut short, or its header is longer than {MAX_HEADER_BYTES} bytes.")
-    entries = _entries(data[_LENGTH_BYTES:start], f"{where}: header")
+    header, of_header = data[_LENGTH_BYTES:start], f"{where}: header"
+    if not header.startswith(b"{"):
+        raise IntegrityError(f"{of_header}: it is no JSON object.")
+    found = parse(header, of_header)
+    decode(Mapping[str, str], found.pop(_METADATA, {}), f"{of_header}.{_METADATA}")  # type: ignore[type-abstract]
+    entries = decode(Mapping[str, Entry], found, of_header)  # type: ignore[type-abstract]
     at = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         begin, end = entry.data_offsets
@@ -198,14 +203,6 @@ def read_safetensors(data: bytes, where: str) -> dict[str, np.ndarray[Any, Any]]
     if at != len(data) - start:
         raise IntegrityError(f"{where}: got {len(data) - start} bytes of data; its arrays take {at}.")
     return {name: _array(data, start, entry, f"{where}: {name!r}") for name, entry in entries.items()}
-
-
-def _entries(header: bytes, where: str) -> Mapping[str, Entry]:
-    if not header.startswith(b"{"):
-        raise IntegrityError(f"{where}: it is no JSON object.")
-    found = parse(header, where)
-    decode(Mapping[str, str], found.pop(_METADATA, {}), f"{where}.{_METADATA}")  # type: ignore[type-abstract]
-    return decode(Mapping[str, Entry], found, where)  # type: ignore[type-abstract]
 
 
 def _array(data: bytes, start: int, entry: Entry, where: str) -> np.ndarray[Any, Any]:

@@ -126,17 +126,14 @@ def _decode_dataclass(kind: type, value: Any, where: str, own: bool) -> Any:
         if key not in hints:
             raise IntegrityError(f"{where}: unknown key {shown(key)}.")
     for field in dataclasses.fields(kind):
-        if field.name not in value and not (own and _has_default(field)):
+        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        if field.name not in value and not (own and has_default):
             raise IntegrityError(f"{where}: key {field.name!r} is missing.")
     fields = {key: _decode(hints[key], item, _place(where, key), own) for key, item in value.items()}
     try:
         return kind(**fields)
     except (UsageError, ValueError) as err:
         raise IntegrityError(f"{where}: {err}") from err
-
-
-def _has_default(field: dataclasses.Field[Any]) -> bool:
-    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
 @functools.cache

@@ -9,9 +9,7 @@ because only this user can write to the folder. TensorRT-RTX itself refuses a bl
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import json
 import os
 import stat
 import sys
@@ -21,8 +19,6 @@ from pathlib import Path
 
 from ..errors import BundleError, BundleWarning
 from ..format.files import open_regular
-from ..format.manifest import Manifest
-from . import Machine
 
 VARIABLE = "ATTNPORT_CACHE"
 MAX_BYTES = 1 << 30
@@ -110,16 +106,6 @@ def _problem(status: os.stat_result) -> str:
     if status.st_uid != os.getuid():
         return f"it belongs to user {status.st_uid}"
     return "others may write to it" if status.st_mode & _OTHERS_WRITE else ""
-
-
-def entry(manifest: Manifest, form: str, version: str, machine: Machine) -> str:
-    """The name of the entry for one form, on one release of its runtime and one device with one driver.
-
-    The name depends on the whole manifest, which holds the digest of every file. A changed model, golden or bound
-    therefore has another entry.
-    """
-    identity = [dataclasses.asdict(manifest), form, version, dataclasses.asdict(machine)]
-    return hashlib.sha256(json.dumps(identity, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 MAGIC = b"attnport-rtx-2\0\0"

@@ -6,7 +6,9 @@ bfloat16 as uint16. Digest, version, header and device are compared before an en
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +19,8 @@ from ..errors import BundleError, FeedError, IntegrityError, RuntimeMissing, esc
 from ..feeds import BFLOAT16, storage
 from ..format.files import read_regular
 from ..format.manifest import Manifest, shown_name
-from . import Port, Range, Session, cuda
-from .kernels import Cache, RuntimeCache, entry
+from . import Machine, Port, Range, Session, cuda
+from .kernels import Cache, RuntimeCache
 
 if TYPE_CHECKING:
     import numpy as np
@@ -200,6 +202,16 @@ def open_engine(module: Any, path: Path, manifest: Manifest, name: str, cache: C
     except BaseException:
         device.close()
         raise
+
+
+def entry(manifest: Manifest, form: str, version: str, machine: Machine) -> str:
+    """The name of the entry for one form, on one release of its runtime and one device with one driver.
+
+    The name depends on the whole manifest, which holds the digest of every file. A changed model, golden or bound
+    therefore has another entry.
+    """
+    identity = [dataclasses.asdict(manifest), form, version, dataclasses.asdict(machine)]
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def choose_profile(profiles: Sequence[Mapping[str, Range]], shapes: Mapping[str, tuple[int, ...]]) -> int:

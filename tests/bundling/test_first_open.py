@@ -15,7 +15,7 @@ from attnport_bundle.errors import BundleWarning
 from attnport_bundle.format.manifest import read
 from attnport_bundle.goldens import GoldenCases
 from attnport_bundle.runtimes import Machine
-from attnport_bundle.runtimes.kernels import entry
+from attnport_bundle.runtimes.tensorrt import entry
 
 UNPROVED = {"proof": "graph-only"}
 
