@@ -324,7 +324,7 @@ class _Fusing:
                 plan="fp32" if integers else self.plan,
                 masks=io.masks,
                 sizes=io.profile().sizes("opt"),
-                islands=islands and islands.nodes,
+                islands=islands.nodes if islands else None,
                 without=without,
             )
             if integers:
