@@ -31,7 +31,10 @@ from attnport.parities import PaddedRows as PaddedRows
 from attnport.parities import ParityReport as ParityReport
 from attnport.parities import RuntimeParity as RuntimeParity
 from attnport.parities import Ulps as Ulps
-from attnport.precisions import FINER as FINER
+from attnport.precisions import AUTO as AUTO
+from attnport.precisions import CASTS as CASTS
+from attnport.precisions import INTEGERS as INTEGERS
+from attnport.precisions import PLANS as PLANS
 from attnport.precisions import IntegerPlan as IntegerPlan
 from attnport.precisions import Island as Island
 from attnport.precisions import PrecisionPlan as PrecisionPlan
@@ -50,16 +53,10 @@ if TYPE_CHECKING:
 
 MANIFEST = "attnport.json"
 FORMAT = 1
-PLANS = ("fp32", "fp16", "bf16", "fp16_islands", "bf16_islands")
-"""Precision plans. `fp16`/`bf16`: the module cast. `*_islands`: fp32 with only q, k, v cast around attention."""
 UNKNOWN_SIZE = "?"
 """A size of an output that runs of the module do not tell; export replaces it by what the torch graph says."""
 OWN_HALF = "attnport.own_half"
 """The key of a model's metadata that holds the half types in which it computes by itself, whatever its plan."""
-AUTO = "auto"
-"""fp16 with the islands of fp32 that a search finds necessary; its eager twin rounds as fp16 and never overflows."""
-INTEGERS = ("int8", "int8_bf16", "int4", "int4_bf16")
-"""Linear layers in int8 or with weights of 4 bits, all else in float32 or in bf16; `tune` writes them, by a metric."""
 
 MANY = "/many"
 """Ends the name of the operator for several new tokens in a form that writes to its caches; the anchor of the attention

@@ -1,10 +1,65 @@
-"""What a search for a precision plan found, as stored with a form. Import these from `artifacts`."""
+"""Precision plans, and what a search for one found, as stored with a form. Import these from `artifacts`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Plan:
+    """In which types a form computes.
+
+    Attributes:
+        name: As options, files and reports have it.
+        eps: The distance from 1 to the next number in the type of its results; the floor of a bound is a multiple.
+        half: NumPy's name of its half type; "" = it has none.
+        islands: Whether only the q, k and v of attention are cast to `half`, and the output back to float32.
+        bits: The width of integers in the weights of linear layers; 0 = none are in integers.
+        finer: For linear layers in integers: what those have that would lose too much.
+        searched: Whether a search decides which parts stay finer: by a bound for `auto`, by a metric for integers.
+    """
+
+    name: str
+    eps: float
+    half: str = ""
+    islands: bool = False
+    bits: int = 0
+    finer: str = ""
+    searched: bool = False
+
+    @property
+    def cast(self) -> str:
+        """The type that a module is cast to as a whole."""
+        return "float32" if self.islands or self.searched or not self.half else self.half
+
+
+AUTO = "auto"
+"""fp16 with the islands of fp32 that a search finds necessary; its eager twin rounds as fp16 and never overflows."""
+
+_OF_FLOATS = (
+    Plan("fp32", 2.0**-23),
+    Plan("fp16", 2.0**-10, "float16"),
+    Plan("bf16", 2.0**-7, "bfloat16"),
+    # Nothing but q, k and v is rounded to the half type.
+    Plan("fp16_islands", 2.0**-23, "float16", islands=True),
+    Plan("bf16_islands", 2.0**-23, "bfloat16", islands=True),
+    Plan(AUTO, 2.0**-10, "float16", searched=True),
+)
+_OF_INTEGERS = (
+    Plan("int8_bf16", 2.0**-7, "bfloat16", bits=8, finer="float32", searched=True),
+    Plan("int8", 2.0**-7, bits=8, finer="float32", searched=True),
+    Plan("int4_bf16", 2.0**-7, "bfloat16", bits=4, finer="8 bits", searched=True),
+    Plan("int4", 2.0**-7, bits=4, finer="8 bits", searched=True),
+)
+
+PLANS = {plan.name: plan for plan in (*_OF_FLOATS, *_OF_INTEGERS)}
+"""Every precision plan by its name, the plainest first."""
+CASTS = tuple(name for name, plan in PLANS.items() if not plan.searched)
+"""The plans that are a cast of the module, or of q, k and v around its attentions."""
+INTEGERS = tuple(name for name, plan in PLANS.items() if plan.bits)
+"""Linear layers in int8 or with weights of 4 bits, all else in float32 or in bf16; `tune` writes them, by a metric."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +146,6 @@ class Score:
         return ", ".join(f"{same} of {every} {kind} the same" for kind, (same, every) in self.counts.items())
 
 
-FINER = {8: "float32", 4: "8 bits"}
-"""By the bits of a form's layers, what those have that lose too much."""
-
-
 @dataclass(frozen=True)
 class IntegerPlan:
     """Which linear layers of a form are in int8 or have weights of 4 bits, and what that costs by a metric.
@@ -108,7 +159,7 @@ class IntegerPlan:
         reference: That of the same target's form in float32.
         max_drop: The largest drop that was allowed, as a share of `reference`.
         layers: The number of linear layers.
-        kept: Those that stay in what `FINER` says, since the drop would be larger.
+        kept: Those that stay in what `Plan.finer` says, since the drop would be larger.
         drop_of_all: The drop with every layer in integers.
         items: How many inputs ranges were taken of for int8, and how many others were scored.
         evaluations: The number of graphs that were scored.
@@ -140,7 +191,7 @@ class IntegerPlan:
     @property
     def share(self) -> str:
         """`20 of 24 layers in int8`; `20 of 24 layers in int4, the others in 8 bits`."""
-        others = f", the others in {FINER[self.bits]}" if self.kept and self.bits == 4 else ""
+        others = ", the others in 8 bits" if self.kept and self.bits == 4 else ""
         return f"{self.layers - len(self.kept)} of {self.layers} layers in int{self.bits}{others}"
 
 

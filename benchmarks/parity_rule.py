@@ -22,11 +22,11 @@ from typing import Any
 import parity_arithmetic as arithmetic
 import torch
 
-from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.artifacts import PLANS, IOContract, ModelSpec, Source
 from attnport.cases.inputs import Case, cases
 from attnport.dims import Dim, TensorSpec
 from attnport.masks.spec import MaskSpec
-from attnport.parity.bound import EPS, FACTORS, NO_ROUNDING
+from attnport.parity.bound import FACTORS, NO_ROUNDING
 from attnport.parity.eager import DRAWS, Eager
 from attnport.parity.evaluate import References, make_references, measure_session
 from attnport.parity.metrics import Errors, measure_all
@@ -107,7 +107,7 @@ def fails_now(found: Measured, results: Results, further: int) -> bool:
         first = found.runs[0][case]
         verdict = wrong_anyway(found, case, errors, first)
         if verdict is None:
-            floor = 4 * EPS[found.plan] * errors.reference_rms
+            floor = 4 * PLANS[found.plan].eps * errors.reference_rms
             shares = []
             for number in range(further + 1):
                 runs = [run[case] for run in found.runs[: number + 1] if run[case].rms is not None]
@@ -136,7 +136,7 @@ def failed_before(found: Measured, results: Results) -> bool:
         if verdict:
             return True
         if verdict is None:
-            floor = 4 * EPS[found.plan] * errors.reference_rms
+            floor = 4 * PLANS[found.plan].eps * errors.reference_rms
             rms_bound, max_bound = 2 * worst[case][0] + floor, 4 * usual + floor
             if case in found.extremes:
                 max_bound = max(4 * worst[case][1] + floor, rms_bound * math.sqrt(errors.elements))
@@ -146,7 +146,7 @@ def failed_before(found: Measured, results: Results) -> bool:
         return bool(over)
     widest = {case: max(run[case].rms or 0.0 for run in found.runs) for case in over}
     return any(
-        share(results[case].rms, 2 * widest[case] + 4 * EPS[found.plan] * results[case].reference_rms) > 1
+        share(results[case].rms, 2 * widest[case] + 4 * PLANS[found.plan].eps * results[case].reference_rms) > 1
         for case in over
     )
 

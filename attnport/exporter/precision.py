@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnport.artifacts import AUTO
+from attnport.artifacts import PLANS
 from attnport.errors import ExportError
 from attnport.exporter.naming import all_nodes, all_values, branches
 from attnport.exporter.passes.angles import keep_angles
@@ -39,9 +39,9 @@ def apply(model: ir.Model, plan: str, islands: Collection[str] = ()) -> int:
     """
     import onnx_ir as ir
 
-    half = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16, AUTO: ir.DataType.FLOAT16}.get(plan)
-    if half is None:
+    if PLANS[plan].islands or not PLANS[plan].half:
         return 0
+    half = ir.DataType[PLANS[plan].half.upper()]
     for node in model.graph:
         if any(branches(node)):
             raise ExportError(

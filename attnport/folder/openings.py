@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnport.artifacts import INTEGERS, PLANS, Capabilities, Manifest, Session
+from attnport.artifacts import CASTS, INTEGERS, PLANS, Capabilities, Manifest, Session
 from attnport.errors import UnavailableError, UsageError
 from attnport.folder.workspace import check_files, load_spec
 from attnport.jsonfile import digest_file
@@ -84,8 +84,8 @@ def stage_of(stage: str, file: str, plan: str | None) -> tuple[str, str]:
     """
     if plan is None:
         return stage, file
-    if plan not in PLANS:
-        raise UsageError(f"--dtype {plan!r}: expected one of {', '.join(PLANS)}.")
+    if plan not in CASTS:
+        raise UsageError(f"--dtype {plan!r}: expected one of {', '.join(CASTS)}.")
     return f"{stage}:{plan}", str(Path(file).with_suffix(f".{plan}.json"))
 
 
@@ -201,7 +201,7 @@ def opened(folder: Path, manifest: Manifest, name: str, threads: int | None = No
     openings = model_openings(runtime, folder, manifest, found.plans, threads)
     opening = openings.get(f"{own}.{plan}" if plan else own) or (None if plan else next(iter(openings.values()), None))
     if opening is None:
-        form = plan if plan in (*PLANS, *INTEGERS) else None
+        form = plan if plan in PLANS else None
         why = (form and not_in(found, form)) or why_none(runtime, form)
         there = f"; there is {', '.join(openings)}" if openings else ""
         raise UnavailableError(f"{name} has nothing to open in {folder}: {why}{there}.")

@@ -11,14 +11,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attnport.artifacts import Candidate, Interval, LatencyReport, LatencyRow, ParityReport
+from attnport.artifacts import PLANS, Candidate, Interval, LatencyReport, LatencyRow, ParityReport
 from attnport.folder.openings import name_of
 from attnport.latency.statistics import ratio_interval
 from attnport.reporting.choice import Choice, Deployable
 from attnport.runtimes import base
 
 CHOSEN, SLOWER, NO_FASTER, REFUSED, NOT_RUN = "chosen", "slower", "no faster", "refused", "NOT_RUN"
-PLAINEST_FIRST = ("fp32", "bf16", "int8_bf16", "int8", "int4_bf16", "int4")
 NO_PARITY = "parity was not checked"
 NO_LATENCY = "nothing was timed"
 
@@ -74,7 +73,7 @@ def _best(timed: Sequence[_Timed]) -> _Timed:
 
 
 def _plainness(plan: str) -> int:
-    return PLAINEST_FIRST.index(plan) if plan in PLAINEST_FIRST else len(PLAINEST_FIRST)
+    return list(PLANS).index(plan) if plan in PLANS else len(PLANS)
 
 
 def rank(candidates: Sequence[Candidate], latency: Mapping[int, LatencyReport]) -> tuple[Candidate, ...]:

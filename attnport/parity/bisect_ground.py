@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnport.artifacts import Manifest, ParityReport, RuntimeParity
+from attnport.artifacts import PLANS, Manifest, ParityReport, RuntimeParity
 from attnport.cases.inputs import Array, Case, validity
 from attnport.dims import TensorSpec
 from attnport.errors import UnavailableError
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 SAMPLES = 3
 FORM = "form "
 """What stands before a form's name, where runtimes and forms are told in one list."""
-_CASTS = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass
@@ -106,7 +105,7 @@ class Ground:
         if (plan, float64) not in self._traced:
             # As it was exported: with the outputs that are left out later, or the names would be others.
             whole = reload(self.manifest.source)
-            cast = plan if plan in _CASTS and not float64 else ""
+            cast = "" if float64 or PLANS[plan].cast == "float32" else plan
             if cast not in self._programs:
                 self.progress(f"tracing the module {cast}")
                 module = whole.make()
@@ -133,4 +132,4 @@ class Ground:
 def _cast(module: nn.Module, plan: str) -> nn.Module:
     import torch
 
-    return cast(module, getattr(torch, _CASTS[plan]))
+    return cast(module, getattr(torch, PLANS[plan].cast))

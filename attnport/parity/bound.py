@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from attnport.artifacts import (
     AUTO,
-    INTEGERS,
+    PLANS,
     CaseResult,
     InvarianceResult,
     ParityReport,
@@ -40,16 +40,6 @@ NO_ROUNDING = 100
 COSINE = 0.99999
 """The least cosine of an embedding to the float64 one, in fp32 plans."""
 
-# An islands model computes in float32 but for q, k and v, so float32 rounding is its floor.
-EPS = {
-    "fp32": 2.0**-23,
-    "fp16": 2.0**-10,
-    "bf16": 2.0**-7,
-    "fp16_islands": 2.0**-23,
-    "bf16_islands": 2.0**-23,
-    **dict.fromkeys(INTEGERS, 2.0**-7),
-}
-EPS[AUTO] = EPS["fp16"]
 _MOST_NAMED = 4
 """Results that the reason of a failure names."""
 
@@ -102,7 +92,7 @@ _NO_TWIN = "PyTorch cannot run the module"
 
 def floor(plan: str, reference_rms: float) -> float:
     """The part of a bound that does not depend on what PyTorch's own error is."""
-    return 4 * EPS[plan] * reference_rms
+    return 4 * PLANS[plan].eps * reference_rms
 
 
 def judge(case: str, output: str, errors: Errors, by: Yardstick) -> CaseResult:

@@ -25,7 +25,7 @@ import numpy as np
 
 from attnport.artifacts import (
     AUTO,
-    FINER,
+    PLANS,
     IntegerPlan,
     Island,
     Manifest,
@@ -292,7 +292,8 @@ class Integers(Variants):
     """Graphs with linear layers in int8, or with weights of 4 bits.
 
     Attributes:
-        bits: 8 or 4. Layers that are kept are then in float32, or have weights of 8 bits.
+        bits: 8 or 4.
+        finer: What the layers that are kept have: `float32` or `8 bits`.
         layers: The number of weights of each layer by its name, in topological order.
     """
 
@@ -316,7 +317,7 @@ class Integers(Variants):
         usual = manifest.io.profile().sizes("opt")
         lowering.lower(model, manifest.attentions, plan="fp32", masks=manifest.io.masks, sizes=usual)
         super().__init__(folder, model, runtime, opening, scratch)
-        self.bits, self.items = bits_of(opening.plan), items
+        self.bits, self.finer, self.items = PLANS[opening.plan].bits, PLANS[opening.plan].finer, items
         found = layers(model)
         self.layers = {layer.name: layer.weights for layer in found}
         self._seen = self._ranges(found) if found and self.bits == 8 else {}
@@ -363,11 +364,6 @@ class Integers(Variants):
             )
             for layer in found
         }
-
-
-def bits_of(plan: str) -> int:
-    """8 or 4, of one of `artifacts.INTEGERS`."""
-    return int(plan[3])
 
 
 def plan_precision(
@@ -579,7 +575,7 @@ def plan_integers(
     count, scores = len(graphs.layers), dict[Names, Score]()
 
     def drop_with(kept: Names) -> float:
-        progress(f"int{graphs.bits}: {len(kept)} of {count} layers in {FINER[graphs.bits]}")
+        progress(f"int{graphs.bits}: {len(kept)} of {count} layers in {graphs.finer}")
         with graphs.open(kept) as session:
             scores[kept] = metric(session)
         return drop(scores[kept], reference)

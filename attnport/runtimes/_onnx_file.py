@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import AUTO, OWN_HALF, IOContract
+from attnport.artifacts import OWN_HALF, PLANS, IOContract
 from attnport.errors import ArtifactError, IntegrityError, UsageError, whole_cause
 from attnport.example_values import continued
 from attnport.runtimes._session import check_names
@@ -16,7 +16,6 @@ from attnport_bundle.format import expressions
 if TYPE_CHECKING:
     import onnx
 
-_HALF_OF_PLAN = {"fp16": "FLOAT16", "bf16": "BFLOAT16", AUTO: "FLOAT16"}
 _HALVES = ("float16", "bfloat16")
 
 
@@ -70,12 +69,14 @@ def checked_model(runtime: str, opening: Opening) -> tuple[Path, onnx.ModelProto
     inputs = [value.name for value in model.graph.input if value.name not in weights]
     check_names(opening.io, inputs, [value.name for value in model.graph.output], str(opening.model))
     declared = {spec.name for spec in (*opening.io.inputs, *opening.io.outputs) if spec.dtype in _HALVES}
-    wanted = {_HALF_OF_PLAN[half] for half in _HALF_OF_PLAN if opening.plan.startswith(half)}
+    plan = PLANS[opening.plan]
+    # Beside integers, bf16 is a setting of the runtime.
+    wanted = {plan.half.upper()} if plan.half and not plan.bits else set()
     used = half_types(model, but=declared if half_types(model) != wanted else ())
     own = {kind for entry in model.metadata_props if entry.key == OWN_HALF for kind in entry.value.split(",")}
     wanted, used = wanted - own, used - own
     # Islands of a model without attention have nothing in half precision, and the plan auto may keep all in float32.
-    if used != wanted and not (opening.plan.endswith(("_islands", AUTO)) and not used):
+    if used != wanted and not ((plan.islands or plan.searched) and not used):
         raise ArtifactError(
             f"{opening.model} was opened as {opening.plan}, which has "
             f"{' and '.join(sorted(wanted)) or 'no half-precision'} tensors; it has "

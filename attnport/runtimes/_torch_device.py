@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import Capabilities
+from attnport.artifacts import PLANS, Capabilities
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes._torch_cast import cast
@@ -157,7 +157,7 @@ def probe(
         return Capabilities(runtime, False, err.message, err.hint, version=version)
     except Exception as err:  # a half-installed wheel or driver fails anywhere
         return Capabilities(runtime, False, f"torch does not work on this GPU: {first_line(err)}", version=version)
-    able = tuple(plan for plan in plans if device.bf16 or not plan.startswith("bf16"))
+    able = tuple(plan for plan in plans if device.bf16 or PLANS[plan].half != "bfloat16")
     return Capabilities(runtime, True, version=version, devices=(device.name,), plans=able)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from attnport.artifacts import AUTO
+from attnport.artifacts import AUTO, PLANS
 from attnport.errors import SpecError
 from attnport.runtimes._torch_range import DispatchMode, HalfWithoutOverflow
 
@@ -313,8 +313,10 @@ def active(*modes: DispatchMode | TorchFunctionMode) -> Iterator[None]:
         yield
 
 
-HALF_OF_ISLANDS = {"fp16_islands": torch.float16, "bf16_islands": torch.bfloat16}
-"""The type in which attention runs; the rest of the module is float32."""
+def half_of_islands(plan: str) -> torch.dtype | None:
+    """The type in which attention runs at a plan that leaves the rest of the module in float32; None at others."""
+    half: torch.dtype | None = getattr(torch, PLANS[plan].half) if PLANS[plan].islands else None
+    return half
 
 
 def modes_for(
@@ -325,8 +327,8 @@ def modes_for(
     chosen: list[DispatchMode | TorchFunctionMode] = [StepByStep()] if step_by_step and plan != AUTO else []
     if float64:
         chosen += [Double(widens=widens), _WideNumbers()]
-    elif plan in HALF_OF_ISLANDS:
-        chosen.append(Islands(HALF_OF_ISLANDS[plan]))
+    elif (half := half_of_islands(plan)) is not None:
+        chosen.append(Islands(half))
     elif plan == AUTO:
         chosen.append(HalfWithoutOverflow(step_by_step=step_by_step))
     return chosen

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from attnport.artifacts import PLANS
 from attnport.runtimes._session import Array
-from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, TiesInOrder, ZeroWithoutKey, active, modes_for
+from attnport.runtimes._torch_modes import TiesInOrder, ZeroWithoutKey, active, half_of_islands, modes_for
 from attnport.runtimes._written_attention import Found, Rounded
 from attnport.runtimes.torch_eager import to_array, to_tensor
 
@@ -39,8 +40,7 @@ class TracedModule:
         self._program, self._plan, self._float64 = program, plan, float64
         returned = [spec.arg.name for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
         self._outputs = dict(zip(outputs, returned, strict=True))
-        half = {"fp16": torch.float16, "bf16": torch.bfloat16}
-        self._dtype = torch.float64 if float64 else half.get(plan, torch.float32)
+        self._dtype = torch.float64 if float64 else getattr(torch, PLANS[plan].cast)
 
     def modules(self) -> dict[str, str]:
         """The module path of each named tensor."""
@@ -81,7 +81,7 @@ class TracedModule:
 
         arguments = self._arguments(feeds)
         modes = [TiesInOrder(), *modes_for(self._plan, float64=self._float64), ZeroWithoutKey()]
-        island = None if self._float64 else HALF_OF_ISLANDS.get(self._plan)
+        island = None if self._float64 else half_of_islands(self._plan)
         if island is not None:
             with active(products := Found()):
                 torch.fx.Interpreter(self._program.graph_module).run(*arguments)

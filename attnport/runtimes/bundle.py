@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
+from attnport.artifacts import CASTS, Capabilities, IOContract, Ran, Session
 from attnport.errors import ArtifactError, UnavailableError, UsageError
 from attnport.runtimes._ort import ONNX_RUNTIMES
 from attnport.runtimes._session import Array, CheckedSession, check_names, refused
@@ -30,7 +30,7 @@ class Bundle(Runtime):
 
     def probe(self) -> Capabilities:
         """Always available, as attnport has the reader; what a form needs is checked when it is opened."""
-        return Capabilities(self.name, True, version=f"format {VERSION}", devices=("as its forms ask",), plans=PLANS)
+        return Capabilities(self.name, True, version=f"format {VERSION}", devices=("as its forms ask",), plans=CASTS)
 
     def open(self, opening: Opening) -> Session:
         """Checks every file of the bundle and opens the form `opening.form`, and no other.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
+from attnport.artifacts import CASTS, Capabilities, IOContract, Ran, Session
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes._onnx_file import broken, checked_model, half_types
@@ -42,7 +42,7 @@ class OnnxReference(Runtime):
                 True,
                 version=str(onnx.__version__),
                 devices=("CPU",),
-                plans=PLANS,
+                plans=CASTS,
                 max_opset=int(onnx.defs.onnx_opset_version()),
             )
         except Exception as err:  # a half-installed wheel fails anywhere

@@ -9,7 +9,7 @@ import contextlib
 from pathlib import Path
 from typing import ClassVar
 
-from attnport.artifacts import PLANS, Capabilities, EngineRecord, Session
+from attnport.artifacts import CASTS, Capabilities, EngineRecord, Session
 from attnport.errors import ArtifactError, IntegrityError, UnavailableError, UsageError, first_line
 from attnport.jsonfile import digest_file, digest_text
 from attnport.optional import require
@@ -43,7 +43,7 @@ class TensorRT(Runtime):
             reason = f"{self.module} does not work: {first_line(err)}"
             return Capabilities(self.name, False, reason, version=version, libraries=libraries)
         devices = (f"{device.name} (SM {device.sm})",)
-        return Capabilities(self.name, True, version=version, devices=devices, plans=PLANS, libraries=libraries)
+        return Capabilities(self.name, True, version=version, devices=devices, plans=CASTS, libraries=libraries)
 
     def libraries(self) -> dict[str, str]:
         """The libraries that the installed bindings need, by name, with the path that the loader finds."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from platform import platform
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from attnport.artifacts import PLANS as ALL
 from attnport.artifacts import Capabilities, IOContract, Ran, Session
 from attnport.errors import AttnportError, UnavailableError, UsageError, first_line, whole_cause
 from attnport.jsonfile import digest_text
@@ -26,7 +27,6 @@ from attnport.user_cache import cache
 if TYPE_CHECKING:
     import torch
 
-_CAST = {"fp16": "float16", "bf16": "bfloat16"}
 PLANS = ("fp32", "fp16", "bf16")
 MOST_GRAPHS = 64
 _GPP = "inductor compiles C++ for the CPU: install g++ (apt-get install g++), or name another compiler in CXX."
@@ -189,7 +189,7 @@ def plan_of(runtime: str, opening: Opening) -> torch.dtype:
     if opening.plan not in PLANS or opening.float64:
         plan = "fp64" if opening.float64 else opening.plan
         raise UnavailableError(f"{runtime} computes in {', '.join(PLANS)}; {plan} was asked for.")
-    return getattr(torch, _CAST.get(opening.plan, "float32"))  # type: ignore[no-any-return]  # found by name
+    return getattr(torch, ALL[opening.plan].cast)  # type: ignore[no-any-return]  # found by name
 
 
 def run_once(session: CheckedSession, io: IOContract) -> None:

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnport.artifacts import AUTO, PLANS, Capabilities, IOContract, ModelSpec, Ran, Session
+from attnport.artifacts import AUTO, CASTS, PLANS, Capabilities, IOContract, ModelSpec, Ran, Session
 from attnport.errors import SpecError, UnavailableError, UsageError
 from attnport.optional import require
 from attnport.runtimes._session import Array, CheckedSession, refused, undefined_outputs
@@ -20,8 +20,6 @@ from attnport_bundle.feeds import check_feeds
 
 if TYPE_CHECKING:
     import torch
-
-_CAST = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 class TorchEager(Runtime):
@@ -43,7 +41,7 @@ class TorchEager(Runtime):
             True,
             version=str(torch.__version__),
             devices=("CPU",),
-            plans=PLANS,
+            plans=CASTS,
         )
 
     def open(self, opening: Opening) -> Session:
@@ -76,9 +74,9 @@ def module_of(runtime: str, opening: Opening) -> tuple[torch.nn.Module, torch.dt
 
     if opening.spec is None:
         raise UsageError(f"{runtime} opens a module; got none.")
-    if opening.plan not in (*PLANS, AUTO):
-        raise UsageError(f"precision plan {opening.plan!r}; expected one of {', '.join((*PLANS, AUTO))}.")
-    dtype = torch.float64 if opening.float64 else getattr(torch, _CAST.get(opening.plan, "float32"))
+    if opening.plan not in (*CASTS, AUTO):
+        raise UsageError(f"precision plan {opening.plan!r}; expected one of {', '.join((*CASTS, AUTO))}.")
+    dtype = torch.float64 if opening.float64 else getattr(torch, PLANS[opening.plan].cast)
     return opening.spec.make().eval(), dtype
 
 
@@ -97,7 +95,7 @@ class EagerCall:
 
     def __init__(self, opening: Opening, module: torch.nn.Module, *, widens: bool = False, own: bool = False) -> None:
         """`own`: nobody else has the module, so that its weights may be changed."""
-        from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, TiesInOrder, modes_for
+        from attnport.runtimes._torch_modes import TiesInOrder, half_of_islands, modes_for
 
         self._nudged = opening.nudged
         if opening.nudged is not None:
@@ -117,7 +115,7 @@ class EagerCall:
         self._looks = opening.float64
         self.undefined: tuple[bool, ...] = ()
         self.gave_numbers = False
-        self._island = None if opening.float64 else HALF_OF_ISLANDS.get(opening.plan)
+        self._island = None if opening.float64 else half_of_islands(opening.plan)
         self._rounds = opening.plan == AUTO and not opening.float64
 
     def __call__(self, tensors: dict[str, torch.Tensor]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from attnport.artifacts import PLANS, Capabilities, Ran, Session
+from attnport.artifacts import CASTS, Capabilities, Ran, Session
 from attnport.runtimes import _torch_device
 from attnport.runtimes._torch_session import DeviceSession
 from attnport.runtimes.base import Kind, Opening, Runtime, available, physical_cores
@@ -21,7 +21,7 @@ class TorchEagerCuda(Runtime):
 
     def probe(self) -> Capabilities:
         """What the installed version can do here; never raises."""
-        return _torch_device.probe(self.name, PLANS, lambda device: None)
+        return _torch_device.probe(self.name, CASTS, lambda device: None)
 
     def open(self, opening: Opening) -> Session:
         """Makes the module, casts it to the plan and copies it to the GPU.

@@ -12,6 +12,7 @@ from statistics import median
 
 from attnport.artifacts import (
     INTEGERS,
+    PLANS,
     Candidate,
     Capabilities,
     Form,
@@ -33,7 +34,7 @@ from attnport.latency.choice import NOT_RUN, REFUSED, rank
 from attnport.latency.measuring import BASELINE, Effort, Measuring
 from attnport.latency.workloads import Workload
 from attnport.parity.evaluate import Progress
-from attnport.parity.finer import Integers, bits_of, plan_integers
+from attnport.parity.finer import Integers, plan_integers
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import set_plan
 from attnport.parity.scoring import Agreement, Metric, Perplexity, UserMetric
@@ -140,7 +141,7 @@ class Tuning:
         lowering = lowerings.get(runtime.form)
         bits = 4 if decoder_roles(manifest.io) else 8  # reading weights is a decoder's work
         known = (plan for plan in lowering.integers if plan in self.probed[runtime.name].plans)
-        plan = next((plan for plan in known if bits_of(plan) == bits), None)
+        plan = next((plan for plan in known if PLANS[plan].bits == bits), None)
         earlier = manifest.forms.get(lowering.form_key(plan)) if plan else None
         if plan is None or (earlier and earlier.integers and earlier.integers.inputs == inputs):
             return

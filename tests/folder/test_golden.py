@@ -10,7 +10,7 @@ import pytest
 import tiny_attention as tiny
 import torch
 
-from attnport.artifacts import AUTO, PLANS, IOContract, ModelSpec, Source
+from attnport.artifacts import AUTO, CASTS, IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError
 from attnport.parity.golden import CASES, add_eager, bounds, read_goldens, write_golden
@@ -26,12 +26,12 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("golden") / "golden.npz"
     write_golden(spec(), path)
     assert {name.split("/")[1] for name in np.load(path)} == {"in", "valid", "out", "eager"}
-    add_eager(spec(), path, lambda: path, {*PLANS, AUTO})
+    add_eager(spec(), path, lambda: path, {*CASTS, AUTO})
     return path
 
 
 def test_every_plan_has_a_bound_of_its_own_rounding(stored: Path) -> None:
-    plans = {*PLANS, AUTO}
+    plans = {*CASTS, AUTO}
     goldens = read_goldens(stored, tiny.IO, plans)
     assert {one.plan for one in goldens.bounds} == plans
     assert {one.case for one in goldens.bounds} <= {name.replace(" ", "_") for name in CASES}
@@ -67,7 +67,7 @@ def test_a_plan_that_is_there_is_not_computed_again(stored: Path) -> None:
     def unwanted() -> Path:
         raise AssertionError("nothing was to be written")
 
-    add_eager(spec(), stored, unwanted, {*PLANS, AUTO})
+    add_eager(spec(), stored, unwanted, {*CASTS, AUTO})
 
 
 def test_a_case_that_check_ran_more_than_once_is_allowed_what_check_allows(stored: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnport.artifacts import PLANS, Capabilities
+from attnport.artifacts import CASTS, Capabilities
 from attnport.dims import parse_profile
 from attnport.errors import EngineBuildError, ProfileError
 from attnport.folder.machine import machine
@@ -24,7 +24,7 @@ LARGE = {"bert_encoder": bert_base, "llama_decoder": llama_part}
 
 
 def there(name: str) -> Capabilities:
-    return Capabilities(name, True, version="1", devices=("GPU",), plans=PLANS)
+    return Capabilities(name, True, version="1", devices=("GPU",), plans=CASTS)
 
 
 def small(subject: Subject) -> Subject:

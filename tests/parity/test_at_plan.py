@@ -12,7 +12,7 @@ import pytest
 import tiny_model
 from pretended_torch import HostDevice, pretend
 
-from attnport.artifacts import PLANS, Capabilities, EngineRecord, Form, Ran, Session
+from attnport.artifacts import CASTS, Capabilities, EngineRecord, Form, Ran, Session
 from attnport.dims import TensorSpec
 from attnport.errors import ParityFailed, UnavailableError, UsageError
 from attnport.folder.openings import not_in, of_plan, openings_at, why_none
@@ -35,7 +35,7 @@ class Liar(base.Runtime):
     isolated = False
 
     def probe(self) -> Capabilities:
-        return Capabilities(self.name, True, plans=PLANS)
+        return Capabilities(self.name, True, plans=CASTS)
 
     def open(self, opening: base.Opening) -> Session:
         session = base.get("torch_eager").open(opening)
@@ -201,7 +201,7 @@ def test_forms_and_engines_of_other_plans_are_left_out(folder: Path) -> None:
 
 def test_bench_casts_modules_to_the_plan_and_says_what_has_none(folder: Path) -> None:
     probed = {
-        name: Capabilities(name, True, plans=plans) for name, plans in (("torch_eager", PLANS), ("ort_cpu", ("fp32",)))
+        name: Capabilities(name, True, plans=plans) for name, plans in (("torch_eager", CASTS), ("ort_cpu", ("fp32",)))
     }
     chosen = [base.get(name) for name in probed]
     timed = subjects(chosen, probed, folder, open_folder(folder), 1, plan="fp16")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attnport.artifacts import (
+    PLANS,
     Argmax,
     CaseResult,
     InvarianceResult,
@@ -154,10 +155,9 @@ def test_integer_outputs_are_compared_as_integers() -> None:
 
 
 def test_cosine_is_a_gate_of_its_own_for_float32_embeddings_alone() -> None:
-    wide = dict.fromkeys(parity.EPS, 1.0)
     turned = EXPECTED["pooled"].copy()
     turned[1] += 0.02 * np.array([1, -1, 1, -1])
-    for plan in wide:
+    for plan in PLANS:
         result = judged(turned, "pooled", yardstick(plan, rms=1.0, largest=1.0))
         assert result.cosine is not None
         assert result.cosine < parity.COSINE
@@ -198,7 +198,7 @@ def spreads(difference: float) -> Spreads:
 
 
 def test_padding_may_change_rows_by_rounding_alone() -> None:
-    bound = 2 * (2 * SMALL + 4 * parity.EPS["fp32"])
+    bound = 2 * (2 * SMALL + 4 * PLANS["fp32"].eps)
     (passed,) = parity.judge_invariance(spreads(0.99 * bound), yardstick(), ["c"])
     (failed,) = parity.judge_invariance(spreads(1.01 * bound), yardstick(), ["c"])
     assert (passed.verdict, failed.verdict) == ("PASS", "FAIL")

@@ -13,7 +13,7 @@ import tiny_model
 import torch
 from pretended_torch import RUNTIMES, HostDevice, pretend
 
-from attnport.artifacts import DEVICE_PARTS, PLANS, ModelSpec, Source
+from attnport.artifacts import CASTS, DEVICE_PARTS, ModelSpec, Source
 from attnport.errors import FeedError, UnavailableError, UsageError
 from attnport.models import bert_encoder, llama_decoder
 from attnport.runtimes import _torch_device, base, torch_compile_cuda, torch_compile_tuned_cuda
@@ -68,7 +68,7 @@ def test_a_cuda_build_without_a_driver_says_what_is_missing(name: str, monkeypat
     assert base.get(name).probe().reason == "torch.cuda finds no GPU: No CUDA GPUs are available"
 
 
-@pytest.mark.parametrize(("major", "plans"), [(7, ("fp32", "fp16", "fp16_islands")), (9, PLANS)])
+@pytest.mark.parametrize(("major", "plans"), [(7, ("fp32", "fp16", "fp16_islands")), (9, CASTS)])
 def test_a_gpu_is_named_with_its_capability_and_has_bf16_from_ampere_on(
     major: int, plans: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,7 +215,7 @@ def test_tf32_is_no_fp32(setting: str, said: str) -> None:
         torch.set_float32_matmul_precision(had)
 
 
-@pytest.mark.parametrize("plan", [*PLANS, "float64"])
+@pytest.mark.parametrize("plan", [*CASTS, "float64"])
 @pytest.mark.parametrize("model", [bert_encoder, llama_decoder])
 def test_nothing_that_a_run_makes_stays_on_the_host(model: Any, plan: str) -> None:
     """PyTorch's `meta` device has no memory, but refuses tensors of the host beside its own as a GPU does."""
@@ -243,7 +243,7 @@ def test_a_tensor_that_stays_on_the_host_is_noticed() -> None:
 
 
 def test_every_plan_has_its_modes_whatever_the_device() -> None:
-    assert all(len(modes_for(plan, float64=False)) == plan.endswith("islands") for plan in PLANS)
+    assert all(len(modes_for(plan, float64=False)) == plan.endswith("islands") for plan in CASTS)
 
 
 def needs(name: str) -> Runtime:

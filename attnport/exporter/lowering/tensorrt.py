@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from attnport.artifacts import PLANS
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.attention_op import attention_op
 from attnport.exporter.forms.depth import head_dims, narrowed, widened
@@ -52,7 +53,7 @@ class TensorRt(Lowering):
         """
         import onnx_ir as ir
 
-        compute = {"fp16_islands": ir.DataType.FLOAT16, "bf16_islands": ir.DataType.BFLOAT16}.get(plan)
+        compute = ir.DataType[PLANS[plan].half.upper()] if PLANS[plan].islands else None
         changes: list[str] = []
         key_depth, value_depth = head_dims(attention)
         depth = None if plan == "fp32" else _kernel_depth(key_depth, value_depth)
