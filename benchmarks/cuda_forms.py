@@ -5,7 +5,7 @@
 fp16, with every mask given as bool `[B,1,S,T]`. What is timed is the attention with what a form needs around it: the
 cache put together, transpositions, repeated heads, the mask as a bias. Inputs and outputs are bound to memory of the
 device, and a form runs as a CUDA graph; times are medians of 7 turns of 10 calls by the host's clock, until the device
-is done. The kernel is what ONNX Runtime prints (attnport/runtimes/_ort_kernels.py). Errors are the largest beside
+is done. The kernel is what ONNX Runtime prints (attnport/runtimes/_ort.py). Errors are the largest beside
 float64, and beside zero in a row without an allowed key. `--device cpu` shows that the graphs are right without a GPU.
 """
 
@@ -23,8 +23,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from attnport.runtimes._libraries import load_cuda
-from attnport.runtimes._ort_kernels import printed_kernels
+from attnport.runtimes._cuda import load_cuda
+from attnport.runtimes._ort import printed_kernels
 
 HALF = TensorProto.FLOAT16
 CONTRIB = "com.microsoft"

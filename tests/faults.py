@@ -295,11 +295,11 @@ tests/runtimes/test_ort_cpu.py
   attnport/runtimes/_onnx_file.py: a model may take weights from outside its folder
     - if entry.key == "location" and (place.is_absolute() or ".." in place.parts):
     + if entry.key == "location" and place.is_absolute():
-  attnport/runtimes/_ort_evidence.py: an operator that was taken apart counts as fused
+  attnport/runtimes/_ort.py: an operator that was taken apart counts as fused
     - if node is None or event is None or (node.domain, node.op_type) not in FUSED_OPS:
     + if node is None or event is None:
 tests/runtimes/test_openvino.py
-  attnport/runtimes/_openvino_evidence.py: a layer with a part of an attention counts as all of it
+  attnport/runtimes/openvino.py: a layer with a part of an attention counts as all of it
     - if not names <= originals or
     + if not names & originals or
 tests/parity/test_inputs.py

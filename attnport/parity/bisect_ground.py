@@ -22,8 +22,8 @@ from attnport.parity.probes import Probes
 from attnport.parity.searching import Budget
 from attnport.processes.isolated import Limits
 from attnport.runtimes import base
-from attnport.runtimes._torch_cast import cast
 from attnport.runtimes.base import Opening
+from attnport.runtimes.torch_eager import cast
 from attnport.sources.onnx_file import is_onnx
 
 if TYPE_CHECKING:

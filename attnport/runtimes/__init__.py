@@ -1,1 +1,13 @@
-"""Runtimes, one in each file, found by the file's name."""
+"""Ways to run a model. A file without `_` is a runtime, and defines `RUNTIME`; its name is the file's.
+
+To be read in this order:
+
+- `base`: what every runtime is, and how one is found by its name; `_session`: what every session is.
+- `onnx_reference`, `ort_cpu`, `openvino`: files of ONNX on the CPU. `_onnx_file` checks them; `_ort` is what runtimes
+  of ONNX Runtime share; `_reference_ops` has operators of the evaluator.
+- `torch_eager`: the module itself, by which everything is judged. `_torch_modes` changes how PyTorch computes it: in
+  float64, and in the precision plans that are no cast of a module.
+- `torch_compile`; and `torch_eager_cuda`, `torch_compile_cuda`, `torch_compile_tuned_cuda` on `_torch_device`.
+- `ort_cuda`, `tensorrt`, `tensorrt_rtx`, `ort_tensorrt`, `ort_tensorrt_rtx`: GPUs by `_cuda`.
+- `bundle`: any of these, as the reader of bundles opens it.
+"""

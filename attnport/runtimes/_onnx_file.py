@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import OWN_HALF, PLANS, IOContract
-from attnport.errors import ArtifactError, IntegrityError, UsageError, whole_cause
+from attnport.errors import ArtifactError, IntegrityError, whole_cause
 from attnport.example_values import continued
 from attnport.runtimes._session import check_names
 from attnport.runtimes.base import Opening
@@ -54,16 +54,14 @@ def broken(path: Path, err: BaseException) -> ArtifactError:
     )
 
 
-def checked_model(runtime: str, opening: Opening) -> tuple[Path, onnx.ModelProto]:
+def checked_model(opening: Opening) -> tuple[Path, onnx.ModelProto]:
     """The file of an opening and its graph, after checking them against the contract and the plan.
 
     Raises:
-        UsageError: no file was given.
         ArtifactError: the file is unreadable, or its inputs, outputs or precision are not those of contract and plan.
         IntegrityError: its external data lies outside its folder.
     """
-    if opening.model is None:
-        raise UsageError(f"{runtime} opens an ONNX file; got none.")
+    assert opening.model is not None
     model = read_graph(opening.model)
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value.name for value in model.graph.input if value.name not in weights]
@@ -112,7 +110,7 @@ def external_files(model: onnx.ModelProto) -> tuple[str, ...]:
 
 def _tensors(graph: Any) -> Iterator[Any]:
     yield from graph.initializer
-    for node in _walk(graph.node):
+    for node in walk(graph.node):
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
@@ -121,17 +119,18 @@ def _tensors(graph: Any) -> Iterator[Any]:
 
 
 def _nodes(model: Any) -> Iterator[Any]:
-    yield from _walk(model.graph.node)
+    yield from walk(model.graph.node)
     for function in model.functions:
-        yield from _walk(function.node)
+        yield from walk(function.node)
 
 
-def _walk(nodes: Any) -> Iterator[Any]:
+def walk(nodes: Any) -> Iterator[Any]:
+    """Nodes, each followed by those of its branches."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                yield from _walk(attribute.g.node)
+                yield from walk(attribute.g.node)
 
 
 def small_feeds(

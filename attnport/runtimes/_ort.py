@@ -1,23 +1,28 @@
-"""Code that all ONNX Runtime sessions share, whatever their execution provider."""
+"""What all runtimes of ONNX Runtime share, whatever their execution provider: sessions, their errors, runs that are
+profiled, and the evidence that an attention is one kernel."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
+import os
+import re
+import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnport.artifacts import IOContract, Ran
+from attnport.artifacts import MANY, Evidence, IOContract, Ran
 from attnport.errors import ArtifactError, UnavailableError, UsageError, first_line, whole_cause
-from attnport.runtimes._onnx_file import read_graph, small_feeds
-from attnport.runtimes._ort_faults import unavailable, unopened
+from attnport.runtimes._onnx_file import broken, read_graph, small_feeds, walk
 from attnport.runtimes._session import Array, CheckedSession, refused
-from attnport.runtimes.base import physical_cores
+from attnport.runtimes.base import Runtime, physical_cores
 from attnport_bundle.decoding.caches import Buffers
+from attnport_bundle.format.decoder import IN_PLACE
 from attnport_bundle.runtimes.onnxruntime import CPU, WITHOUT_SKIP_NORMS, InPlace
 
 if TYPE_CHECKING:
@@ -37,6 +42,9 @@ TINY = '<ir_version: 10, opset_import: ["" : 18]> g (float[B] x) => (float[B] y)
 _FLOATS = ("float", "double", "float16", "bfloat16")
 # Operators that read a tensor's shape and none of its elements.
 _OF_SHAPES = ("Shape", "Size")
+_FAULT = re.compile(r"\b(cuda|cudnn(_fe)?|cublas(lt)?) (failure|error)\b|failed to load (shared )?library", re.I)
+"""A fault that a library of NVIDIA reports, a provider's library that does not load."""
+_NO_MEMORY = re.compile(r"out of memory|failed to allocate memory", re.I)
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,31 @@ def name_of(provider: Provider) -> str:
     if isinstance(provider, Plugin):
         return provider.name
     return provider if isinstance(provider, str) else provider[0]
+
+
+class OrtRuntime(Runtime):
+    """A runtime that is a provider of ONNX Runtime."""
+
+    opens = "onnx"
+    package = "onnxruntime"
+    distributions: ClassVar[tuple[str, ...]] = ONNX_RUNTIMES
+
+    def require_built(self, provider: str) -> None:
+        """Raises UnavailableError if this ONNX Runtime is built without a provider."""
+        import onnxruntime as ort
+
+        if provider not in ort.get_available_providers():
+            raise UnavailableError(f"this onnxruntime is built without {provider}.", hint=self.install)
+
+    def able_on(self, provider: Provider, hint: str = "") -> dict[str, Any]:
+        """What a runtime on a GPU is able to do, after a tiny model has run there: that it is built in says little.
+
+        Raises:
+            UnavailableError: the model does not run.
+        """
+        if answer := refusal(TINY, provider):
+            raise UnavailableError(f"{name_of(provider)} does not work here: {answer}", hint=hint)
+        return {"devices": ("CUDA",), "max_opset": max_opset(provider)}
 
 
 def options(threads: int | None) -> Any:
@@ -107,6 +140,32 @@ def open_session(model: Path | bytes, settings: Any, provider: Provider) -> Any:
     if session.get_providers()[0] != name:
         raise UnavailableError(f"{name} was asked for; the session runs on {', '.join(session.get_providers())}.")
     return session
+
+
+def unopened(model: Path, provider: str, err: BaseException) -> Exception:
+    """The error for a session that could not be made: `ArtifactError`, unless `unavailable` has another."""
+    return unavailable(provider, err) or broken(model, err)
+
+
+def unavailable(provider: str, err: BaseException) -> UnavailableError | MemoryError | None:
+    """The error of a device that cannot run the model; None on the CPU, and for errors about the model itself.
+
+    A lack of memory may be over the next time, so it is a MemoryError, as of every runtime.
+    """
+    from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
+
+    if provider == CPU:
+        return None
+    if isinstance(err, NoKernel):
+        return UnavailableError(
+            f"{provider} cannot run it: {whole_cause(err)}",
+            hint="This onnxruntime has no kernel there for these operators in these types; try another plan.",
+        )
+    if _NO_MEMORY.search(str(err)):
+        return MemoryError(f"{provider} has not enough memory: {whole_cause(err)}")
+    if _FAULT.search(str(err)):
+        return UnavailableError(f"{provider} failed: {whole_cause(err)}", hint="attnport doctor says what it wants.")
+    return None
 
 
 def refusal(text: str, provider: Provider) -> str:
@@ -304,3 +363,163 @@ def _to_array(value: Any) -> Array:
     shape = tuple(value.shape())
     raw = ctypes.string_at(value.data_ptr(), 2 * math.prod(shape)) if math.prod(shape) else b""
     return np.frombuffer(raw, ml_dtypes.bfloat16).reshape(shape)
+
+
+# --- evidence of fusion -------------------------------------------------------------------------------------------
+
+
+FUSED_OPS = {
+    ("", "Attention"),
+    ("com.microsoft", "Attention"),
+    ("com.microsoft", "MultiHeadAttention"),
+    ("com.microsoft", "GroupQueryAttention"),
+}
+"""Operators of which one kernel covers an attention from QK^T to PV."""
+
+_COPYING = ("MemcpyFromHost", "MemcpyToHost")
+
+# One operator is no proof of one kernel on CUDA: an attention operator chooses among kernels when it runs, and the last
+# choice, MATH, is several of them. With an environment variable, ONNX Runtime prints the choice on its standard output,
+# a line for each node that runs (measured with 1.31.1):
+#
+#     Operator=Attention Node=att DataType=fp16 SdpaKernel=FLASH_ATTENTION
+VARIABLE = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
+UNFUSED = "MATH"
+_STDOUT = 1
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LINE = re.compile(r"Operator=\S+ Node=(.+) DataType=\S+ SdpaKernel=(\S+)\s*")
+_ALIGNED = 8
+"""Some kernels want lengths that are multiples of 4, or of 8."""
+
+Kernels = dict[str, tuple[str, ...]]
+"""By node, the kernels that it ran as, each once."""
+
+
+def evidence(
+    model: Path,
+    anchors: Mapping[str, tuple[str, ...]],
+    provider: Provider,
+    io: IOContract | None = None,
+    *,
+    printing: bool = False,
+) -> dict[str, Evidence]:
+    """Evidence for attentions that are one operator in the session's optimised model and ran as one kernel.
+
+    A decomposed attention (three anchors) is never fused here: this runtime does not join its two products into one
+    kernel whose name could be traced back. Of a decoder that writes to its caches, both ways of an attention must be
+    fused: that of one new token, and that of several.
+
+    Args:
+        printing: Whether the operators of this provider print the kernel that they choose. Then that is the evidence,
+            at lengths that are multiples of 8; an operator that printed none gives no evidence.
+
+    Raises:
+        ArtifactError, UnavailableError: see `profiled`; or no operator printed a kernel.
+    """
+    graph = read_graph(model)
+    sizes = aligned_sizes(graph, io) if printing else {}
+    with printed_kernels() if printing else contextlib.nullcontext(None) as chosen:
+        of_step = _step_events(model, graph, provider, io, sizes)
+        events, optimised = profiled(model, provider, small_feeds(graph, io, sizes), io=io)
+    if chosen == {} and anchors:
+        raise UnavailableError("this onnxruntime printed no kernel of any attention.")
+    events += of_step
+    name, copies = name_of(provider), _copies(events)
+    nodes = {node.name: node for node in walk(optimised.graph.node)}
+    kernels = {event["name"]: event for event in events}
+    proofs = {}
+    for attention, anchor in anchors.items():
+        if len(anchor) != 1:
+            continue
+        ways = [way for way in (anchor[0], f"{anchor[0]}{MANY}") if way == anchor[0] or way in nodes]
+        found = [_proof(nodes.get(way), kernels.get(f"{way}_kernel_time"), name, chosen) for way in ways]
+        proved = [proof for proof in found if proof is not None]
+        if len(proved) == len(ways):
+            proofs[attention] = Evidence(proved[0].kernel, "; ".join(proof.text for proof in proved) + copies)
+    return proofs
+
+
+def _copies(events: Iterable[Mapping[str, Any]]) -> str:
+    """How often a run copied tensors between the devices, for a text; "" if it did not."""
+    count = sum(event["args"]["op_name"] in _COPYING for event in events)
+    return f"; {count} copies between CPU and device in this run, for nodes without a kernel there" if count else ""
+
+
+def _proof(
+    node: onnx.NodeProto | None, event: Mapping[str, Any] | None, provider: str, chosen: Kernels | None
+) -> Evidence | None:
+    """What an operator of the optimised model, its event in the profile and the kernel that it printed show."""
+    if node is None or event is None or (node.domain, node.op_type) not in FUSED_OPS:
+        return None
+    arguments = event["args"]
+    if (arguments["op_name"], arguments["provider"]) != (node.op_type, provider):
+        return None
+    text = (
+        f"optimised model: node {node.name} is {node.domain or 'ai.onnx'}.{node.op_type}; "
+        f"profile: {event['name']} on {arguments['provider']}, {event['dur']} us"
+    )
+    if chosen is None:
+        return Evidence(node.op_type, text)
+    ran_as = chosen.get(node.name, ())
+    if not ran_as or UNFUSED in ran_as:
+        return None
+    kernel = " and ".join(ran_as)
+    return Evidence(f"{node.op_type} {kernel}", f"{text}; ONNX Runtime printed SdpaKernel={kernel} for it")
+
+
+def _step_events(
+    model: Path, graph: onnx.ModelProto, provider: Provider, io: IOContract | None, sizes: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """The events of a run with one new token, of a model that writes to its caches then; none of others."""
+    ids = next((entry.value for entry in graph.metadata_props if entry.key == IN_PLACE), None)
+    if ids is None:
+        return []
+    shape = next(value.type.tensor_type.shape for value in graph.graph.input if value.name == ids)
+    return profiled(model, provider, small_feeds(graph, io, {**sizes, shape.dim[1].dim_param: 1}), False, io)[0]
+
+
+@contextlib.contextmanager
+def printed_kernels() -> Iterator[Kernels]:
+    """Has ONNX Runtime print the kernels of sessions that are made and run in the block.
+
+    Whatever is written to the standard output of the process meanwhile is read here, and appears nowhere else.
+
+    Yields:
+        A dict that is filled when the block ends.
+    """
+    kernels: Kernels = {}
+    before = os.environ.get(VARIABLE)
+    with tempfile.TemporaryFile() as printed:
+        sys.stdout.flush()
+        kept = os.dup(_STDOUT)
+        try:
+            os.dup2(printed.fileno(), _STDOUT)
+            os.environ[VARIABLE] = "1"
+            yield kernels
+        finally:
+            sys.stdout.flush()
+            os.dup2(kept, _STDOUT)
+            os.close(kept)
+            os.environ.pop(VARIABLE, None)
+            if before is not None:
+                os.environ[VARIABLE] = before
+        printed.seek(0)
+        kernels.update(kernels_in(printed.read().decode("utf-8", "replace")))
+
+
+def kernels_in(printed: str) -> Kernels:
+    """The kernels in what ONNX Runtime printed; a node without a line is missing."""
+    found: Kernels = {}
+    for line in _COLOUR.sub("", printed).splitlines():
+        if match := _LINE.fullmatch(line):
+            node, kernel = match.groups()
+            found[node] = tuple(dict.fromkeys((*found.get(node, ()), kernel)))
+    return found
+
+
+def aligned_sizes(graph: onnx.ModelProto, io: IOContract | None) -> dict[str, int]:
+    """Small sizes of a model's named dims that are multiples of 8, where the contract allows them."""
+    if io is not None:
+        return {dim.name: dim.at_least(-(-max(dim.min, 1) // _ALIGNED) * _ALIGNED) for dim in io.dims}
+    dims = {dim.dim_param for value in graph.graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param}
+    return dict.fromkeys(dims, _ALIGNED)

@@ -1,18 +1,21 @@
-"""A CUDA device through PyTorch: tensors on it, times between events on its stream, calls captured as a graph."""
+"""A CUDA device through PyTorch: tensors on it, times between events on its stream, calls captured as a graph; and the
+session of a module there."""
 
 # torch leaves its CUDA classes untyped.
 # mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import PLANS, Capabilities
+from attnport.artifacts import DEVICE_PARTS, PLANS
 from attnport.errors import UnavailableError, first_line
-from attnport.optional import require
-from attnport.runtimes._torch_cast import cast
+from attnport.runtimes._session import GRAPH, Array, DeviceTimed, refused
+from attnport.runtimes.base import Opening
+from attnport.runtimes.torch_eager import Call, TorchSession, cast, named_outputs, to_array
 from attnport_bundle.runtimes.cuda import load_driver
 
 if TYPE_CHECKING:
@@ -139,36 +142,10 @@ def _waits_refused() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(previous)
 
 
-def probe(
-    runtime: str, plans: tuple[str, ...], problem: Callable[[TorchDevice], tuple[str, str] | None]
-) -> Capabilities:
-    """The probe of a runtime that is PyTorch on a CUDA device; never raises.
-
-    Args:
-        problem: Checks what the runtime needs beyond a device. Returns a reason and a hint if it is missing, or None.
-    """
-    version = ""
-    try:
-        version = str(require("torch").__version__)
-        device = TorchDevice()
-        if missing := problem(device):
-            return Capabilities(runtime, False, *missing, version=version)
-    except UnavailableError as err:
-        return Capabilities(runtime, False, err.message, err.hint, version=version)
-    except Exception as err:  # a half-installed wheel or driver fails anywhere
-        return Capabilities(runtime, False, f"torch does not work on this GPU: {first_line(err)}", version=version)
+def able_on(device: TorchDevice, plans: tuple[str, ...]) -> dict[str, Any]:
+    """What a runtime with these plans is able to do on a device."""
     able = tuple(plan for plan in plans if device.bf16 or PLANS[plan].half != "bfloat16")
-    return Capabilities(runtime, True, version=version, devices=(device.name,), plans=able)
-
-
-def matmul_precision(plan: str) -> str:
-    """The plan as shown in reports; fp32 gets a note if PyTorch was told to compute products in TF32 or less."""
-    import torch
-
-    setting = torch.get_float32_matmul_precision()
-    if plan == "fp32" and setting == "highest" and torch.backends.cuda.matmul.allow_tf32:
-        setting = "TF32"
-    return plan if plan != "fp32" or setting == "highest" else f"{plan} (matmul {setting})"
+    return {"devices": (device.name,), "plans": able}
 
 
 def on(device: TorchDevice, module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
@@ -190,3 +167,68 @@ def memory_of(device: TorchDevice, dtype: torch.dtype) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as err:
         raise MemoryError(f"{device.name} has not enough memory for the weights in {dtype}: {first_line(err)}") from err
+
+
+class DeviceSession(TorchSession, DeviceTimed):
+    """Runs a callable that takes tensors by name, on a device."""
+
+    def __init__(
+        self, opening: Opening, device: TorchDevice, dtype: torch.dtype, call: Call, compiler: str = ""
+    ) -> None:
+        """As `TorchSession`, with what the callable computes on."""
+        super().__init__(opening, dtype, call, compiler, device.name)
+        self._device = device
+        self._graph: tuple[Any, dict[str, torch.Tensor], Callable[[], None], Any] | None = None
+
+    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        import torch
+
+        assert self._call is not None
+        with refused(self.ran.provider, feeds), torch.inference_mode(), whole_sums():
+            result = self._call(
+                {name: self._device.put(host_tensor) for name, host_tensor in self._in_own_types(feeds).items()}
+            )
+            return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
+
+    def _timed(self, feeds: Mapping[str, torch.Tensor], mode: str) -> dict[str, int]:
+        import torch
+
+        assert self._call is not None
+        call, device = self._call, self._device
+        with torch.inference_mode():
+            device_tensors, replay, result = self._captured(feeds) if mode == GRAPH else ({}, None, None)
+            marks = [device.mark()]
+            if replay is None:
+                device_tensors = {name: device.put(tensor) for name, tensor in feeds.items()}
+            else:
+                for name, tensor in feeds.items():
+                    device_tensors[name].copy_(tensor)
+            marks.append(device.mark())
+            if replay is None:
+                result = call(device_tensors)
+            else:
+                replay()
+            marks.append(device.mark())
+            for tensor in named_outputs(result, self._io).values():
+                tensor.cpu()
+            marks.append(device.mark())
+            device.wait()
+        times = [device.ns_between(*pair) for pair in itertools.pairwise(marks)]
+        return dict(zip(DEVICE_PARTS, times, strict=True))
+
+    def _captured(self, held: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Callable[[], None], Any]:
+        """Inputs, replay and result of the graph for these shapes; only the graph of the last shapes is kept."""
+        key = tuple((name, tuple(tensor.shape)) for name, tensor in held.items())
+        if self._graph is None or self._graph[0] != key:
+            self._graph = None
+            call = self._call
+            assert call is not None
+            inputs = {name: self._device.put(tensor).clone() for name, tensor in held.items()}
+            replay, result = self._device.captured(lambda: call(inputs))
+            self._graph = key, inputs, replay, result
+        return self._graph[1:]
+
+    def _free(self) -> None:
+        self._graph = None
+        super()._free()
+        self._device.free()

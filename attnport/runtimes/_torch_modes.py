@@ -1,4 +1,4 @@
-"""Dispatch modes that change how a torch module computes: zero in place of NaN, islands, float64.
+"""Dispatch modes that change how a torch module computes: zero in place of NaN, float64, and plans that are no cast.
 
 A dispatch mode sees every call that the module really makes, wherever it comes from (functional, Tensor method,
 `nn.MultiheadAttention`, a scripted part). Under `torch.inference_mode` it sees scaled_dot_product_attention and softmax
@@ -11,18 +11,21 @@ with the mode turned off.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from attnport.artifacts import AUTO, PLANS
 from attnport.errors import SpecError
-from attnport.runtimes._torch_range import DispatchMode, HalfWithoutOverflow
 
 HIDDEN = -9e3
 """Scores and additive masks at or below this hide a key: -inf, finfo.min, and -1e4 even with a real score added."""
@@ -35,6 +38,15 @@ _WIDE = {
     **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
     **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
 }
+
+
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode that torch does not wrap for its compiler: nothing is compiled while one is active, and the
+    wrapper imports `torch._dynamo`, which takes a second."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 class _NoFastPath(TorchFunctionMode):
@@ -150,7 +162,7 @@ class TiesInOrder(DispatchMode):
 class Islands(AttentionMode):
     """Casts q, k and v of scaled_dot_product_attention to half precision, and its output back.
 
-    For attention that a module writes out, see `_written_attention`.
+    For attention that a module writes out, see `_Numbered`.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -169,6 +181,108 @@ class Islands(AttentionMode):
 
         args, kwargs = tuple(map(narrowed, args)), {key: narrowed(value) for key, value in kwargs.items()}
         return func(q.to(self.dtype), k.to(self.dtype), v.to(self.dtype), *args, **kwargs).to(q.dtype)
+
+
+ATTENTION_PRODUCTS = {"matmul", "bmm", "mm", "baddbmm", "einsum"}
+# The result of a layer with weights no longer counts as scores or probabilities.
+LAYERS = {"linear", "conv1d", "conv2d", "embedding", "layer_norm"}
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """The products whose scores a tensor holds, and those whose probabilities, after a softmax."""
+
+    scores: frozenset[int] = frozenset()
+    probabilities: frozenset[int] = frozenset()
+
+    def __or__(self, other: _Origin) -> _Origin:
+        return _Origin(self.scores | other.scores, self.probabilities | other.probabilities)
+
+
+class _Numbered(DispatchMode):
+    """Numbers the products of a run, for the eager twin of `*_islands` where a module writes its attention out.
+
+    A single call does not show that it belongs to an attention, so the module runs twice. In the first run, `Found`
+    numbers the products, and records which of them compute scores for a softmax and which use its probabilities. In the
+    second, `Rounded` computes these products as a half-precision kernel does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = operator_name(func)
+        if name not in ATTENTION_PRODUCTS:
+            return self.other(name, func, args, kwargs or {})
+        number, self._count = self._count, self._count + 1
+        return self.product(number, func, args, kwargs or {})
+
+    def product(self, number: int, func: Any, args: Any, kwargs: Any) -> Any:
+        """The product with this number."""
+        return func(*args, **kwargs)
+
+    def other(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """Any other call."""
+        return func(*args, **kwargs)
+
+
+class Found(_Numbered):
+    """Finds the products of attentions; `scores` and `values` are the numbers of those before and after a softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores: set[int] = set()
+        self.values: set[int] = set()
+        self._origins: Any = WeakTensorKeyDictionary()
+
+    def product(self, number: int, func: Any, args: Any, kwargs: Any) -> Any:
+        """A product of probabilities is the last step of an attention."""
+        multiplied = self._origin_of(args, kwargs).probabilities
+        if multiplied:
+            self.scores |= multiplied
+            self.values.add(number)
+        return self._marked(func(*args, **kwargs), _Origin(scores=frozenset({number})))
+
+    def other(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result counts as scores if an argument does, and after a softmax as probabilities."""
+        origin = self._origin_of(args, kwargs)
+        if name in SOFTMAXES:
+            origin = _Origin(probabilities=origin.scores)
+        elif name in LAYERS:
+            origin = _Origin()
+        return self._marked(func(*args, **kwargs), origin)
+
+    def _origin_of(self, *given: Any) -> _Origin:
+        origin = _Origin()
+        for value in _tensors(given):
+            origin |= self._origins.get(value, _Origin())
+        return origin
+
+    def _marked(self, result: Any, origin: _Origin) -> Any:
+        for value in _tensors(result):
+            self._origins[value] = origin
+        return result
+
+
+class Rounded(_Numbered):
+    """Runs the products that `Found` found as a half-precision kernel does: it rounds their operands and the final
+    output, while scores and softmax are float32. With `step_by_step` it rounds the scores too."""
+
+    def __init__(self, found: Found, dtype: torch.dtype, *, step_by_step: bool = False) -> None:
+        super().__init__()
+        self._found, self._dtype = found, dtype
+        self._rounded = found.values | found.scores if step_by_step else found.values
+
+    def product(self, number: int, func: Any, args: Any, kwargs: Any) -> Any:
+        """Rounds the operands of every product of an attention, and the output of its last."""
+        if number not in self._found.scores | self._found.values:
+            return func(*args, **kwargs)
+        result = func(*tree_map_only(Tensor, self._round, args), **tree_map_only(Tensor, self._round, kwargs))
+        return self._round(result) if number in self._rounded else result
+
+    def _round(self, value: Tensor) -> Tensor:
+        return value.to(self._dtype).to(value.dtype) if value.is_floating_point() else value
 
 
 class StepByStep(AttentionMode):
@@ -294,6 +408,107 @@ class _WideNumbers(TorchFunctionMode):
         if of_numbers and any(isinstance(leaf, float) for leaf in tree_leaves((args, kwargs))):
             kwargs["dtype"] = torch.float64
         return func(*args, **kwargs)
+
+
+LARGEST = 65504.0
+_BITS = 11
+
+
+class HalfWithoutOverflow(DispatchMode):
+    """The eager twin of the plan `auto`: PyTorch with the rounding of fp16, but without overflow.
+
+    A module that overflows in fp16 gives no error to derive a bound from: its result is NaN, or finite and wrong, as
+    when a variance of inf makes a norm zero. So the module runs in float32, and every result is rounded to fp16. Values
+    above 65504, and those that fp16 would round to zero, are rounded to the same 11 significant bits instead. If
+    nothing overflows, these are the roundings of the module cast to fp16, whose kernels compute in float32 and round
+    once.
+
+    An operator that works in place is rounded in place; views stay views. With `step_by_step` the scores and the
+    probabilities of attention are rounded too, as in `Opening`.
+    """
+
+    def __init__(self, *, step_by_step: bool = False) -> None:
+        super().__init__()
+        self._steps = step_by_step
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = tree_map(_no_half, kwargs or {})
+        args = tree_map(_no_half, args)
+        if self._steps and func is torch.ops.aten.scaled_dot_product_attention.default:
+            return _by_steps(*args, **kwargs)
+        result = func(*args, **kwargs)
+        storages = {_storage(tensor) for tensor in _tensors((args, kwargs))}
+        if func._schema.is_mutable:
+            for tensor in _tensors(result):
+                tensor.copy_(rounded(tensor))
+            return result
+        return tree_map(lambda value: value if not _fresh(value, storages) else rounded(value), result)
+
+
+def _by_steps(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention with every step rounded. Source: the equivalent code in PyTorch's documentation of
+    scaled_dot_product_attention; like PyTorch, it multiplies both q and k by the root of the scale."""
+    mask = attn_mask if mask is None else mask
+    if enable_gqa:
+        k, v = (tensor.repeat_interleave(q.size(-3) // tensor.size(-3), -3) for tensor in (k, v))
+    root = math.sqrt(q.size(-1) ** -0.5 if scale is None else scale)
+    scores = rounded(rounded(q * root) @ rounded(k * root).transpose(-2, -1))
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else rounded(scores + mask)
+    weights = torch.where(torch.isneginf(scores.amax(-1, keepdim=True)), 0.0, scores.softmax(-1))
+    return rounded(rounded(weights) @ v)
+
+
+def rounded(tensor: Tensor) -> Tensor:
+    """A float32 tensor rounded to fp16, or to 11 significant bits outside its range; other tensors unchanged.
+
+    Values that fp16 would round to zero count as outside its range: an epsilon of 1e-9 must keep a division finite.
+    """
+    if tensor.dtype != torch.float32:
+        return tensor
+    mantissa, exponent = torch.frexp(tensor)
+    beyond = torch.ldexp(torch.round(mantissa * 2**_BITS), exponent - _BITS)
+    beyond = torch.where(torch.isfinite(tensor), beyond, tensor)
+    half = tensor.half().float()
+    return torch.where((tensor.abs() <= LARGEST) & ((half != 0) | (tensor == 0)), half, beyond)
+
+
+def round_parameters(module: torch.nn.Module) -> torch.nn.Module:
+    """Rounds a module's parameters and buffers, in place."""
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.copy_(rounded(tensor))
+    return module
+
+
+def _no_half(value: Any) -> Any:
+    """Replaces float16 by float32, so that a module that asks for float16 itself does not overflow either."""
+    return torch.float32 if value is torch.float16 else value
+
+
+def _fresh(value: Any, given: set[int]) -> bool:
+    return isinstance(value, Tensor) and _storage(value) not in given
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    return (value for value in tree_leaves(values) if isinstance(value, Tensor))
 
 
 def operator_name(func: Any) -> str:

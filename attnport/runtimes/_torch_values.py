@@ -16,8 +16,15 @@ import torch
 
 from attnport.artifacts import PLANS
 from attnport.runtimes._session import Array
-from attnport.runtimes._torch_modes import TiesInOrder, ZeroWithoutKey, active, half_of_islands, modes_for
-from attnport.runtimes._written_attention import Found, Rounded
+from attnport.runtimes._torch_modes import (
+    Found,
+    Rounded,
+    TiesInOrder,
+    ZeroWithoutKey,
+    active,
+    half_of_islands,
+    modes_for,
+)
 from attnport.runtimes.torch_eager import to_array, to_tensor
 
 _KINDS = torch.export.graph_signature.InputKind

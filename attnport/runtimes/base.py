@@ -7,11 +7,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from attnport import registry
-from attnport.artifacts import Capabilities, EngineRecord, Evidence, IOContract, ModelSpec, Session
-from attnport.errors import UnavailableError
+from attnport.artifacts import CASTS, Capabilities, EngineRecord, Evidence, IOContract, ModelSpec, Session
+from attnport.errors import MissingDependency, UnavailableError, UsageError, first_line
+from attnport.optional import require
 from attnport_bundle import arguments
 
 Kind = Literal["module", "onnx", "engine", "bundle"]
@@ -65,13 +66,24 @@ class Opening:
         arguments.threads(self.threads)
 
 
+_GIVEN = {"module": "a module", "onnx": "an ONNX file", "engine": "an engine's file", "bundle": "a bundle's folder"}
+
+
 class Runtime(abc.ABC):
     """One way to run a model.
+
+    A runtime says what it is `able` to do, how it makes a `session`, and, if it can, what is the `evidence` of fusion.
+    What all of them would repeat is here: a probe that never raises, and what is refused before anything is opened.
 
     Attributes:
         name: The file's name.
         opens: `module` (a ModelSpec), `onnx` (a lowered form), `engine`, or `bundle` (a folder that `bundle` wrote).
+        package: The Python package that it needs, by the name that is imported.
+        install: The command that installs what it needs, if it is not that of `optional.pip_line`.
         form: The lowering target whose form it runs; "" = the model as exported.
+        plans: The precision plans that it opens; () = those of which it is given a file or a module.
+        instead: What to use in the place of a plan that is not among them, for the hint.
+        fragile: Whether it may fail although its package is installed, so that it is probed before it opens a model.
         timed: Whether its latency is worth measuring (that of the reference evaluator is not).
         isolated: Whether `check` runs it in a process of its own, so that a crash, a hang or a lack of memory does not
             affect other runtimes. False if this process has the library loaded anyway.
@@ -84,7 +96,12 @@ class Runtime(abc.ABC):
 
     name: ClassVar[str]
     opens: ClassVar[Kind]
+    package: ClassVar[str] = ""
+    install: ClassVar[str] = ""
     form: ClassVar[str] = ""
+    plans: ClassVar[tuple[str, ...]] = ()
+    instead: ClassVar[str] = ""
+    fragile: ClassVar[bool] = False
     timed: ClassVar[bool] = True
     isolated: ClassVar[bool] = True
     gpu: ClassVar[bool] = False
@@ -92,19 +109,64 @@ class Runtime(abc.ABC):
     by_name: ClassVar[bool] = False
     distributions: ClassVar[tuple[str, ...]] = ()
 
-    @abc.abstractmethod
     def probe(self) -> Capabilities:
-        """What the installed version can do; never raises."""
+        """What the installed version can do here; never raises."""
+        version, libraries = "", dict[str, str]()
+        try:
+            libraries = self.libraries()
+            version = self.version()
+            able = {"devices": ("CPU",), "plans": self.plans or CASTS} | self.able()
+            return Capabilities(self.name, True, version=version, libraries=libraries, **able)
+        except UnavailableError as err:
+            hint = (isinstance(err, MissingDependency) and self.install) or err.hint
+            return Capabilities(self.name, False, err.message, hint, version, libraries=libraries)
+        except Exception as err:  # a half-installed wheel or driver fails anywhere
+            reason = f"{self.package} does not work: {first_line(err)}"
+            return Capabilities(self.name, False, reason, self.install, version, libraries=libraries)
 
-    @abc.abstractmethod
+    def version(self) -> str:
+        """The installed version. Raises MissingDependency."""
+        return str(self.module().__version__)
+
+    def module(self) -> Any:
+        """Imports `package`. Raises MissingDependency."""
+        return require(self.package)
+
+    def libraries(self) -> dict[str, str]:
+        """The NVIDIA libraries that it needs, by name, with the path that the loader finds; "" if it finds none."""
+        return {}
+
+    def able(self) -> dict[str, Any]:
+        """What it can do here, as fields of `Capabilities`; by default it computes on the CPU in its plans.
+
+        Raises:
+            UnavailableError: it does not work here. Any other exception counts as a damaged installation.
+        """
+        return {}
+
     def open(self, opening: Opening) -> Session:
         """Opens a model.
 
         Raises:
-            UnavailableError: the runtime is not installed, or there is no device.
-            ArtifactError: the file is not a model that this runtime can read.
-            IntegrityError: the engine is not the one in its record.
+            UsageError: `opening` holds nothing that this runtime opens.
+            UnavailableError: the runtime is not installed or does not work here, there is no device, it does not
+                compute in the plan, or it would compute on another device.
+            ArtifactError: the file is not a model that this runtime can read, or not of the contract or the plan.
+            IntegrityError: the file is not the recorded one, or its data lies outside its folder.
         """
+        if (opening.spec if self.opens == "module" else opening.model) is None:
+            raise UsageError(f"{self.name} opens {_GIVEN[self.opens]}; got none.")
+        plan = "fp64" if opening.float64 else opening.plan
+        if self.plans and plan not in self.plans:
+            raise UnavailableError(
+                f"{self.name} computes in {', '.join(self.plans)}; {plan} was asked for.", hint=self.instead
+            )
+        self._require()
+        return self.session(opening)
+
+    @abc.abstractmethod
+    def session(self, opening: Opening) -> Session:
+        """Opens what `open` has checked: there is a model of this kind, and a plan that this runtime computes in."""
 
     def fusion_evidence(
         self,
@@ -120,8 +182,26 @@ class Runtime(abc.ABC):
             anchors: Node names by attention: one attention operator, or (QK^T product, softmax, PV product).
             plan: The form's precision plan, for a runtime whose precision is a setting and not part of the graph.
             io: The inputs, for a runtime that runs the form once; None = what the file tells.
+
+        Raises:
+            UnavailableError: the runtime is not installed or does not work here, or it gives no evidence.
+            ArtifactError: the model cannot be read or run.
         """
+        self._require()
+        return self.evidence(model, anchors, plan, io)
+
+    def evidence(
+        self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str, io: IOContract | None
+    ) -> dict[str, Evidence]:
+        """As `fusion_evidence`, of a runtime that is there; by default there is none."""
         raise UnavailableError(f"{self.name} gives no fusion evidence.")
+
+    def _require(self) -> None:
+        """Raises UnavailableError if the runtime is not installed, or is `fragile` and does not work here."""
+        if self.fragile:
+            available(self)
+        elif self.package:
+            self.module()
 
 
 def names() -> list[str]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from attnport.artifacts import CASTS, Capabilities, IOContract, Ran, Session
-from attnport.errors import ArtifactError, UnavailableError, UsageError
+from attnport.artifacts import IOContract, Ran, Session
+from attnport.errors import ArtifactError, UnavailableError
 from attnport.runtimes._ort import ONNX_RUNTIMES
 from attnport.runtimes._session import Array, CheckedSession, check_names, refused
-from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
+from attnport.runtimes.base import Opening, Runtime, physical_cores
 from attnport.runtimes.tensorrt import TensorRT
 from attnport.runtimes.tensorrt_rtx import TensorRTRTX
 from attnport_bundle.format.contract import IO
@@ -24,19 +24,22 @@ from attnport_bundle.runtimes import Machine
 class Bundle(Runtime):
     """The Python reader, on the runtime of the bundle's form."""
 
-    name: ClassVar[str] = "bundle"
-    opens: ClassVar[Kind] = "bundle"
+    name = "bundle"
+    opens = "bundle"
     distributions = (*ONNX_RUNTIMES, "openvino*", *TensorRT.distributions, *TensorRTRTX.distributions)
 
-    def probe(self) -> Capabilities:
-        """Always available, as attnport has the reader; what a form needs is checked when it is opened."""
-        return Capabilities(self.name, True, version=f"format {VERSION}", devices=("as its forms ask",), plans=CASTS)
+    def version(self) -> str:
+        """That of the format, as attnport has the reader; what a form needs is checked when it is opened."""
+        return f"format {VERSION}"
 
-    def open(self, opening: Opening) -> Session:
+    def able(self) -> dict[str, Any]:
+        """What the forms of a bundle are able to do."""
+        return {"devices": ("as its forms ask",)}
+
+    def session(self, opening: Opening) -> Session:
         """Checks every file of the bundle and opens the form `opening.form`, and no other.
 
         Raises:
-            UsageError: no bundle was given.
             BundleError: the folder is not a bundle.
             ArtifactError: its contract is not the opening's.
             IntegrityError: a file is not the one that was bundled.
@@ -45,8 +48,7 @@ class Bundle(Runtime):
         """
         from attnport_bundle.model import load
 
-        if opening.model is None:
-            raise UsageError("bundle opens a bundle's folder; got none.")
+        assert opening.model is not None
         with warnings.catch_warnings():
             # The reader's warnings about the forms that it passes over do not matter here.
             warnings.simplefilter("ignore")

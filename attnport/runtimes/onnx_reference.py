@@ -7,14 +7,12 @@ machine without a GPU. It is slow.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import CASTS, Capabilities, IOContract, Ran, Session
-from attnport.errors import UnavailableError, first_line
-from attnport.optional import require
+from attnport.artifacts import IOContract, Ran, Session
 from attnport.runtimes._onnx_file import broken, checked_model, half_types
 from attnport.runtimes._session import Array, CheckedSession, refused
-from attnport.runtimes.base import Kind, Opening, Runtime
+from attnport.runtimes.base import Opening, Runtime
 
 if TYPE_CHECKING:
     import onnx
@@ -24,44 +22,25 @@ class OnnxReference(Runtime):
     """The reference evaluator of the `onnx` package, with faster and truer half-precision operators, and with ONNX
     Runtime's attention operators."""
 
-    name: ClassVar[str] = "onnx_reference"
-    opens: ClassVar[Kind] = "onnx"
-    timed: ClassVar[bool] = False
-    isolated: ClassVar[bool] = False
+    name = "onnx_reference"
+    opens = "onnx"
+    package = "onnx"
+    timed = False
+    isolated = False
     distributions = ("onnx", "ml-dtypes", "numpy")
 
-    def probe(self) -> Capabilities:
-        """What the installed version can do; never raises."""
-        try:
-            onnx = require("onnx")
-        except UnavailableError as err:
-            return Capabilities(self.name, False, err.message, err.hint)
-        try:
-            return Capabilities(
-                self.name,
-                True,
-                version=str(onnx.__version__),
-                devices=("CPU",),
-                plans=CASTS,
-                max_opset=int(onnx.defs.onnx_opset_version()),
-            )
-        except Exception as err:  # a half-installed wheel fails anywhere
-            return Capabilities(self.name, False, f"onnx does not work: {first_line(err)}")
+    def able(self) -> dict[str, Any]:
+        """Computes models up to the newest opset."""
+        return {"max_opset": int(self.module().defs.onnx_opset_version())}
 
-    def open(self, opening: Opening) -> Session:
-        """Opens any form, of any plan whose types its graph declares.
-
-        Raises:
-            ArtifactError: the file is not a model that it can evaluate, or not of the contract or the plan.
-            IntegrityError: external data outside the model's folder.
-        """
+    def session(self, opening: Opening) -> Session:
+        """Opens any form, of any plan whose types its graph declares."""
         from onnx.external_data_helper import load_external_data_for_model
         from onnx.reference import ReferenceEvaluator
 
-        from attnport.runtimes._contrib_ops import contrib_ops, name_outputs
-        from attnport.runtimes._reference_ops import replacements
+        from attnport.runtimes._reference_ops import contrib_ops, name_outputs, replacements
 
-        path, model = checked_model(self.name, opening)
+        path, model = checked_model(opening)
         opset = next((entry.version for entry in model.opset_import if not entry.domain), 0)
         try:
             if half_types(model):

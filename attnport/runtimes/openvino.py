@@ -1,90 +1,71 @@
-"""OpenVINO on CPU, in exactly the requested precision."""
+"""OpenVINO on CPU, in exactly the requested precision, with proof from its compiled model that one layer covers an
+attention.
+
+For that, names are not enough: an ONNX `Attention` becomes a `ScaledDotProductAttention` whose name OpenVINO makes up,
+and compilation may split that again and put the parts into a `Subgraph`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from attnport.artifacts import Capabilities, Evidence, IOContract, Ran, Session
-from attnport.errors import UnavailableError, first_line
-from attnport.optional import require
+from attnport.artifacts import Evidence, IOContract, Ran, Session
+from attnport.errors import UnavailableError
 from attnport.runtimes._onnx_file import broken, checked_model, read_graph
 from attnport.runtimes._session import Array, CheckedSession, refused
-from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
+from attnport.runtimes.base import Opening, Runtime, physical_cores
 from attnport_bundle.runtimes.openvino import PRECISIONS, Stepping, compiled, infer
+
+MARK = "@attnport:"
+_WHOLE = "ScaledDotProductAttention"
+_LAYERS = ("ScaledDotProductAttention", "Subgraph", "MHA")
+# Layers that only change layout, type or single elements between a product and the layer that uses its result.
+_LIGHT = ("Eltwise", "Convert", "Reorder", "Reshape", "Transpose", "Broadcast", "Softmax", "Math", "Subgraph")
 
 
 class OpenVino(Runtime):
     """OpenVINO's CPU plugin."""
 
-    name: ClassVar[str] = "openvino"
-    opens: ClassVar[Kind] = "onnx"
-    form: ClassVar[str] = "openvino"
+    name = "openvino"
+    opens = "onnx"
+    package = "openvino"
+    form = "openvino"
+    plans = tuple(PRECISIONS)
+    instead = "Use onnx_reference for the numbers of a half-precision form."
     distributions = ("openvino*",)
 
-    def probe(self) -> Capabilities:
-        """What the installed version can do; never raises."""
-        try:
-            openvino = require("openvino")
-        except UnavailableError as err:
-            return Capabilities(self.name, False, err.message, err.hint)
-        try:
-            core = openvino.Core()
-            devices = tuple(core.available_devices)
-            if "CPU" not in devices:
-                return Capabilities(self.name, False, "this OpenVINO has no CPU plugin.", devices=devices)
-            able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-            return Capabilities(
-                self.name,
-                True,
-                version=str(openvino.__version__).split("-")[0],
-                devices=devices,
-                plans=tuple(plan for plan, word in PRECISIONS.items() if word == "f32" or word.upper() in able),
-            )
-        except Exception as err:  # a half-installed wheel fails anywhere
-            return Capabilities(self.name, False, f"openvino does not work: {first_line(err)}")
+    def version(self) -> str:
+        """Without the build's number."""
+        return super().version().split("-")[0]
 
-    def open(self, opening: Opening) -> Session:
-        """Opens the form `openvino`, an fp32 graph.
+    def able(self) -> dict[str, Any]:
+        """Computes in the precisions that the CPU has instructions for."""
+        core = self.module().Core()
+        devices = tuple(core.available_devices)
+        if "CPU" not in devices:
+            raise UnavailableError("this OpenVINO has no CPU plugin.")
+        able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        plans = tuple(plan for plan, word in PRECISIONS.items() if word == "f32" or word.upper() in able)
+        return {"devices": devices, "plans": plans}
 
-        Raises:
-            UnavailableError: OpenVINO is not installed, or the CPU does not support the plan's precision.
-            ArtifactError: OpenVINO cannot read the file, or its inputs and outputs are not the contract's.
-            IntegrityError: external data lies outside the model's folder.
-        """
-        import dataclasses
-
-        require("openvino")
-        if opening.plan not in PRECISIONS:
-            raise UnavailableError(
-                f"openvino computes in {' or '.join(PRECISIONS)} on CPU; {opening.plan} was asked for.",
-                hint="Use onnx_reference for the numbers of a half-precision form.",
-            )
-        path, _ = checked_model(self.name, dataclasses.replace(opening, plan="fp32"))
+    def session(self, opening: Opening) -> Session:
+        """Opens the form `openvino`, an fp32 graph."""
+        path, _ = checked_model(dataclasses.replace(opening, plan="fp32"))
         return _OpenVinoSession(opening, path)
 
-    def fusion_evidence(
-        self,
-        model: Path,
-        anchors: Mapping[str, tuple[str, ...]],
-        plan: str = "fp32",
-        io: IOContract | None = None,
+    def evidence(
+        self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str, io: IOContract | None
     ) -> dict[str, Evidence]:
-        """Evidence for attentions that one layer of the compiled model covers.
+        """Attentions that one layer of the compiled model covers.
 
         The product QK^T, the softmax and the product PV of each attention are found in OpenVINO's graph before
         compilation and get names of ours. The layer of the compiled model that lists all three names is the evidence.
-
-        Raises:
-            UnavailableError: OpenVINO is not installed, or the CPU does not support the plan's precision.
-            ArtifactError: OpenVINO cannot read the file.
         """
-        require("openvino")
-        from attnport.runtimes._openvino_evidence import covering_layers, mark
-
         outputs = {node.name: node.output[0] for node in read_graph(model).graph.node if node.output}
         graph = _read(model)
         marked = mark(graph, anchors, outputs)
@@ -130,6 +111,111 @@ class _OpenVinoSession(CheckedSession):
     def _free(self) -> None:
         self._request = self._compiled = None
         self.new_steps.close()
+
+
+def mark(graph: Any, anchors: Mapping[str, tuple[str, ...]], outputs: Mapping[str, str]) -> dict[str, set[str]]:
+    """Gives the operators of each attention in OpenVINO's graph a name of ours.
+
+    Args:
+        graph: An `openvino.Model`, before compilation.
+        anchors: ONNX node names by attention.
+        outputs: For each ONNX node, the name of its first output, which OpenVINO keeps on the port that carries it.
+
+    Returns:
+        The new names by attention; an attention is left out if one of its operators is not found.
+    """
+    ports = {name: port for op in graph.get_ops() for port in op.outputs() for name in port.get_names()}
+    marked: dict[str, set[str]] = {}
+    for index, (attention, nodes) in enumerate(anchors.items()):
+        starts = [ports.get(outputs.get(node, "")) for node in nodes]
+        if any(start is None for start in starts):
+            continue
+        operators = _one_operator(starts[0]) if len(nodes) == 1 else [_behind(start) for start in starts]
+        if None in operators or not operators:
+            continue
+        marked[attention] = set()
+        for part, operator in enumerate(operators):
+            # No comma: the compiled model lists original names separated by commas.
+            name = f"{index}.{part}{MARK}{operator.get_type_name()}"
+            operator.set_friendly_name(name)
+            marked[attention].add(name)
+    return marked
+
+
+def _one_operator(output: Any) -> list[Any]:
+    """The operators that OpenVINO made of one attention operator: one, or two products and the softmax between them."""
+    last = _first(output.get_node(), (_WHOLE, "MatMul"))
+    if last is None or last.get_type_name() == _WHOLE:
+        return [last]
+    softmax = _first(last.input_value(0).get_node(), ("Softmax",))
+    product = _first(softmax.input_value(0).get_node(), ("MatMul",)) if softmax else None
+    return [product, softmax, last]
+
+
+def _behind(output: Any) -> Any:
+    """The product or softmax that computes an ONNX output; OpenVINO may have put a conversion after it."""
+    return _first(output.get_node(), ("MatMul", "Softmax"))
+
+
+def _first(start: Any, kinds: tuple[str, ...]) -> Any | None:
+    """The nearest operator of one of `kinds` at or before `start`."""
+    seen, pending = set(), [start]
+    while pending:
+        operator = pending.pop(0)
+        if operator.get_type_name() in kinds:
+            return operator
+        if operator.get_friendly_name() in seen or operator.get_type_name() in ("Parameter", "Constant"):
+            continue
+        seen.add(operator.get_friendly_name())
+        pending.extend(value.get_node() for value in operator.input_values())
+    return None
+
+
+def covering_layers(runtime_model: Any, marked: Mapping[str, set[str]]) -> dict[str, Evidence]:
+    """The attention layer that lists all marked operators of an attention, as evidence, by attention."""
+    evidence: dict[str, Evidence] = {}
+    for layer in runtime_model.get_ops():
+        kind, originals = _info(layer, "layerType"), set(_info(layer, "originalLayersNames").split(","))
+        if kind not in _LAYERS:
+            continue
+        for attention, names in marked.items():
+            if not names <= originals or (kind == "Subgraph" and not _whole_inside(layer, names, originals)):
+                continue
+            parts = ", ".join(sorted(name.split(MARK)[-1] for name in originals if name))
+            evidence[attention] = Evidence(
+                kind, f"runtime model: one {kind} ({_info(layer, 'primitiveType')}) made of {parts}"
+            )
+    return evidence
+
+
+def _whole_inside(layer: Any, names: set[str], originals: set[str]) -> bool:
+    """Whether a Subgraph that lists a ScaledDotProductAttention, which OpenVINO split, holds all of it.
+
+    OpenVINO keeps the name at the last product. So the softmax must be among the originals, and none of the layer's
+    inputs may come from a product that is a layer of its own: that would be QK^T.
+    """
+    if not any(name.endswith(_WHOLE) for name in names):
+        return True
+    has_softmax = any(name.startswith("Softmax_") for name in originals)
+    return has_softmax and not any(_info(source, "layerType") == "MatMul" for source in _sources(layer))
+
+
+def _sources(layer: Any) -> Iterator[Any]:
+    """The layers that feed `layer`, directly or through light layers."""
+    pending, seen = [value.get_node() for value in layer.input_values()], set()
+    while pending:
+        source = pending.pop()
+        if source.get_friendly_name() in seen:
+            continue
+        seen.add(source.get_friendly_name())
+        yield source
+        if _info(source, "layerType") in _LIGHT:
+            pending.extend(value.get_node() for value in source.input_values())
+
+
+def _info(layer: Any, key: str) -> str:
+    info = layer.get_rt_info()
+    return str(info[key].astype(str)) if key in info else ""
 
 
 RUNTIME = OpenVino()

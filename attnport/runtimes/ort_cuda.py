@@ -1,81 +1,57 @@
-"""ONNX Runtime on CUDA, without falling back to the CPU."""
+"""ONNX Runtime on CUDA, without falling back to the CPU; its calls are also timed on the device.
+
+For that, inputs and outputs are bound to memory of the device on one stream, as in an application that keeps its
+tensors there: ONNX Runtime then copies nothing, and the host does not wait within a call. Source: ONNX Runtime's
+documentation, "I/O Binding", and of the CUDA execution provider `user_compute_stream` and `enable_cuda_graph`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from attnport.artifacts import Capabilities, Evidence, IOContract, Ran, Session
-from attnport.errors import UnavailableError, first_line
-from attnport.optional import require
-from attnport.runtimes import _cuda, _libraries, _ort, _ort_evidence
+import numpy as np
+
+from attnport.artifacts import DEVICE_PARTS, Evidence, IOContract, Ran, Session
+from attnport.errors import UnavailableError, whole_cause
+from attnport.runtimes import _cuda, _ort
 from attnport.runtimes._onnx_file import checked_model
-from attnport.runtimes._ort_device import OrtDeviceSession
-from attnport.runtimes.base import Kind, Opening, Runtime, available
+from attnport.runtimes._session import GRAPH, STREAM, Array, DeviceTimed
+from attnport.runtimes.base import Opening
+from attnport_bundle.feeds import BFLOAT16
 from attnport_bundle.runtimes.cuda import load_driver
 
 PROVIDER = "CUDAExecutionProvider"
 # TF32 keeps 10 of float32's 23 bits of mantissa: it is a precision of its own, not fp32.
 _OPTIONS = {"use_tf32": "0"}
-_PIP = 'pip uninstall -y onnxruntime && pip install "attnport[gpu]"'
+GPU_PACKAGE = 'pip uninstall -y onnxruntime && pip install "attnport[gpu]"'
+"""Both wheels of ONNX Runtime install the same folder."""
 
 
-class OrtCuda(Runtime):
+class OrtCuda(_ort.OrtRuntime):
     """ONNX Runtime with the CUDA execution provider."""
 
-    name: ClassVar[str] = "ort_cuda"
-    opens: ClassVar[Kind] = "onnx"
-    form: ClassVar[str] = "ort_cuda"
-    gpu: ClassVar[bool] = True
+    name = "ort_cuda"
+    install = GPU_PACKAGE
+    form = "ort_cuda"
+    plans = ("fp32", "fp16", "bf16")
+    fragile = True
+    gpu = True
     distributions = (*_ort.ONNX_RUNTIMES, "nvidia-*")
 
-    def probe(self) -> Capabilities:
-        """What the installed version can do here; never raises.
+    def able(self) -> dict[str, Any]:
+        """Computes on CUDA, if driver and libraries are there."""
+        self.require_built(PROVIDER)
+        load_driver()
+        _cuda.load_cuda()
+        return self.able_on((PROVIDER, _OPTIONS), "It wants CUDA and cuDNN libraries.")
 
-        A provider that is built in may still not work on this machine, so a tiny model has to run on it.
-        """
-        try:
-            ort = require("onnxruntime")
-        except UnavailableError as err:
-            return Capabilities(self.name, False, err.message, _PIP)
-        try:
-            if PROVIDER not in ort.get_available_providers():
-                return Capabilities(self.name, False, f"this onnxruntime is built without {PROVIDER}.", _PIP)
-            load_driver()
-            _libraries.load_cuda()
-            if answer := _ort.refusal(_ort.TINY, (PROVIDER, _OPTIONS)):
-                return Capabilities(
-                    self.name, False, f"{PROVIDER} does not work here: {answer}", "It wants CUDA and cuDNN libraries."
-                )
-            return Capabilities(
-                self.name,
-                True,
-                version=str(ort.__version__),
-                devices=("CUDA",),
-                plans=("fp32", "fp16", "bf16"),
-                max_opset=_ort.max_opset((PROVIDER, _OPTIONS)),
-            )
-        except UnavailableError as err:
-            return Capabilities(self.name, False, err.message, err.hint)
-        except Exception as err:  # a half-installed wheel fails anywhere
-            return Capabilities(self.name, False, f"onnxruntime does not work: {first_line(err)}", _PIP)
-
-    def open(self, opening: Opening) -> Session:
-        """Opens a form of `ort_cuda`. The model is run on small inputs to check that nothing fell back to the CPU.
-
-        Raises:
-            UnavailableError: there is no device, it fails, it has no kernel for the model, or nodes on floating-point
-                tensors run on another provider.
-            ArtifactError: the model cannot be read or run, or does not fit the contract or the plan.
-            IntegrityError: external data lies outside the model's folder.
-        """
-        capabilities = available(self)
-        if opening.plan not in capabilities.plans:
-            raise UnavailableError(
-                f"ort_cuda computes in {', '.join(capabilities.plans)}; {opening.plan} was asked for."
-            )
-        path, _ = checked_model(self.name, opening)
+    def session(self, opening: Opening) -> Session:
+        """Opens a form of `ort_cuda`. The model is run on small inputs to check that nothing fell back to the CPU."""
+        path, _ = checked_model(opening)
         _ort.refuse_fallback(path, (PROVIDER, _OPTIONS), io=opening.io)
         device = _cuda.Device()
         device.open()
@@ -89,23 +65,200 @@ class OrtCuda(Runtime):
 
         return OrtDeviceSession(opening.io, opened, device, ran)
 
-    def fusion_evidence(
-        self,
-        model: Path,
-        anchors: Mapping[str, tuple[str, ...]],
-        plan: str = "fp32",
-        io: IOContract | None = None,
+    def evidence(
+        self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str, io: IOContract | None
     ) -> dict[str, Evidence]:
-        """Evidence for attentions that are one operator, for which ONNX Runtime printed a kernel that is one kernel.
+        """Attentions that are one operator, for which ONNX Runtime printed a kernel that is one kernel.
 
         Its choice depends on the lengths: those of the run are multiples of 8, the least that the contract allows.
+        """
+        return _ort.evidence(model, anchors, (PROVIDER, _OPTIONS), io, printing=True)
+
+
+_NAMES = {"float": "float32", "double": "float64"}
+"""NumPy's names of ONNX Runtime's types, where they differ."""
+# The host goes on while the device computes; the events tell when that ended.
+_NO_WAIT = "disable_synchronize_execution_providers", "1"
+
+
+@dataclass
+class _Bound:
+    """A session's binding to buffers of the device for inputs of the same shapes.
+
+    Attributes:
+        outputs: Where the outputs are copied to, in the order of the session's outputs.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    binding: Any
+    options: Any
+    outputs: dict[str, Array]
+
+
+class OrtDeviceSession(DeviceTimed, _ort.OrtSession):
+    """As `OrtSession`; `run_timed` computes from and to memory of the device."""
+
+    def __init__(
+        self,
+        io: IOContract,
+        opened: Callable[[Mapping[str, str]], Any],
+        device: _cuda.Device,
+        ran: Callable[[Any], Ran],
+        place: str = "cuda",
+    ) -> None:
+        """Opens the model on an open device, which is closed with the session, or here if the model does not open.
+
+        Args:
+            opened: Opens the model on the device's stream, with these further options of the provider.
+            ran: What a session runs on.
+            place: ONNX Runtime's name of the device.
+        """
+        try:
+            session = opened({})
+            super().__init__(io, session, ran(session))
+        except BaseException:
+            device.close()
+            raise
+        self._opened, self._device, self._place = opened, device, place
+        self._sessions: dict[str, Any] = {STREAM: session}
+        self._bound: dict[str, _Bound] = {}
+        self._buffers: dict[str, tuple[int, int]] = {}
+        self._graphs, self._no_graph = 0, ""
+
+    def _in_own_types(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        types = {tensor.name: _dtype(tensor.type) for tensor in self._session.get_inputs()}
+        return {name: np.ascontiguousarray(feeds[name].astype(kind, copy=False)) for name, kind in types.items()}
+
+    def _timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
+        device = self._device
+        device.bind()
+        bound = self._bound_to(feeds, mode)
+        with device.events(len(DEVICE_PARTS) + 1) as events:
+            device.record(events[0])
+            for name, array in feeds.items():
+                device.upload(self._buffers[name][0], array)
+            device.record(events[1])
+            self._sessions[mode].run_with_iobinding(bound.binding, bound.options)
+            device.record(events[2])
+            for name, array in bound.outputs.items():
+                device.download(array, self._buffers[name][0])
+            device.record(events[3])
+            device.synchronize()
+            times = [device.elapsed_ns(*pair) for pair in itertools.pairwise(events)]
+        return dict(zip(DEVICE_PARTS, times, strict=True))
+
+    def _bound_to(self, feeds: Mapping[str, Array], mode: str) -> _Bound:
+        """The binding of a mode for these shapes; only that of the last shapes is kept.
 
         Raises:
-            UnavailableError: ONNX Runtime is not installed, there is no device, or it has no kernel for the model.
-            ArtifactError: the model cannot be read or run.
+            UnavailableError: ONNX Runtime cannot capture the model as a graph.
         """
-        available(self)
-        return _ort_evidence.evidence(model, anchors, (PROVIDER, _OPTIONS), io, printing=True)
+        shapes = {name: array.shape for name, array in feeds.items()}
+        kept = self._bound.get(mode)
+        if kept is not None and kept.shapes == shapes:
+            return kept
+        # Another shape may need larger buffers, and a graph or a binding holds the addresses of the old ones.
+        self._bound = {key: one for key, one in self._bound.items() if one.shapes == shapes}
+        outputs = next((one.outputs for one in self._bound.values()), None)
+        if outputs is None:
+            outputs = self._empty_outputs(feeds)
+        binding, options = self._binding(self._session_of(mode), feeds), self._run_options(mode)
+        for name, array in outputs.items():
+            address = self._buffer(name, array.nbytes)
+            binding.bind_output(name, self._place, 0, _element_type(array), list(array.shape), address)
+        try:
+            self._sessions[mode].run_with_iobinding(binding, options)  # a graph is captured here
+        except Exception as err:  # a runtime's own exceptions share no base
+            if mode != GRAPH:
+                raise
+            del binding
+            raise self._not_captured(err) from err
+        self._bound[mode] = _Bound(shapes, binding, options, outputs)
+        return self._bound[mode]
+
+    def _session_of(self, mode: str) -> Any:
+        """The session of a mode; capturing is an option of the provider, so graphs have a session of their own."""
+        if mode not in self._sessions:
+            if self._no_graph:
+                raise UnavailableError(self._no_graph)
+            try:
+                self._sessions[mode] = self._opened({"enable_cuda_graph": "1"})
+            except Exception as err:  # a runtime's own exceptions share no base
+                raise self._not_captured(err) from err
+        return self._sessions[mode]
+
+    def _not_captured(self, err: Exception) -> UnavailableError:
+        """The error, which is the same from now on; the session, which holds the weights once more, is given up."""
+        self._sessions.pop(GRAPH, None)
+        self._no_graph = f"ONNX Runtime cannot capture it as a CUDA graph: {whole_cause(err)}"
+        return UnavailableError(self._no_graph)
+
+    def _run_options(self, mode: str) -> Any:
+        import onnxruntime as ort
+
+        options = ort.RunOptions()
+        options.add_run_config_entry(*_NO_WAIT)
+        if mode == GRAPH:
+            self._graphs += 1
+            options.add_run_config_entry("gpu_graph_id", str(self._graphs))
+        return options
+
+    def _empty_outputs(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Arrays of the outputs' shapes, which a run with memory of ONNX Runtime's own tells."""
+        session = self._sessions[STREAM]
+        binding = self._binding(session, feeds)
+        for output in session.get_outputs():
+            binding.bind_output(output.name, self._place)
+        session.run_with_iobinding(binding)
+        values = zip(session.get_outputs(), binding.get_outputs(), strict=True)
+        return {output.name: np.empty(tuple(value.shape()), _dtype(output.type)) for output, value in values}
+
+    def _binding(self, session: Any, feeds: Mapping[str, Array]) -> Any:
+        """A binding with every input, which is copied to the device."""
+        binding = session.io_binding()
+        for name, array in feeds.items():
+            address = self._buffer(name, array.nbytes)
+            self._device.upload(address, array)
+            binding.bind_input(name, self._place, 0, _element_type(array), list(array.shape), address)
+        self._device.synchronize()
+        return binding
+
+    def _buffer(self, name: str, size_bytes: int) -> int:
+        """Memory of the device for a tensor, which grows as needed."""
+        address, had_bytes = self._buffers.get(name, (0, -1))
+        if had_bytes < size_bytes:
+            if had_bytes >= 0:
+                del self._buffers[name]
+                self._device.free(address)
+            address = self._device.allocate(size_bytes)
+            self._buffers[name] = address, size_bytes
+        return address
+
+    def _free(self) -> None:
+        self._device.bind()
+        self._device.synchronize()
+        self._bound.clear()
+        self._sessions.clear()
+        super()._free()
+        for address, _ in self._buffers.values():
+            self._device.free(address)
+        self._buffers.clear()
+        self._device.close()
+
+
+def _dtype(kind: str) -> Any:
+    """The NumPy type of a tensor of ONNX Runtime, such as `tensor(float16)`; bfloat16 as ml_dtypes has it."""
+    import ml_dtypes
+
+    name = kind.removeprefix("tensor(").removesuffix(")")
+    return np.dtype(ml_dtypes.bfloat16 if name == BFLOAT16 else _NAMES.get(name, name))
+
+
+def _element_type(array: Array) -> Any:
+    """The type of an array as a binding takes it: bfloat16 by its number in ONNX."""
+    import onnx
+
+    return onnx.TensorProto.BFLOAT16 if array.dtype.name == BFLOAT16 else array.dtype.type
 
 
 RUNTIME = OrtCuda()

@@ -5,81 +5,67 @@ What it compiles is kept in this user's cache as an engine context file: the mod
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from attnport.artifacts import Capabilities, IOContract, Ran, Session
-from attnport.errors import MissingDependency, UnavailableError, first_line
+from attnport.artifacts import IOContract, Ran, Session
+from attnport.errors import UnavailableError, first_line
 from attnport.jsonfile import digest_file
 from attnport.optional import require
-from attnport.runtimes import _libraries, _ort
+from attnport.runtimes import _cuda, _ort
 from attnport.runtimes._onnx_file import checked_model, external_files
-from attnport.runtimes._ort_faults import unopened
 from attnport.runtimes._session import usual_feeds
-from attnport.runtimes.base import Kind, Opening, Runtime, available
-from attnport.runtimes.ort_tensorrt import PLANS, profile_options, refuse_plan
+from attnport.runtimes.base import Opening
+from attnport.runtimes.ort_tensorrt import OrtTensorRT, profile_options
 from attnport.runtimes.tensorrt_rtx import TensorRTRTX
+from attnport_bundle.runtimes.cuda import needed
 from attnport_bundle.runtimes.kernels import RuntimeCache, find
 
 PROVIDER = "NvTensorRTRTXExecutionProvider"
 PACKAGE = "onnxruntime_ep_nv_tensorrt_rtx"
-_PIP = "pip install onnxruntime-ep-nv-tensorrt-rtx"
 
 
-class OrtTensorRTRTX(Runtime):
+class OrtTensorRTRTX(_ort.OrtRuntime):
     """The forms of `tensorrt_rtx`, compiled by ONNX Runtime on the device when they are first opened."""
 
-    name: ClassVar[str] = "ort_tensorrt_rtx"
-    opens: ClassVar[Kind] = "onnx"
-    form: ClassVar[str] = "tensorrt_rtx"
-    gpu: ClassVar[bool] = True
-    distributions = (*_ort.ONNX_RUNTIMES, "onnxruntime-ep-*", *TensorRTRTX.distributions)
+    name = "ort_tensorrt_rtx"
+    form = "tensorrt_rtx"
+    plans = OrtTensorRT.plans
+    instead = OrtTensorRT.instead
+    fragile = True
+    gpu = True
+    distributions = (
+        *(*_ort.ONNX_RUNTIMES, "onnxruntime-ep-*"),
+        *TensorRTRTX.distributions,
+    )
 
-    def probe(self) -> Capabilities:
-        """What the installed versions can do here; never raises. A tiny model has to run on the provider."""
-        version, libraries = "", {}
-        try:
-            require("onnxruntime")
-            version = str(_package().__version__)
-            library = _libraries.beside(PACKAGE, "libonnxruntime_providers_*.so")
-            libraries = {name: _libraries.found(name) for name in (_libraries.needed(library) if library else ())}
-            devices = registered_devices()
-            if answer := _ort.refusal(_ort.TINY, _ort.Plugin(PROVIDER, devices, {})):
-                reason = f"{PROVIDER} does not work here: {answer}"
-                return Capabilities(self.name, False, reason, version=version, libraries=libraries)
-            return Capabilities(
-                self.name,
-                True,
-                version=version,
-                devices=("CUDA",),
-                plans=PLANS,
-                max_opset=_ort.max_opset(_ort.Plugin(PROVIDER, devices, {})),
-                libraries=libraries,
-            )
-        except UnavailableError as err:
-            hint = _PIP if isinstance(err, MissingDependency) and PACKAGE in err.message else err.hint
-            return Capabilities(self.name, False, err.message, hint, version, libraries=libraries)
-        except Exception as err:  # a half-installed wheel fails anywhere
-            return Capabilities(self.name, False, f"{PACKAGE} does not work: {first_line(err)}", _PIP, version)
+    def version(self) -> str:
+        """That of the plug-in."""
+        super().version()
+        return str(_package().__version__)
 
-    def open(self, opening: Opening) -> Session:
+    def libraries(self) -> dict[str, str]:
+        """The libraries that the plug-in needs."""
+        with contextlib.suppress(UnavailableError):
+            _package()
+        library = _cuda.beside(PACKAGE, "libonnxruntime_providers_*.so")
+        return {name: _cuda.path_of(name) for name in (needed(library) if library else ())}
+
+    def able(self) -> dict[str, Any]:
+        """Computes on CUDA, if the plug-in finds a device."""
+        return self.able_on(_ort.Plugin(PROVIDER, registered_devices(), {}))
+
+    def session(self, opening: Opening) -> Session:
         """Opens a form of `tensorrt_rtx` with one profile, that of the contract; from its context file if there is one.
 
         Before a context file is kept, the model is run at the contract's usual sizes to check that nothing fell back.
-
-        Raises:
-            UnavailableError: there is no device, the plan is not supported, or floating-point nodes run on another
-                provider.
-            ArtifactError: the model cannot be read or run, or does not fit the contract or the plan.
-            IntegrityError: external data lies outside the model's folder.
         """
-        capabilities = available(self)
-        refuse_plan(self.name, opening.plan, capabilities.plans)
-        path, model = checked_model(self.name, opening)
+        path, model = checked_model(opening)
         provider = _ort.Plugin(PROVIDER, registered_devices(), profile_options(opening.io, "nv_profile_{}_shapes"))
-        entry = _context_file(path, external_files(model), capabilities.version, opening.io, provider)
+        entry = _context_file(path, external_files(model), self.version(), opening.io, provider)
         context = entry.read() if entry is not None else None
         if context is None:
             _ort.refuse_fallback(path, provider, usual_feeds(opening.io))
@@ -126,13 +112,13 @@ def compiled_context(model: Path, provider: _ort.Plugin) -> bytes:
         compiler = ort.ModelCompiler(settings, str(model), embed_compiled_data_into_model=True)
         return bytes(compiler.compile_to_bytes())
     except Exception as err:  # a runtime's own exceptions share no base
-        raise unopened(model, PROVIDER, err) from err
+        raise _ort.unopened(model, PROVIDER, err) from err
 
 
 def _package() -> Any:
     """Imports the plug-in's package and loads the libraries that it needs. Raises MissingDependency."""
     package = require(PACKAGE)
-    _libraries.load_bundled_cuda(PACKAGE)
+    _cuda.load_bundled_cuda(PACKAGE)
     return package
 
 

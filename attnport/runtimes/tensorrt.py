@@ -1,83 +1,80 @@
 """TensorRT engines on an NVIDIA GPU. The same code serves TensorRT and TensorRT-RTX, which share one API.
 
-An engine is deserialised only after its digest, the installed version, its header and the device have been checked.
+An engine is deserialised only after its digest, the installed version, its header and the device have been checked. It
+runs in the bundle reader's session, with this package's checks. A call is timed by events on the device, also as a CUDA
+graph, which is captured only after the context has run at these shapes, as TensorRT requires. Source: TensorRT
+developer guide, "CUDA graphs"; CUDA Driver API, stream capture.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from attnport.artifacts import CASTS, Capabilities, EngineRecord, Session
-from attnport.errors import ArtifactError, IntegrityError, UnavailableError, UsageError, first_line
+from attnport.artifacts import DEVICE_PARTS, EngineRecord, IOContract, Ran, Session
+from attnport.errors import (
+    ArtifactError,
+    BundleError,
+    IntegrityError,
+    RuntimeMissing,
+    UnavailableError,
+    UsageError,
+)
 from attnport.jsonfile import digest_file, digest_text
-from attnport.optional import require
-from attnport.runtimes import _cuda, _libraries
-from attnport.runtimes._engine_session import EngineSession
-from attnport.runtimes.base import Kind, Opening, Runtime
-from attnport_bundle.runtimes.cuda import driver_release
+from attnport.runtimes import _cuda
+from attnport.runtimes._session import GRAPH, Array, DeviceTimed, check_names, refused
+from attnport.runtimes.base import Opening, Runtime
+from attnport_bundle.feeds import BFLOAT16, storage
+from attnport_bundle.runtimes.cuda import driver_release, needed
 from attnport_bundle.runtimes.kernels import Cache, RuntimeCache
+from attnport_bundle.runtimes.tensorrt import EngineSession as ReaderSession
 
 
 class TensorRT(Runtime):
     """TensorRT, whose engines run on the kind of GPU that they were built on."""
 
-    name: ClassVar[str] = "tensorrt"
-    opens: ClassVar[Kind] = "engine"
-    form: ClassVar[str] = "tensorrt"
-    module: ClassVar[str] = "tensorrt"
-    gpu: ClassVar[bool] = True
+    name = "tensorrt"
+    opens = "engine"
+    package = "tensorrt"
+    form = "tensorrt"
+    gpu = True
     distributions: ClassVar[tuple[str, ...]] = ("tensorrt", "tensorrt-cu*", "nvidia-*")
 
-    def probe(self) -> Capabilities:
-        """What the installed version and the driver can do; never raises."""
-        version, libraries = "", {}
-        try:
-            libraries = self.libraries()
-            version = str(require(self.module).__version__)
-            device = _cuda.Device()
-        except UnavailableError as err:
-            return Capabilities(self.name, False, err.message, err.hint, version, libraries=libraries)
-        except Exception as err:  # a half-installed wheel or driver fails anywhere
-            reason = f"{self.module} does not work: {first_line(err)}"
-            return Capabilities(self.name, False, reason, version=version, libraries=libraries)
-        devices = (f"{device.name} (SM {device.sm})",)
-        return Capabilities(self.name, True, version=version, devices=devices, plans=CASTS, libraries=libraries)
-
     def libraries(self) -> dict[str, str]:
-        """The libraries that the installed bindings need, by name, with the path that the loader finds."""
-        folders = (f"{self.module}_bindings", self.module)
-        bindings = next(filter(None, (_libraries.beside(name, f"{self.module}*.so") for name in folders)), None)
+        """The libraries that the installed bindings need."""
+        folders = (f"{self.package}_bindings", self.package)
+        bindings = next(filter(None, (_cuda.beside(name, f"{self.package}*.so") for name in folders)), None)
         if bindings is None:
             return {}
         with contextlib.suppress(UnavailableError):
-            require(self.module)  # loads the libraries in its wheel
-        return {name: _libraries.found(name) for name in _libraries.needed(bindings)}
+            self.module()  # loads the libraries in its wheel
+        return {name: _cuda.path_of(name) for name in needed(bindings)}
 
-    def open(self, opening: Opening) -> Session:
-        """Checks the engine against its record, then deserialises it.
+    def able(self) -> dict[str, Any]:
+        """Runs engines on the first GPU."""
+        device = _cuda.Device()
+        return {"devices": (f"{device.name} (SM {device.sm})",)}
 
-        Raises:
-            UsageError: no engine or no record was given.
-            IntegrityError: the file is not the recorded one, or another version of TensorRT is installed.
-            UnavailableError: TensorRT is not installed, there is no GPU, or the engine was not built for this GPU.
-            ArtifactError: TensorRT cannot read the engine, or its inputs and outputs are not the contract's.
-        """
+    def session(self, opening: Opening) -> Session:
+        """Checks the engine against its record, then deserialises it."""
         record, path = opening.engine, opening.model
-        if record is None or path is None:
-            raise UsageError(f"{self.name} opens an engine and its record; got {'no record' if path else 'no file'}.")
+        assert path is not None
+        if record is None:
+            raise UsageError(f"{self.name} opens an engine and its record; got no record.")
         if opening.plan != record.plan:
             raise UnavailableError(
                 f"{path} computes in {record.plan}; {opening.plan} was asked for.",
                 hint=f"Build it with: attnport build FOLDER --target {self.name} --dtype {opening.plan}",
             )
         check_engine_file(path, record)
-        trt = require(self.module)
+        trt = self.module()
         if str(trt.__version__) != record.version:
             raise IntegrityError(
-                f"{path} was built by {self.module} {record.version}; installed is {trt.__version__}.",
-                hint=f"Build it again, or install {self.module} {record.version}.",
+                f"{path} was built by {self.package} {record.version}; installed is {trt.__version__}.",
+                hint=f"Build it again, or install {self.package} {record.version}.",
             )
         self.check_header(path)
         device = _cuda.Device()
@@ -89,7 +86,7 @@ class TensorRT(Runtime):
         device.open()
         try:
             cache = None if opening.cache is None or not self.keeps else _kept(opening.cache, device, record)
-            return EngineSession(self.module, trt, device, path, opening.io, record, cache)
+            return EngineSession(self.package, trt, device, path, opening.io, record, cache)
         except BaseException:
             device.close()
             raise
@@ -120,6 +117,149 @@ def check_engine_file(path: Path, record: EngineRecord) -> None:
             f"expected {record.size_bytes} bytes, {record.digest[:12]}.",
             hint="It was changed or cut short; build it again.",
         )
+
+
+class EngineSession(DeviceTimed):
+    """A deserialised engine with one execution context for each optimization profile in use."""
+
+    def __init__(
+        self,
+        module: str,
+        trt: Any,
+        device: _cuda.Device,
+        path: Path,
+        io: IOContract,
+        record: EngineRecord,
+        cache: RuntimeCache | None = None,
+    ) -> None:
+        """`cache` keeps what TensorRT-RTX compiles on the device, at the latest by `close`; None = it is not kept."""
+        super().__init__(io, Ran(f"{device.name} (SM {device.sm})", f"{module} {trt.__version__}", record.plan))
+        self._session = _TimedSession(trt, device, path.read_bytes(), str(path), cache)
+        ports = {port.name: port.dtype for port in (*self._session.inputs, *self._session.outputs)}
+        check_names(
+            io, [port.name for port in self._session.inputs], [port.name for port in self._session.outputs], str(path)
+        )
+        for spec in (*io.inputs, *io.outputs):
+            got = ports[spec.name]
+            # The contract is the same for every plan: an engine in half precision has float16 where it says float32.
+            if got != spec.dtype and not ("float" in got and "float" in spec.dtype):
+                raise ArtifactError(f"{path}: tensor {spec.name!r} is {got}; the contract says {spec.dtype}.")
+        self._dtypes = ports
+
+    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        with refused(self.ran.provider, feeds):
+            outputs = self._session.run(self._in_own_types(feeds))
+        return {name: array.view(_dtype(self._dtypes[name])) for name, array in outputs.items()}
+
+    def _timed(self, feeds: Mapping[str, Array], mode: str) -> Mapping[str, int]:
+        return self._session.run_timed(feeds, mode)
+
+    def _in_own_types(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return {port.name: _stored(feeds[port.name], port.dtype) for port in self._session.inputs}
+
+    def _free(self) -> None:
+        self._session.close()
+
+
+def _stored(array: Array, dtype: str) -> Array:
+    """An array in the engine's dtype, as the session takes it."""
+    return array.astype(_dtype(dtype), copy=False).view(storage(dtype))
+
+
+def _dtype(name: str) -> Any:
+    import ml_dtypes
+    import numpy as np
+
+    return np.dtype(ml_dtypes.bfloat16 if name == BFLOAT16 else name)
+
+
+class _TimedSession(ReaderSession):
+    """The reader's session, with calls that return the time of each part on the device."""
+
+    _device: _cuda.Device
+    _graph: tuple[Any, int] | None = None
+
+    def run_timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
+        """Times one call; its outputs are copied back and dropped.
+
+        Args:
+            feeds: Arrays in the engine's own dtypes, as `run` takes them.
+            mode: `stream`, as `run` does it, or `graph`: the same as one captured CUDA graph.
+
+        Returns:
+            ns by part of `DEVICE_PARTS`, from events on the stream.
+
+        Raises:
+            FeedError, BundleError, RuntimeMissing: as `run`; or the call cannot be captured as a graph.
+        """
+        with self._lock:
+            return self._timed(feeds, mode)
+
+    def close(self) -> None:
+        """As the reader's, after freeing the graph."""
+        with self._lock:
+            if self._runtime is not None:
+                self._device.bind()
+                self._drop_graph()
+        super().close()
+
+    def _configured(self) -> tuple[Any, Any]:
+        """As the reader's, but a call waits for the kernels made for its shapes.
+
+        By default, TensorRT-RTX compiles them in the background and uses others meanwhile: the wrong kernels would be
+        timed, and captured in a graph.
+        """
+        config, compiled = super()._configured()
+        strategies = getattr(self._module, "DynamicShapesKernelSpecializationStrategy", None)
+        if strategies is not None:
+            config = self._engine.create_runtime_config() if config is None else config
+            config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
+        return config, compiled
+
+    def _timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
+        device = self._device
+        context, _, uploads, outputs = self._prepared(feeds)
+        run = self._execution(context, tuple(sorted((name, array.shape) for name, array in uploads.items())), mode)
+        with device.events(len(DEVICE_PARTS) + 1) as events:
+            device.record(events[0])
+            for name, array in uploads.items():
+                device.upload(self._buffers[name][0], array)
+            device.record(events[1])
+            run()
+            device.record(events[2])
+            for name, array in outputs.items():
+                device.download(array, self._buffers[name][0])
+            device.record(events[3])
+            device.synchronize()
+            times = [device.elapsed_ns(*pair) for pair in itertools.pairwise(events)]
+        return dict(zip(DEVICE_PARTS, times, strict=True))
+
+    def _execution(self, context: Any, shapes: tuple[Any, ...], mode: str) -> Any:
+        """A function that computes: with the context, or with a graph captured for these shapes and addresses."""
+
+        def execute() -> None:
+            if not context.execute_async_v3(self._device.stream):
+                raise BundleError(f"{self.provider} did not run: {self._complaint()}")
+
+        if mode != GRAPH:
+            return execute
+        key = (shapes, tuple(sorted((name, address) for name, (address, _) in self._buffers.items())))
+        if self._graph is None or self._graph[0] != key:
+            self._drop_graph()
+            execute()
+            self._device.synchronize()
+            # A TensorRT-RTX engine may allocate memory during a call of large sizes, which cannot be captured.
+            capturable = getattr(context, "is_stream_capturable", None)
+            if capturable is not None and not capturable(self._device.stream):
+                raise RuntimeMissing(f"{self.provider} cannot be captured as a CUDA graph at these shapes.")
+            self._graph = key, self._device.captured(execute)
+        graph = self._graph[1]
+        return lambda: self._device.launch(graph)
+
+    def _drop_graph(self) -> None:
+        if self._graph is not None:
+            self._device.drop_graph(self._graph[1])
+            self._graph = None
 
 
 RUNTIME = TensorRT()

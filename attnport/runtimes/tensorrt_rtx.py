@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from attnport.artifacts import Capabilities, Session
+from attnport.artifacts import Session
 from attnport.errors import ArtifactError, BundleError, IntegrityError, UnavailableError
 from attnport.jsonfile import digest_text
-from attnport.optional import require
 from attnport.runtimes import _cuda
 from attnport.runtimes.base import PROBE_FAILED, Opening
 from attnport.runtimes.tensorrt import TensorRT
@@ -18,36 +16,33 @@ from attnport_bundle.runtimes.cuda import driver_release
 from attnport_bundle.runtimes.tensorrt import logger, read_header
 
 _SUPPORTED, _UNSUPPORTED = b"supported\n", b"not supported\n"
+_BUILDS = "engines can be built here, and run on a machine with an NVIDIA GPU and driver"
 _OTHERS = "Use ort_cuda or tensorrt on this GPU. Engines for other GPUs can be built here."
 
 
 class TensorRTRTX(TensorRT):
     """TensorRT-RTX, whose engines run on several GPU generations."""
 
-    name: ClassVar[str] = "tensorrt_rtx"
-    form: ClassVar[str] = "tensorrt_rtx"
-    module: ClassVar[str] = "tensorrt_rtx"
-    keeps: ClassVar[bool] = True
+    name = "tensorrt_rtx"
+    package = "tensorrt_rtx"
+    form = "tensorrt_rtx"
+    keeps = True
     distributions = ("tensorrt-rtx*", "nvidia-*")
 
-    def probe(self) -> Capabilities:
+    def able(self) -> dict[str, Any]:
         """As for TensorRT; and a GPU that TensorRT-RTX does not support is found by a tiny engine.
 
         If only the GPU is missing, or is not supported, the hint says that engines can still be built.
         """
-        capabilities = super().probe()
-        if capabilities.available:
-            if reason := _refusal(require(self.module), capabilities.version, _cuda.Device()):
-                version, libraries = capabilities.version, capabilities.libraries
-                return Capabilities(self.name, False, reason, _OTHERS, version, libraries=libraries)
-            return capabilities
-        if not (capabilities.version and capabilities.hint):
-            return capabilities
-        return dataclasses.replace(
-            capabilities, hint="engines can be built here, and run on a machine with an NVIDIA GPU and driver"
-        )
+        try:
+            able = super().able()
+        except UnavailableError as err:
+            raise UnavailableError(err.message, hint=err.hint and _BUILDS) from err
+        if reason := _refusal(self.module(), self.version(), _cuda.Device()):
+            raise UnavailableError(reason, hint=_OTHERS)
+        return able
 
-    def open(self, opening: Opening) -> Session:
+    def session(self, opening: Opening) -> Session:
         """As for TensorRT. An engine for the builder's default list is also tried on GPUs that the list does not name.
 
         Raises:
@@ -55,7 +50,7 @@ class TensorRTRTX(TensorRT):
                 bfloat16 on SM 75. A GPU that runs no engine at all is found by `probe`.
         """
         try:
-            return super().open(opening)
+            return super().session(opening)
         except (ArtifactError, BundleError) as err:
             if err.exit_code != ArtifactError.exit_code:  # the message already names a wrong device or header
                 raise
@@ -67,7 +62,7 @@ class TensorRTRTX(TensorRT):
                 raise
             raise UnavailableError(
                 f"{opening.model} is for SM {', '.join(map(str, targets))}; on {device.name}, which is SM {device.sm}, "
-                f"{self.module} refuses it: {err.message}",
+                f"{self.package} refuses it: {err.message}",
                 hint="Use another runtime there: tensorrt, ort_cuda.",
             ) from err
 

@@ -8,60 +8,56 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from platform import platform
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnport.artifacts import PLANS as ALL
-from attnport.artifacts import Capabilities, IOContract, Ran, Session
-from attnport.errors import AttnportError, UnavailableError, UsageError, first_line, whole_cause
+from attnport.artifacts import IOContract, Session
+from attnport.errors import AttnportError, UnavailableError, first_line, whole_cause
 from attnport.jsonfile import digest_text
-from attnport.optional import require
-from attnport.runtimes._session import Array, CheckedSession, refused, usual_feeds
-from attnport.runtimes._torch_cast import cast
-from attnport.runtimes.base import Kind, Opening, Runtime, available, physical_cores
+from attnport.runtimes._session import usual_feeds
+from attnport.runtimes.base import Opening, Runtime
+from attnport.runtimes.torch_eager import TorchSession, cast, module_of
 from attnport.user_cache import cache
 
 if TYPE_CHECKING:
     import torch
 
-PLANS = ("fp32", "fp16", "bf16")
 MOST_GRAPHS = 64
 _GPP = "inductor compiles C++ for the CPU: install g++ (apt-get install g++), or name another compiler in CXX."
 
 
-class TorchCompile(Runtime):
+class Compiled(Runtime):
+    """What is compiled by inductor as one graph."""
+
+    opens = "module"
+    package = "torch"
+    plans = ("fp32", "fp16", "bf16")
+    fragile = True
+    by_name = True
+    distributions: ClassVar[tuple[str, ...]] = ("torch", "triton*", "pytorch-triton*")
+
+
+class TorchCompile(Compiled):
     """Compiles with dynamic shapes: one graph for all sizes from 2 up, and one for each combination with a size 1."""
 
-    name: ClassVar[str] = "torch_compile"
-    opens: ClassVar[Kind] = "module"
-    by_name: ClassVar[bool] = True
-    distributions = ("torch", "triton*", "pytorch-triton*")
+    name = "torch_compile"
 
-    def probe(self) -> Capabilities:
-        """What the installed version can do; never raises. A tiny function has to compile."""
-        try:
-            torch = require("torch")
-        except UnavailableError as err:
-            return Capabilities(self.name, False, err.message, err.hint)
-        version = str(torch.__version__)
+    def able(self) -> dict[str, Any]:
+        """Computes on the CPU, if a tiny function compiles."""
         if problem := _why_not():
-            return Capabilities(self.name, False, *problem, version=version)
-        return Capabilities(self.name, True, version=version, devices=("CPU",), plans=PLANS)
+            raise UnavailableError(problem[0], hint=problem[1])
+        return {}
 
-    def open(self, opening: Opening) -> Session:
-        """Makes the module, casts it to the plan and compiles it, by running it once at its usual sizes.
+    def session(self, opening: Opening) -> Session:
+        """Makes the module, casts it to the plan and compiles it, by running it once at its usual sizes."""
+        import torch
 
-        Raises:
-            UsageError: no module was given.
-            UnavailableError: there is no compiler, the plan has islands, or the module does not compile as one graph.
-        """
-        dtype = plan_of(self.name, opening)
-        available(self)
-        assert opening.spec is not None
-        return _CompiledSession(opening, opening.spec.make().eval(), dtype)
+        module, dtype = module_of(opening)
+        call = CompiledCall(module if dtype == torch.float32 else cast(module, dtype), fast_path=not opening.contract)
+        return run_once(TorchSession(opening, dtype, call, " inductor"), opening.io)
 
 
 @functools.cache
@@ -175,24 +171,7 @@ def take_many_graphs() -> None:
     config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
 
 
-def plan_of(runtime: str, opening: Opening) -> torch.dtype:
-    """The type that an opening's module is cast to.
-
-    Raises:
-        UsageError: no module was given.
-        UnavailableError: the plan is not a cast of the whole module.
-    """
-    import torch
-
-    if opening.spec is None:
-        raise UsageError(f"{runtime} opens a module; got none.")
-    if opening.plan not in PLANS or opening.float64:
-        plan = "fp64" if opening.float64 else opening.plan
-        raise UnavailableError(f"{runtime} computes in {', '.join(PLANS)}; {plan} was asked for.")
-    return getattr(torch, ALL[opening.plan].cast)  # type: ignore[no-any-return]  # found by name
-
-
-def run_once(session: CheckedSession, io: IOContract) -> None:
+def run_once(session: TorchSession, io: IOContract) -> TorchSession:
     """Compiles by a run at the contract's usual sizes. Raises UnavailableError if the module is not one graph."""
     try:
         with quiet():
@@ -202,39 +181,7 @@ def run_once(session: CheckedSession, io: IOContract) -> None:
             f"the module does not compile as one graph: {err.message}",
             hint="torch_eager can run it; the message says what the compiler does not support.",
         ) from err
-
-
-class _CompiledSession(CheckedSession):
-    def __init__(self, opening: Opening, module: torch.nn.Module, dtype: torch.dtype) -> None:
-        import torch
-
-        precision = opening.plan
-        # On CPU this setting silently lets float32 products run in bfloat16.
-        if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
-            precision += f" (matmul {torch.get_float32_matmul_precision()})"
-        super().__init__(opening.io, Ran("CPU", f"torch {torch.__version__} inductor", precision))
-        self._dtype = dtype
-        if dtype != torch.float32:
-            module = cast(module, dtype)
-        self._threads = opening.threads or physical_cores()
-        self._call: CompiledCall | None = CompiledCall(module, fast_path=not opening.contract)
-        run_once(self, opening.io)
-
-    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        import torch
-
-        from attnport.runtimes.torch_eager import named_outputs, to_array, to_tensor
-
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)  # the setting is process-wide, and another session may have changed it
-        tensors = {spec.name: to_tensor(feeds[spec.name], self._dtype) for spec in self._io.inputs}
-        assert self._call is not None
-        with refused("torch.compile", feeds):
-            result = self._call(tensors)
-        return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
-
-    def _free(self) -> None:
-        self._call = None
+    return session
 
 
 @contextlib.contextmanager

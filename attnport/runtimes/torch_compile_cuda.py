@@ -3,51 +3,47 @@
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import Capabilities, Ran, Session
-from attnport.errors import whole_cause
+from attnport.artifacts import Session
+from attnport.errors import UnavailableError, whole_cause
 from attnport.runtimes import _torch_device
-from attnport.runtimes._torch_session import DeviceSession
-from attnport.runtimes.base import Kind, Opening, Runtime, available, physical_cores
-from attnport.runtimes.torch_compile import PLANS, CompiledCall, plan_of, quiet, run_once
+from attnport.runtimes.base import Opening
+from attnport.runtimes.torch_compile import Compiled, CompiledCall, quiet, run_once
+from attnport.runtimes.torch_eager import module_of
+
+if TYPE_CHECKING:
+    import torch
 
 _TOOLS = "inductor wants triton, which comes with PyTorch's CUDA wheels, and a C compiler: apt-get install gcc"
 
 
-class TorchCompileCuda(Runtime):
+class TorchCompileCuda(Compiled):
     """As `torch_compile`, on the first GPU; it can also be timed as a CUDA graph."""
 
-    name: ClassVar[str] = "torch_compile_cuda"
-    opens: ClassVar[Kind] = "module"
-    by_name: ClassVar[bool] = True
-    gpu: ClassVar[bool] = True
-    distributions = ("torch", "triton*", "pytorch-triton*", "nvidia-*")
+    name = "torch_compile_cuda"
+    gpu = True
+    distributions = (*Compiled.distributions, "nvidia-*")
 
-    def probe(self) -> Capabilities:
-        """What the installed version can do here; never raises. A tiny function has to compile."""
-        return _torch_device.probe(self.name, PLANS, lambda device: why_not(device.kind))
-
-    def open(self, opening: Opening) -> Session:
-        """Makes the module, casts it to the plan, copies it to the GPU and compiles it, by a run at its usual sizes.
-
-        Raises:
-            UsageError: no module was given.
-            UnavailableError: PyTorch has no CUDA, there is no GPU or no compiler, the plan has islands, or the module
-                does not compile as one graph.
-        """
-        import torch
-
-        dtype = plan_of(self.name, opening)
-        available(self)
-        assert opening.spec is not None
+    def able(self) -> dict[str, Any]:
+        """Computes on the first GPU, if a tiny function compiles for it."""
         device = _torch_device.TorchDevice()
-        module = _torch_device.on(device, opening.spec.make().eval(), dtype)
-        ran = Ran(device.name, f"torch {torch.__version__} inductor", _torch_device.matmul_precision(opening.plan))
+        if problem := why_not(device.kind):
+            raise UnavailableError(problem[0], hint=problem[1])
+        return _torch_device.able_on(device, self.plans)
+
+    def session(self, opening: Opening) -> Session:
+        """Makes the module, casts it to the plan, copies it to the GPU and compiles it."""
+        module, dtype = module_of(opening)
+        device = _torch_device.TorchDevice()
+        return self.compiled(opening, device, _torch_device.on(device, module, dtype), dtype)
+
+    def compiled(
+        self, opening: Opening, device: _torch_device.TorchDevice, module: torch.nn.Module, dtype: torch.dtype
+    ) -> Session:
+        """A session of a module on the device, compiled by a run at its usual sizes."""
         call = CompiledCall(module, fast_path=not opening.contract)
-        session = DeviceSession(opening.io, ran, device, dtype, opening.threads or physical_cores(), call)
-        run_once(session, opening.io)
-        return session
+        return run_once(_torch_device.DeviceSession(opening, device, dtype, call, " inductor"), opening.io)
 
 
 @functools.cache

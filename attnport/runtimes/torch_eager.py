@@ -1,4 +1,7 @@
-"""PyTorch eager on CPU: the module itself, the float64 reference, and eager in each precision plan."""
+"""PyTorch eager on CPU: the module itself, the float64 reference, and eager in each precision plan.
+
+The files of other PyTorch runtimes use what is here: casts, calls, sessions, and tensors of arrays.
+"""
 
 # torch leaves its mode classes untyped.
 # mypy: disable-error-code="no-untyped-call"
@@ -6,78 +9,87 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import AUTO, CASTS, PLANS, Capabilities, IOContract, ModelSpec, Ran, Session
-from attnport.errors import SpecError, UnavailableError, UsageError
-from attnport.optional import require
-from attnport.runtimes._session import Array, CheckedSession, refused, undefined_outputs
-from attnport.runtimes._torch_cast import cast
-from attnport.runtimes._torch_nudge import Draw, nudge_parameters, nudged
-from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
+from attnport.artifacts import AUTO, CASTS, PLANS, IOContract, ModelSpec, Ran, Session
+from attnport.errors import SpecError, UsageError
+from attnport.runtimes._session import Array, CheckedSession, refused
+from attnport.runtimes.base import Opening, Runtime, physical_cores
 from attnport_bundle.feeds import check_feeds
 
 if TYPE_CHECKING:
     import torch
 
+Call = Callable[[dict[str, "torch.Tensor"]], Any]
+"""What returns a module's result for inputs by name."""
+
 
 class TorchEager(Runtime):
     """Runs the module as PyTorch does, without any graph."""
 
-    name: ClassVar[str] = "torch_eager"
-    opens: ClassVar[Kind] = "module"
-    isolated: ClassVar[bool] = False
+    name = "torch_eager"
+    opens = "module"
+    package = "torch"
+    isolated = False
     distributions = ("torch",)
 
-    def probe(self) -> Capabilities:
-        """What the installed version can do; never raises."""
-        try:
-            torch = require("torch")
-        except UnavailableError as err:
-            return Capabilities(self.name, False, err.message, err.hint)
-        return Capabilities(
-            self.name,
-            True,
-            version=str(torch.__version__),
-            devices=("CPU",),
-            plans=CASTS,
-        )
-
-    def open(self, opening: Opening) -> Session:
+    def session(self, opening: Opening) -> Session:
         """Makes the module and casts it to the plan.
 
         Raises:
-            UsageError: no module was given, or the plan is unknown.
+            UsageError: PyTorch has no such plan.
         """
         import torch
 
-        module, dtype = module_of(self.name, opening)
+        module, dtype = module_of(opening)
         if dtype == torch.float64 and opening.nudged is None:
-            return _TorchSession(opening, module, dtype, widens=True)
+            return TorchSession(opening, dtype, _WideCall(opening, module))
         if dtype != torch.float32:
             module = cast(module, dtype)
         elif opening.plan == AUTO:
-            from attnport.runtimes._torch_range import round_parameters
+            from attnport.runtimes._torch_modes import round_parameters
 
             module = round_parameters(copy.deepcopy(module))
-        return _TorchSession(opening, module, dtype)
+        return TorchSession(opening, dtype, EagerCall(opening, module))
 
 
-def module_of(runtime: str, opening: Opening) -> tuple[torch.nn.Module, torch.dtype]:
+def module_of(opening: Opening) -> tuple[torch.nn.Module, torch.dtype]:
     """The module of an opening, not yet cast, and the type to cast it to.
 
     Raises:
-        UsageError: no module was given, or the plan is unknown.
+        UsageError: PyTorch has no such plan.
     """
     import torch
 
-    if opening.spec is None:
-        raise UsageError(f"{runtime} opens a module; got none.")
     if opening.plan not in (*CASTS, AUTO):
         raise UsageError(f"precision plan {opening.plan!r}; expected one of {', '.join((*CASTS, AUTO))}.")
     dtype = torch.float64 if opening.float64 else getattr(torch, PLANS[opening.plan].cast)
+    assert opening.spec is not None
     return opening.spec.make().eval(), dtype
+
+
+def cast(
+    module: torch.nn.Module, dtype: torch.dtype, put: Callable[[Any], Any] = lambda weight: weight
+) -> torch.nn.Module:
+    """A copy in another type; a cast works in place, and a maker may hand out one module several times.
+
+    `put` brings each weight to a device, where it is cast: a GPU is quick at that, and holds one weight twice at most.
+
+    `Module.to` would take the imaginary parts of complex weights away. They become as precise as float64, and stay
+    otherwise, as `Module.half` has it.
+    """
+    import torch
+
+    def to(given: torch.Tensor) -> torch.Tensor:
+        weight: torch.Tensor = put(given)
+        if weight.is_complex():
+            return weight.to(torch.complex128) if dtype == torch.float64 else weight
+        return weight.to(dtype) if weight.is_floating_point() else weight
+
+    copied: torch.nn.Module = copy.deepcopy(module)
+    copied._apply(to)
+    return copied
 
 
 class EagerCall:
@@ -122,8 +134,7 @@ class EagerCall:
         """What the module returns for inputs by name."""
         from torch.utils._pytree import tree_leaves, tree_map
 
-        from attnport.runtimes._torch_modes import AttentionMode, Hidden, ZeroWithoutKey, active
-        from attnport.runtimes._written_attention import Found, Rounded
+        from attnport.runtimes._torch_modes import AttentionMode, Found, Hidden, Rounded, ZeroWithoutKey, active
 
         if self._nudged is not None:
             draw = Draw(self._nudged)
@@ -136,7 +147,7 @@ class EagerCall:
                 for name, tensor in tensors.items()
             }
         if self._rounds:
-            from attnport.runtimes._torch_range import rounded
+            from attnport.runtimes._torch_modes import rounded
 
             tensors = {name: rounded(tensor) for name, tensor in tensors.items()}
         modes = self._modes
@@ -159,58 +170,137 @@ class EagerCall:
         return tree_map(lambda own, other: own.where(own.isfinite(), other), result, defined)
 
 
-class _TorchSession(CheckedSession):
-    def __init__(self, opening: Opening, module: torch.nn.Module, dtype: torch.dtype, *, widens: bool = False) -> None:
-        """`widens`: the module is not cast; each weight is while it is used, or all once that has failed."""
+class _WideCall:
+    """Calls a module that is not cast: each weight is while it is used, or all once that has failed."""
+
+    def __init__(self, opening: Opening, module: torch.nn.Module) -> None:
+        self._call = EagerCall(opening, module, widens=True)
+        self._cast: Callable[[torch.dtype], EagerCall] | None = lambda dtype: EagerCall(opening, cast(module, dtype))
+
+    def __call__(self, tensors: dict[str, torch.Tensor]) -> Any:
+        """What the module returns for inputs by name, in float64."""
+        import torch
+        from torch.utils._pytree import tree_map_only
+
+        if self._cast is None:
+            return self._call(tensors)
+
+        def wide(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+        try:
+            return tree_map_only(torch.Tensor, wide, self._call(tensors))  # an output may be a part of a weight
+        except Exception:  # code that compares the type of a weight with an input's, or writes to a buffer
+            self._call, self._cast = self._cast(torch.float64), None
+            return self._call(tensors)
+
+    @property
+    def undefined(self) -> tuple[bool, ...]:
+        """As of `EagerCall`."""
+        return self._call.undefined
+
+    @property
+    def gave_numbers(self) -> bool:
+        """As of `EagerCall`."""
+        return self._call.gave_numbers
+
+
+class TorchSession(CheckedSession):
+    """Runs a callable that takes tensors by name, such as an `EagerCall`."""
+
+    def __init__(
+        self, opening: Opening, dtype: torch.dtype, call: Call, compiler: str = "", device: str = "CPU"
+    ) -> None:
+        """`dtype` is that of floating-point inputs; `compiler` is told behind the release of PyTorch."""
         import torch
 
-        precision = "fp64" if opening.float64 else opening.plan
-        # On CPU this setting silently lets float32 products run in bfloat16.
-        if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
-            precision += f" (matmul {torch.get_float32_matmul_precision()})"
-        super().__init__(opening.io, Ran("CPU", f"torch {torch.__version__}", precision))
-        self._call: EagerCall | None = EagerCall(opening, module, widens=widens)
-        self._cast = (lambda: EagerCall(opening, cast(module, dtype))) if widens else None
-        self._dtype = dtype
-        self._threads = opening.threads or physical_cores()
+        precision = "fp64" if opening.float64 else matmul_precision(opening.plan, on_gpu=device != "CPU")
+        super().__init__(opening.io, Ran(device, f"torch {torch.__version__}{compiler}", precision))
+        self._dtype, self._threads = dtype, opening.threads or physical_cores()
+        self._call: Call | None = call
 
     @property
     def undefined(self) -> frozenset[str]:
         """The outputs in which the unchanged module gave NaN or Inf in the last call."""
-        return undefined_outputs(self._call, self._io)
+        undefined = getattr(self._call, "undefined", ())
+        return frozenset(spec.name for spec, bad in zip(self._io.outputs, undefined, strict=False) if bad)
 
     @property
     def gave_numbers(self) -> bool:
         """Whether the module gave other numbers than zero in a row with no allowed key, in the last call."""
-        return self._call is not None and self._call.gave_numbers
+        return bool(getattr(self._call, "gave_numbers", False))
 
-    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+    def _in_own_types(self, feeds: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+        """The inputs on the host, floating-point ones in the session's dtype."""
         import torch
 
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)  # the setting is process-wide, and another session may have changed it
-        tensors = {spec.name: to_tensor(feeds[spec.name], self._dtype) for spec in self._io.inputs}
-        assert self._call is not None
-        if self._cast is not None:
-            try:
-                return self._named(self._call(tensors))
-            except Exception:  # code that compares the type of a weight with an input's, or writes to a buffer
-                self._call, self._cast = self._cast(), None
-        with refused("torch_eager", feeds):
-            result = self._call(tensors)
-        return self._named(result)
+        return {spec.name: to_tensor(feeds[spec.name], self._dtype) for spec in self._io.inputs}
 
-    def _named(self, result: Any) -> dict[str, Array]:
-        tensors = named_outputs(result, self._io)
-        if self._cast is not None:  # an output may be a part of a weight
-            tensors = {
-                name: tensor.to(self._dtype) if tensor.is_floating_point() else tensor
-                for name, tensor in tensors.items()
-            }
-        return {name: to_array(tensor) for name, tensor in tensors.items()}
+    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        assert self._call is not None
+        with refused(self.ran.provider, feeds):
+            result = self._call(self._in_own_types(feeds))
+        return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
 
     def _free(self) -> None:
-        self._call = self._cast = None
+        self._call = None
+
+
+def matmul_precision(plan: str, *, on_gpu: bool) -> str:
+    """The plan as shown in reports; fp32 gets a note if PyTorch was told to compute products in TF32 or less."""
+    import torch
+
+    setting = torch.get_float32_matmul_precision()  # on the CPU too: it lets float32 products run in bfloat16
+    if on_gpu and plan == "fp32" and setting == "highest" and torch.backends.cuda.matmul.allow_tf32:
+        setting = "TF32"
+    return plan if plan != "fp32" or setting == "highest" else f"{plan} (matmul {setting})"
+
+
+class Draw:
+    """A source of random sides, to which weights and inputs are moved by one rounding; a seed gives the same ones.
+
+    The result for the moved values is as good as that for the given ones, which were rounded themselves. If the two are
+    far apart, the error comes from the task and not from the runtime, as in a softmax of two nearly equal scores in the
+    thousands. (Monte Carlo arithmetic: D. Stott Parker, 1997; here the data are perturbed, not each operation.)
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def on(self, device: torch.device) -> torch.Generator:
+        """The generator of a device: numbers for the weights of a large model are not copied there."""
+        import torch
+
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
+
+
+def nudged(tensor: torch.Tensor, draw: Draw) -> torch.Tensor:
+    """A copy with each element moved to a neighbour in its type; zeros and values that are not finite stay.
+
+    Args:
+        tensor: On any device; returned unchanged unless it is dense, with a floating type of 16, 32 or 64 bits.
+    """
+    import torch
+
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size())
+    dense = type(tensor) is torch.Tensor and tensor.layout is torch.strided  # a subclass may store other bits
+    if whole is None or not dense or not tensor.is_floating_point():
+        return tensor
+    sides = torch.randint(0, 2, tensor.shape, generator=draw.on(tensor.device), device=tensor.device, dtype=torch.int8)
+    moved = (tensor.view(whole) + (2 * sides - 1)).view(tensor.dtype)
+    return torch.where((tensor != 0) & tensor.isfinite() & moved.isfinite(), moved, tensor)
+
+
+def nudge_parameters(module: torch.nn.Module, draw: Draw) -> torch.nn.Module:
+    """Moves every weight of a module in place; returns it."""
+    for parameter in module.parameters():
+        parameter.data = nudged(parameter.data, draw)
+    return module
 
 
 def to_tensor(array: Array, dtype: torch.dtype | None = None) -> torch.Tensor:

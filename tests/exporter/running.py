@@ -105,8 +105,7 @@ def on_reference(model: ir.Model) -> Run:
     """ONNX's reference evaluator, which computes in the types that the graph declares."""
     from onnx.reference import ReferenceEvaluator
 
-    from attnport.runtimes._contrib_ops import contrib_ops, name_outputs
-    from attnport.runtimes._reference_ops import replacements
+    from attnport.runtimes._reference_ops import contrib_ops, name_outputs, replacements
     from attnport.runtimes.onnx_reference import _expanded
 
     proto = ir.to_proto(model)

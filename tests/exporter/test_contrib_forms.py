@@ -316,7 +316,7 @@ def test_a_missing_guard_is_noticed(operator: str, monkeypatch: pytest.MonkeyPat
 def test_the_evaluators_operators_refuse_what_they_do_not_know() -> None:
     from onnx.reference import ReferenceEvaluator
 
-    from attnport.runtimes._contrib_ops import contrib_ops
+    from attnport.runtimes._reference_ops import contrib_ops
 
     def run(call: str) -> None:
         text = (

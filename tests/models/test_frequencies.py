@@ -6,7 +6,7 @@ import torch
 
 from attnport.models.blocks.frequencies import Frequencies
 from attnport.models.blocks.rotary import RotaryPositions
-from attnport.runtimes._torch_cast import cast
+from attnport.runtimes.torch_eager import cast
 
 
 def test_a_cast_leaves_the_table_in_float64() -> None:

@@ -37,7 +37,7 @@ class Liar(base.Runtime):
     def probe(self) -> Capabilities:
         return Capabilities(self.name, True, plans=CASTS)
 
-    def open(self, opening: base.Opening) -> Session:
+    def session(self, opening: base.Opening) -> Session:
         session = base.get("torch_eager").open(opening)
         true = session.run
         session.run = lambda feeds: {name: one * one.dtype.type(1.01) for name, one in true(feeds).items()}

@@ -34,7 +34,7 @@ class Liar(base.Runtime):
     def probe(self) -> Capabilities:
         return Capabilities(self.name, True)
 
-    def open(self, opening: base.Opening) -> Session:
+    def session(self, opening: base.Opening) -> Session:
         session, lie = base.get("ort_cpu").open(opening), self.lie
 
         class Lying:

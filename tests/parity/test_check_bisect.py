@@ -251,7 +251,7 @@ class Faulty(base.Runtime):
     def probe(self) -> Capabilities:
         return Capabilities(self.name, True)
 
-    def open(self, opening: base.Opening) -> Session:
+    def session(self, opening: base.Opening) -> Session:
         assert opening.model is not None
         model = onnx.load(opening.model)
         if not self.shy or len(model.graph.output) == 1:

@@ -39,7 +39,7 @@ class Planted(Runtime):
         {probe}
         return Capabilities(self.name, True, version="1", devices=("CPU",), plans=("fp32",))
 
-    def open(self, opening):
+    def session(self, opening):
         return Session(opening)
 
 class Session:

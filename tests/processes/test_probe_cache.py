@@ -45,7 +45,7 @@ class Counted(base.Runtime):
         self.probes += 1
         return self.found or 1 // 0
 
-    def open(self, opening: base.Opening) -> base.Session:
+    def session(self, opening: base.Opening) -> base.Session:
         raise AssertionError("nothing is opened here")
 
 

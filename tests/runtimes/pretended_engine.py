@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pretended_gpu import HostDevice, engine_bytes, trt
 
-from attnport.runtimes import _cuda, tensorrt
+from attnport.runtimes import _cuda, base
 
 VERSION = "9.9.9"
 
@@ -22,6 +22,6 @@ def engine(tmp_path: Path) -> Path:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
     made = HostDevice()
-    monkeypatch.setattr(tensorrt, "require", lambda name: trt(made, VERSION))
+    monkeypatch.setattr(base, "require", lambda name: trt(made, VERSION))
     monkeypatch.setattr(_cuda, "Device", lambda: made)
     return made

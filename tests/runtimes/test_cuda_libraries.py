@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from attnport.runtimes._libraries import found
+from attnport.runtimes._cuda import path_of
 from attnport_bundle.runtimes.cuda import needed
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def loaded(tmp_path: Path, *entries: str, opener: str = "reader") -> dict[str, s
     (package / "__init__.py").write_text("")
     call = {
         "reader": "from attnport_bundle.runtimes.cuda import load_for_onnxruntime as f; f(onnxruntime)",
-        "attnport": "from attnport.runtimes._libraries import load_cuda as f; f()",
+        "attnport": "from attnport.runtimes._cuda import load_cuda as f; f()",
     }[opener]
     code = f"""import sys
 sys.path[:0] = {[str(tmp_path / entry) for entry in ("packages", *entries)]!r}
@@ -122,4 +122,4 @@ def test_names_are_read_from_a_file_that_cannot_be_loaded(tmp_path: Path) -> Non
 def test_the_path_of_a_library_in_a_folder_with_spaces_is_told_whole(compiled: Callable[..., Path]) -> None:
     library = compiled("a folder of/two spaces", "libpretended_for_a_path.so.99")
     ctypes.CDLL(str(library))
-    assert found(library.name) == str(library)
+    assert path_of(library.name) == str(library)

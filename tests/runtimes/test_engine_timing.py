@@ -16,8 +16,7 @@ from test_tensorrt import RUNTIME, feeds, opening
 
 from attnport.artifacts import DEVICE_PARTS
 from attnport.errors import FeedError, UnavailableError, UsageError
-from attnport.runtimes import _cuda
-from attnport.runtimes import tensorrt as tensorrt_runtime
+from attnport.runtimes import _cuda, base
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def test_kernels_for_the_shapes_of_a_call_are_not_made_behind_it(
 ) -> None:
     module = trt(device, VERSION)
     module.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(LAZY="lazy", EAGER="eager")
-    monkeypatch.setattr(tensorrt_runtime, "require", lambda name: module)
+    monkeypatch.setattr(base, "require", lambda name: module)
     real, given = Engine.create_execution_context, []
 
     def create(engine: Engine, *configs: Any) -> Context:

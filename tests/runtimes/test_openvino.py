@@ -14,9 +14,8 @@ import pytest
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import UnavailableError
-from attnport.runtimes._openvino_evidence import covering_layers, mark
 from attnport.runtimes.base import Opening
-from attnport.runtimes.openvino import RUNTIME
+from attnport.runtimes.openvino import RUNTIME, covering_layers, mark
 
 ov = pytest.importorskip("openvino")
 

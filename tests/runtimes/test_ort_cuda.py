@@ -17,7 +17,7 @@ from pretended_gpu import HostDevice
 from attnport.artifacts import MANY, IOContract, Ran
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, FeedError, UnavailableError
-from attnport.runtimes import _ort, _ort_kernels, ort_cuda
+from attnport.runtimes import _ort, ort_cuda
 from attnport.runtimes.base import Opening
 
 ort = pytest.importorskip("onnxruntime")
@@ -216,7 +216,7 @@ def printing(monkeypatch: pytest.MonkeyPatch, on_cpu: None) -> Callable[[str], l
 
     def pretend(text: str) -> list[dict[str, list[int]]]:
         def profiled(model: Any, provider: Any, feeds: Any = None, *given: Any, **options: Any) -> Any:
-            assert os.environ[_ort_kernels.VARIABLE] == "1"
+            assert os.environ[_ort.VARIABLE] == "1"
             os.write(1, text.encode())
             shapes.append({name: list(array.shape) for name, array in feeds.items()})
             return real(model, provider, feeds, *given, **options)
@@ -352,7 +352,7 @@ def test_on_the_cpu_a_missing_kernel_is_a_fault_of_the_model(
 def test_a_form_of_which_the_device_lacks_a_kernel_is_not_run_and_the_reason_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnport.runtimes._ort_faults.CPU", "another")
+    monkeypatch.setattr(_ort, "CPU", "another")
     body = "y = com.microsoft.MultiHeadAttention<num_heads=2>(q, q, q)"  # in half precision, the CPU has none
     with pytest.raises(UnavailableError, match=r"NOT_IMPLEMENTED.*MultiHeadAttention"):
         ort_cuda.RUNTIME.open(Opening(IO, plan="bf16", model=saved(tmp_path, body, "bfloat16")))

@@ -14,8 +14,8 @@ from pretended_gpu import HostDevice
 from attnport.artifacts import DEVICE_PARTS, IOContract, Ran
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import FeedError, UnavailableError, UsageError
-from attnport.runtimes._device_timing import GRAPH, STREAM
-from attnport.runtimes._ort_device import OrtDeviceSession
+from attnport.runtimes._session import GRAPH, STREAM
+from attnport.runtimes.ort_cuda import OrtDeviceSession
 
 ort = pytest.importorskip("onnxruntime")
 IO = IOContract(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnport.runtimes._ort_kernels import VARIABLE, kernels_in, printed_kernels
+from attnport.runtimes._ort import VARIABLE, kernels_in, printed_kernels
 
 OPTIONS = "\x1b[36mAttentionKernelOptions: FLASH_ATTENTION=1 EFFICIENT_ATTENTION=1 MATH=1\x1b[0m\n"
 PRINTED = f"{OPTIONS}\x1b[36mOperator=Attention Node=att DataType=fp16 SdpaKernel=FLASH_ATTENTION\x1b[0m\n"

@@ -17,8 +17,9 @@ import pytest
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, UnavailableError
-from attnport.runtimes import _libraries, _ort, ort_tensorrt, ort_tensorrt_rtx
+from attnport.runtimes import _cuda, _ort, ort_tensorrt, ort_tensorrt_rtx
 from attnport.runtimes.base import Opening
+from attnport_bundle.runtimes.cuda import needed
 from attnport_bundle.runtimes.kernels import VARIABLE
 
 ort = pytest.importorskip("onnxruntime")
@@ -77,8 +78,8 @@ def test_the_library_that_is_wanted_and_not_there_is_named(monkeypatch: pytest.M
     )
     monkeypatch.setattr(ort, "get_available_providers", lambda: [ort_tensorrt.PROVIDER, CPU])
     monkeypatch.setattr(ort_tensorrt, "load_driver", lambda: None)
-    monkeypatch.setattr(_libraries, "beside", lambda package, pattern: provider)
-    monkeypatch.setattr(_libraries, "found", lambda name: "" if "nvinfer" in name else f"/lib/{name}")
+    monkeypatch.setattr(_cuda, "beside", lambda package, pattern: provider)
+    monkeypatch.setattr(_cuda, "path_of", lambda name: "" if "nvinfer" in name else f"/lib/{name}")
     found = ort_tensorrt.RUNTIME.probe()
     assert not found.available
     assert found.reason == "TensorrtExecutionProvider wants libnvinfer.so.10, which the loader does not find."
@@ -87,10 +88,10 @@ def test_the_library_that_is_wanted_and_not_there_is_named(monkeypatch: pytest.M
 
 
 def test_a_library_that_the_loader_finds_is_told_with_its_path() -> None:
-    assert Path(_libraries.found("libc.so.6")).name.startswith("libc")
-    assert _libraries.found("libnvinfer.so.99") == ""
-    assert _libraries.needed(Path("/nowhere")) == ()
-    assert _libraries.beside("onnxruntime", "capi/no_such_library*") is None
+    assert Path(_cuda.path_of("libc.so.6")).name.startswith("libc")
+    assert _cuda.path_of("libnvinfer.so.99") == ""
+    assert needed(Path("/nowhere")) == ()
+    assert _cuda.beside("onnxruntime", "capi/no_such_library*") is None
 
 
 def test_without_its_package_the_plug_in_names_the_line_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +99,7 @@ def test_without_its_package_the_plug_in_names_the_line_that_brings_it(monkeypat
     found = ort_tensorrt_rtx.RUNTIME.probe()
     assert not found.available
     assert "no_such_package_of_a_provider is not installed" in found.reason
-    assert found.hint == "pip install onnxruntime-ep-nv-tensorrt-rtx"
+    assert found.hint == "pip install no_such_package_of_a_provider"
 
 
 def test_a_library_that_cannot_be_registered_is_not_available(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -225,8 +226,9 @@ def test_nodes_that_run_elsewhere_are_refused(runtime: Any, tmp_path: Path, monk
 
 
 def test_fp32_is_refused_since_it_would_be_tf32(runtime: Any, tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="TF32"):
+    with pytest.raises(UnavailableError, match="fp32 was asked for") as caught:
         runtime.open(Opening(IO, model=saved(tmp_path, "float")))
+    assert "TF32" in caught.value.hint
     with pytest.raises(ArtifactError, match="FLOAT16"):
         runtime.open(Opening(IO, plan="bf16", model=saved(tmp_path)))
 

@@ -30,7 +30,7 @@ def test_without_a_driver_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) ->
 def test_rtx_without_a_driver_says_that_it_builds_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "_LIBRARIES", ("libthere-is-none.so.1",))
     assert tensorrt_rtx.RUNTIME.probe().hint.startswith("engines can be built here")
-    monkeypatch.setattr(tensorrt_rtx.TensorRTRTX, "module", "tensorrt_of_nowhere")
+    monkeypatch.setattr(tensorrt_rtx.TensorRTRTX, "package", "tensorrt_of_nowhere")
     assert "built here" not in tensorrt_rtx.RUNTIME.probe().hint
 
 
@@ -44,8 +44,7 @@ def probe(device: HostDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         if lacks:
             delattr(module.Runtime if hasattr(module.Runtime, lacks) else module, lacks)
         monkeypatch.setattr(tensorrt_rtx.TensorRTRTX, "libraries", lambda self: {})
-        monkeypatch.setattr("attnport.runtimes.tensorrt.require", lambda name: module)
-        monkeypatch.setattr(tensorrt_rtx, "require", lambda name: module)
+        monkeypatch.setattr(base, "require", lambda name: module)
         monkeypatch.setattr(tensorrt_rtx, "driver_release", lambda: driver)
         return base.get("tensorrt_rtx").probe()
 

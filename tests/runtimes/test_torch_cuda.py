@@ -19,7 +19,7 @@ from attnport.models import bert_encoder, llama_decoder
 from attnport.runtimes import _torch_device, base, torch_compile_cuda, torch_compile_tuned_cuda
 from attnport.runtimes._torch_modes import modes_for
 from attnport.runtimes.base import Opening, Runtime
-from attnport.runtimes.torch_eager import EagerCall
+from attnport.runtimes.torch_eager import EagerCall, matmul_precision
 
 SPEC = ModelSpec("tiny", Source("tiny"), tiny_model.IO, tiny_model.make)
 
@@ -209,8 +209,8 @@ def test_tf32_is_no_fp32(setting: str, said: str) -> None:
     had = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(setting)
     try:
-        assert _torch_device.matmul_precision("fp32") == said
-        assert _torch_device.matmul_precision("fp16") == "fp16"
+        assert matmul_precision("fp32", on_gpu=True) == said
+        assert matmul_precision("fp16", on_gpu=True) == "fp16"
     finally:
         torch.set_float32_matmul_precision(had)
 

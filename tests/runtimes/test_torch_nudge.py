@@ -10,9 +10,8 @@ from torch import nn
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.masks.spec import MaskSpec
-from attnport.runtimes._torch_nudge import Draw, nudge_parameters, nudged
 from attnport.runtimes.base import Opening
-from attnport.runtimes.torch_eager import RUNTIME
+from attnport.runtimes.torch_eager import RUNTIME, Draw, nudge_parameters, nudged
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

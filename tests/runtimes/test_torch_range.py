@@ -10,8 +10,7 @@ from torch import nn
 
 from attnport.artifacts import AUTO, ModelSpec
 from attnport.cases.inputs import cases
-from attnport.runtimes._torch_modes import active
-from attnport.runtimes._torch_range import HalfWithoutOverflow, round_parameters, rounded
+from attnport.runtimes._torch_modes import HalfWithoutOverflow, active, round_parameters, rounded
 from attnport.runtimes.base import Opening
 from attnport.runtimes.torch_eager import RUNTIME
 

@@ -18,8 +18,8 @@ from attnport.cases.inputs import cases
 from attnport.dims import Dim, TensorSpec
 from attnport.models import base as models
 from attnport.runtimes import _torch_modes, base, torch_eager
-from attnport.runtimes._torch_cast import cast
 from attnport.runtimes.base import Opening
+from attnport.runtimes.torch_eager import cast
 
 QUICK = ("bert_encoder", "gpt_decoder", "linformer_attention", "memory_token_attention", "vision_transformer", "t5")
 T, Y = TensorSpec("t", "float32", (4, 4)), TensorSpec("y", "float32", ("batch", 4))

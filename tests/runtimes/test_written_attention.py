@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from attnport.runtimes._torch_modes import active
-from attnport.runtimes._written_attention import Found, Rounded
+from attnport.runtimes._torch_modes import Found, Rounded, active
 
 HALF = torch.float16
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

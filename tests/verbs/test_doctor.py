@@ -131,7 +131,7 @@ class Broken(base.Runtime):
     def probe(self) -> Capabilities:
         raise ValueError("library is damaged")
 
-    def open(self, opening: base.Opening) -> base.Session:
+    def session(self, opening: base.Opening) -> base.Session:
         raise NotImplementedError
 
 
