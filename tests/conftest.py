@@ -75,7 +75,7 @@ def _probes_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
             return probe(runtime, limits)
         child = sys.modules["attnport.processes.child"]
         environment = tuple(sorted(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST"))
-        given = (type(runtime).probe, type(limits).start, isolated.Child, child.WORKER, limits)
+        given = (type(runtime), type(runtime).probe, type(limits).start, isolated.Child, child.WORKER, limits)
         key = (*given, environment, tuple(sys.path), Path.cwd())
         found = _probed.get(key) or probe(runtime, limits)
         if isolated.PROBE_FAILED not in found.reason:
