@@ -121,9 +121,9 @@ cpp-test: $(VENV)/.dev
 layouts-test: $(VENV)/.dev .cache/peers/sentence_transformers/.made .cache/layouts/triton/.made .cache/layouts/node/.made
 	ATTNPORT_LAYOUTS_REQUIRED=1 $(BIN)/python -m pytest --durations=8 tests/layouts
 
-# Of attnport itself, the environment has only what its command line's help needs.
-docs: $(DOCS_VENV)/.made
-	PYTHONPATH=. $(DOCS_VENV)/bin/python tools/make_site.py make
+# The pages of verbs are made of their signatures, which are imported: in the environment of the project.
+docs: $(DOCS_VENV)/.made $(VENV)/.dev
+	PYTHONPATH=. $(BIN)/python tools/make_site.py make
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=true $(DOCS_VENV)/bin/mkdocs build --strict
 	$(DOCS_VENV)/bin/python tools/make_site.py check
 

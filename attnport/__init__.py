@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from attnport.printed import Printed
 from attnport.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -59,14 +60,27 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'attnport' has no attribute {name!r}")
     import importlib
 
-    door = importlib.import_module("attnport.artifact")  # results of verbs print as it says
-    found = getattr(door if name in _DOOR else importlib.import_module(f"attnport.verbs.{name}"), name)
-    if name not in ("Artifact", "open"):
-        from attnport.verbs._arguments import public
+    from attnport.verbs import _arguments
 
-        found = public(found)
+    _arguments.showing = _line
+    found = getattr(importlib.import_module("attnport.artifact" if name in _DOOR else f"attnport.verbs.{name}"), name)
     globals()[name] = found
     return found
+
+
+def _as_text(value: Any) -> str:
+    from attnport.console.terminal import shown
+
+    return shown(value).rstrip("\n")
+
+
+def _line() -> Any:
+    from attnport.console.progress import line
+
+    return line()
+
+
+Printed.as_text = _as_text
 
 
 def __dir__() -> list[str]:

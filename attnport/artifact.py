@@ -3,99 +3,65 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnport.artifacts import Manifest, ModelSpec
-from attnport.printed import Printed
-from attnport.verbs import _arguments
-from attnport.verbs._arguments import public
+from attnport.folder.given import Given
+from attnport.options import Force, Output, Progress, ReadMemory, ReadTimeout, Tell
+from attnport.verbs._arguments import verb_of_fields
+from attnport.verbs.audit import audit
+from attnport.verbs.bench import bench
+from attnport.verbs.build import build
+from attnport.verbs.bundle import bundle
+from attnport.verbs.check import check
+from attnport.verbs.export import WithWeights, exported
+from attnport.verbs.fuse import fuse
+from attnport.verbs.inspect import inspect
+from attnport.verbs.report import report
+from attnport.verbs.tune import tune
+from attnport.verbs.verify import verify
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from attnport.artifacts import (
-        EngineRecord,
-        FusionReport,
-        FusionTable,
-        LatencyReport,
-        ParityReport,
-        Session,
-        TuneReport,
-    )
-    from attnport.verbs.audit import AuditReport
-    from attnport.verbs.inspect import Inspection
-    from attnport.verbs.verify import VerifyResult
+    from attnport.artifacts import ParityReport, Session
     from attnport_bundle.decoding.generate import Prompts
 
-Names = str | Sequence[str]
 Place = str | Path
+T = TypeVar("T")
+_LOG = logging.getLogger("attnport")
+"""Of what export tells of the model: dims that are fixed, outputs that are left out."""
 
 
+@verb_of_fields
 def export(
-    model: str | nn.Module | ModelSpec,
-    folder: Place,
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
+    given: Given,
+    folder: Output,
     *,
-    inputs: Names | Mapping[str, str] = (),
-    outputs: Names = (),
-    dims: Names | Mapping[str, Any] = (),
-    dynamic_shapes: Any = None,
-    examples: Place | None = None,
-    task: str = "",
-    part: str = "",
-    with_past: bool = False,
-    with_weights: bool = False,
-    trust_remote_code: bool = False,
-    force: bool = False,
-    timeout_s: float | None = None,
-    memory_gib: float | None = None,
-    progress: Callable[[str], None] = lambda message: None,
-    tell: Callable[[str], None] | None = None,
+    with_weights: WithWeights = False,
+    force: Force = False,
+    timeout_s: ReadTimeout = None,
+    memory_gib: ReadMemory = None,
+    progress: Progress = lambda message: None,
+    tell: Tell = _LOG.warning,
 ) -> Artifact:
     """Exports a model into a folder; an earlier export there is replaced all at once.
 
-    Args:
-        model: An `nn.Module`, a SPEC as of the command line, or a `ModelSpec`. A module is copied, and stays as it is.
-        args, kwargs: Examples of what the module's forward is called with: tensors, structures of tensors, and values
-            that are the same in every call. Names and dims are found from them.
-        inputs: Declarations, `{"ids": "int64[batch,seq]:high=30522"}` or as of `--input`. Beside examples, one replaces
-            what was found for its input, and marks alone, `{"mask": ":padding"}`, are added to it; `":example"` gives
-            it the values of its example in every test, as where random values do not fit.
-        outputs: The outputs to export; none = all.
-        dims: Sizes of dims, `{"seq": (1, 128, 512)}` or as of `--dim`: least, usual, largest.
-        dynamic_shapes: Beside examples, which dims are dynamic, as torch.export takes it; None = all that can be.
-        examples: An `.npz` with more examples, by name.
-        task: For `hf:`, the head: a pipeline's name such as `text-classification`, or an auto class.
-        part: For `hf:`, `encoder` or `decoder`, or one tower: `text`, `vision`, ...
-        with_past: For `hf:`, a decoder with its cache, which `generate` runs token by token.
-        with_weights: Keep outputs that are attention weights, which are left out otherwise.
-        trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names.
-        force: Export even if nothing has changed.
-        timeout_s: For `onnx:`, which is read in a process of its own, seconds for each step; None = 120, and more for
-            large files.
-        memory_gib: For `onnx:`, what the process may hold; None = nine tenths of what is free.
-        progress: Called with what is being done.
-        tell: Called with each line on how the module is taken: dims that are fixed, outputs that are left out, ...;
-            None = they are warnings of the logger `attnport`, which Python prints on stderr.
+    `inputs` may be a dict, `{"ids": "int64[batch,seq]:high=30522"}`, and `dims` too, `{"seq": (1, 128, 512)}`. Beside
+    examples, a declaration replaces what was found for its input, and marks alone, `{"mask": ":padding"}`, are added to
+    it; `":example"` gives it the values of its example in every test, as where random values do not fit.
 
     Raises:
         UsageError, SpecError, ExportError: as `attnport.verbs.export.export`.
     """
-    from attnport.cases.choosing import read_feeds
-    from attnport.folder.given import Given, part_of
-    from attnport.verbs.export import exported
-
-    named = {**(read_feeds(Path(examples)) if examples is not None else {}), **(kwargs or {})}
-    chosen = part_of(part, with_past)
-    given = Given(model, args, named, inputs, outputs, dims, dynamic_shapes, trust_remote_code, task, chosen)
-    say = logging.getLogger("attnport").warning if tell is None else tell
-    options: Any = {"with_weights": with_weights, "force": force, "timeout_s": timeout_s, "memory_gib": memory_gib}
-    manifest, spec = exported(given, Path(folder), **options, progress=progress, tell=lambda note: say(note))
-    return Artifact(Path(folder), manifest, spec)
+    limits: Any = {"timeout_s": timeout_s, "memory_gib": memory_gib}
+    how: Any = {"with_weights": with_weights, "force": force, "progress": progress, "tell": tell}
+    return Artifact(folder, *exported(given, folder, **limits, **how))
 
 
 def open(folder: Place) -> Artifact:  # noqa: A001  # called as attnport.open
@@ -107,6 +73,20 @@ def open(folder: Place) -> Artifact:  # noqa: A001  # called as attnport.open
     from attnport.folder.workspace import open_folder
 
     return Artifact(Path(folder), open_folder(Path(folder)))
+
+
+def _method(verb: Callable[..., T]) -> Callable[..., T]:
+    """A verb as a method of an artifact, whose folder it is for."""
+
+    @wraps(verb)
+    def method(self: Artifact, *args: Any, **options: Any) -> T:
+        return verb(self.folder, *args, **options)
+
+    taken = signature(verb)
+    _, *others = taken.parameters.values()
+    own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+    method.__signature__ = taken.replace(parameters=[own, *others])  # type: ignore[attr-defined]
+    return method
 
 
 class Artifact:
@@ -134,20 +114,17 @@ class Artifact:
         report = self._report()
         return report.verdict if report is not None else "NOT_RUN"
 
-    def fuse(self, targets: Names | None = None, **options: Any) -> FusionReport:
-        """Writes attention as each target fuses it, and proves that it does; as `attnport.verbs.fuse.fuse`."""
-        from attnport.verbs.fuse import fuse
+    fuse = _method(fuse)
+    build = _method(build)
+    bench = _method(bench)
+    tune = _method(tune)
+    bundle = _method(bundle)
+    inspect = _method(inspect)
+    verify = _method(verify)
+    audit = _method(audit)
 
-        return public(fuse)(self.folder, **_given(options, targets=targets))
-
-    def build(self, target: str, plan: str | None = None, **options: Any) -> tuple[EngineRecord, FusionTable]:
-        """Builds a TensorRT engine; as `attnport.verbs.build.build`."""
-        from attnport.verbs.build import build
-
-        return public(build)(self.folder, target, **_given(options, plan=plan))
-
-    def check(self, runtimes: Names | None = None, *, module: nn.Module | None = None, **options: Any) -> ParityReport:
-        """Compares runtimes with a float64 run of the module; as `attnport.verbs.check.check`.
+    def check(self, *args: Any, module: nn.Module | None = None, **options: Any) -> ParityReport:
+        """Compares runtimes with a float64 run of the module; as `attnport.check`.
 
         Args:
             module: The module, where the artifact was made of one in the memory of another process.
@@ -155,53 +132,15 @@ class Artifact:
         Raises:
             SpecError: `module` is not the one that was exported.
         """
-        from attnport.verbs.check import check
-
         if module is not None:
-            self._give(module)
-        return public(check)(self.folder, **_given(options, runtimes=runtimes))
+            from attnport.sources.memory import given_again
 
-    def bench(self, runtimes: Names | None = None, shapes: Names | None = None, **options: Any) -> LatencyReport:
-        """Measures the latency of runtimes; as `attnport.verbs.bench.bench`."""
-        from attnport.verbs.bench import bench
-
-        return public(bench)(self.folder, **_given(options, runtimes=runtimes, shapes=shapes))
-
-    def tune(self, runtimes: Names | None = None, shapes: Names | None = None, **options: Any) -> TuneReport:
-        """Tries every runtime and precision, and keeps the fastest; as `attnport.verbs.tune.tune`."""
-        from attnport.verbs.tune import tune
-
-        return public(tune)(self.folder, **_given(options, runtimes=runtimes, shapes=shapes))
-
-    def bundle(self, out: Place, lang: Names | None = None, forms: Names | None = None, **options: Any) -> Path:
-        """Packs a folder that runs without PyTorch and re-checks itself; as `attnport.verbs.bundle.bundle`."""
-        from attnport.verbs.bundle import bundle
-
-        return public(bundle)(self.folder, out, **_given(options, lang=lang, forms=forms))
+            self._spec = given_again(module, self.manifest.source)
+        return check(self.folder, *args, **options)
 
     def report(self, **options: Any) -> Page:
-        """Writes the report page; as `attnport.verbs.report.report`. A notebook shows the page itself."""
-        from attnport.verbs.report import report
-
-        return Page(public(report)(self.folder, **options))
-
-    def inspect(self) -> Inspection:
-        """Describes the folder; as `attnport.verbs.inspect.inspect`."""
-        from attnport.verbs.inspect import inspect
-
-        return inspect(self.folder)
-
-    def verify(self, **options: Any) -> VerifyResult:
-        """Checks the folder's files; as `attnport.verbs.verify.verify`."""
-        from attnport.verbs.verify import verify
-
-        return public(verify)(self.folder, **options)
-
-    def audit(self, **options: Any) -> AuditReport:
-        """Finds what the folder's files give away; as `attnport.verbs.audit.audit`."""
-        from attnport.verbs.audit import audit
-
-        return public(audit)(self.folder, **options)
+        """Writes the report page; as `attnport.report`. A notebook shows the page itself."""
+        return Page(report(self.folder, **options))
 
     def open(self, runtime: str = "ort_cpu", *, threads: int | None = None) -> Running:
         """Opens the artifact in a runtime, until it is closed, as at the end of a `with` block.
@@ -269,11 +208,6 @@ class Artifact:
 
         return read_report(getattr(artifacts, kind), self.folder, self.manifest, file)
 
-    def _give(self, module: nn.Module) -> None:
-        from attnport.sources.memory import given_again
-
-        self._spec = given_again(module, self.manifest.source)
-
 
 class Running:
     """An artifact that is open in a runtime.
@@ -326,24 +260,3 @@ def _array(value: Any) -> Any:
 
         return to_array(value)
     return value if isinstance(value, np.ndarray) else np.asarray(value)
-
-
-def _given(options: Mapping[str, Any], **named: Any) -> dict[str, Any]:
-    """The arguments of a verb, without those that nobody gave."""
-    return {**options, **{name: value for name, value in named.items() if value is not None}}
-
-
-def _as_text(value: Any) -> str:
-    from attnport.console.terminal import shown
-
-    return shown(value).rstrip("\n")
-
-
-def _line() -> Any:
-    from attnport.console.progress import line
-
-    return line()
-
-
-Printed.as_text = _as_text
-_arguments.showing = _line

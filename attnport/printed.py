@@ -11,8 +11,8 @@ class Printed:
     """The result of a verb.
 
     Attributes:
-        as_text: What the command line prints for a value. `attnport.artifact` gives it: what makes the text is made of
-            these values.
+        as_text: What the command line prints for a value. The package gives it: what makes the text is made of these
+            values.
     """
 
     as_text: ClassVar[Callable[[Any], str]] = repr

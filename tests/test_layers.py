@@ -1,7 +1,7 @@
 """The order of the layers, read from the imports of every file.
 
-    attnport_bundle < bodies, budget, errors, jsonfile, module_path, onnx_walk, optional, patches, printed,
-        registry, transaction, user_cache, user_code, version, why
+    attnport_bundle < bodies, budget, errors, jsonfile, module_path, onnx_walk, optional, options, patches,
+        printed, registry, transaction, user_cache, user_code, version, why
         < dims, example_values, known, masks < latencies, machines, parities, precisions < artifacts < decoders
         < {sources | models | exporter | runtimes | cases | bundling | reporting | auditing}
         < folder < processes < parity < latency < verbs < console < artifact < testing < cli
@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "module_path",
         "onnx_walk",
         "optional",
+        "options",
         "patches",
         "printed",
         "registry",

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 import attnport.artifact
 from attnport.console.progress import TimeLeft, duration, shortened
 from attnport.console.run import Reporter
-from attnport.verbs._arguments import public
+from attnport.verbs._arguments import verb
 
 
 class Terminal(io.StringIO):
@@ -97,7 +97,7 @@ def test_in_python_a_line_says_what_is_done_and_leaves_nothing_behind(monkeypatc
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     handler = logging.StreamHandler(terminal)
     monkeypatch.setattr(logging.getLogger("attnport"), "handlers", [handler])
-    public(work)()
+    verb(work)()
     shown = terminal.getvalue()
     assert "2 of 7, fuse: writing attention" in shown
     assert "2 of 7, fuse: lowering 3/7" in shown
@@ -105,13 +105,13 @@ def test_in_python_a_line_says_what_is_done_and_leaves_nothing_behind(monkeypatc
     assert shown.endswith("\r")
     terminal.truncate(0)
     told: list[str] = []
-    public(work)(progress=None)
-    public(work)(progress=told.append)
+    verb(work)(progress=None)
+    verb(work)(progress=told.append)
     assert told == ["lowering 3/7", "proving"]
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", pipe := io.StringIO())
-        public(work)()
+        verb(work)()
         assert pipe.getvalue() == ""
     monkeypatch.setattr(attnport, "quiet", True)
-    public(work)()
+    verb(work)()
     assert "fuse" not in terminal.getvalue()

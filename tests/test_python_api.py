@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 import structured_modules as modules
@@ -25,7 +26,6 @@ from attnport.exporter.dynamic import dynamic_dims
 from attnport.folder.given import Given
 from attnport.runtimes import base
 from attnport.testing import assert_parity
-from attnport.verbs._arguments import argument_of
 
 X = torch.randn(2, 5, 16)
 
@@ -275,22 +275,17 @@ def test_a_dim_of_two_sizes_is_named_with_both(declared: dict[str, str], said: s
         Given(Two(), args, inputs=declared).spec()
 
 
-SHOWN = {"help", "as_json", "verbose", "traceback", "explain", "ray", "page"}
-"""Options that say how a command prints, and where it runs for several folders at once."""
-ALONE = {"check": {"bisect", "format", "junit"}, "bench": {"save", "compare", "fail_on_regression"}}
-"""Options for which Python has other functions, and files that a program writes by itself."""
+@pytest.mark.parametrize("name", sorted(set(attnport.__all__) - {"Artifact", "open"}))
+def test_the_documentation_of_a_verb_explains_every_parameter(name: str) -> None:
+    verb = getattr(attnport, name)
+    told = str(inspect.getdoc(verb)).partition("Args:\n")[2].splitlines()
+    explained = {line.strip().partition(":")[0] for line in told if line.startswith("    ") and line[4] != " "}
+    assert inspect.signature(verb).parameters.keys() <= explained
 
 
-@pytest.mark.parametrize("command", sorted(set(cli.commands) - {"list", "serve", "generate"}))
-def test_python_takes_every_option_of_the_command_line_by_its_name(command: str) -> None:
-    verb = getattr(attnport, command.replace("-", "_")).__wrapped__
-    known = inspect.signature(verb).parameters
-    for option in cli.commands[command].params:
-        names = [name.removeprefix("--").replace("-", "_") for name in option.opts if name.startswith("--")]
-        name = names[0] if names else str(option.name)
-        if {name, str(option.name)} & (SHOWN | ALONE.get(command, set())):
-            continue
-        assert argument_of(verb, name) in known, name
+def test_every_option_of_a_verb_is_explained_on_the_command_line() -> None:
+    for command in cli.commands.values():
+        assert all(option.help for option in command.params if isinstance(option, click.Option)), command.name
 
 
 @pytest.fixture(scope="module")

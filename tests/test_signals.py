@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import signal
@@ -50,11 +51,13 @@ def kill(number: int) -> None:
 def listed(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Any:
     """Runs a short verb of the command line that does `act`."""
 
+    real = listing.listing
+
+    @functools.wraps(real)
     def work(what: str) -> Any:
         act()
         return real(what)
 
-    real = listing.listing
     monkeypatch.setattr(listing, "listing", work)
     return call("list", "targets")
 
@@ -123,13 +126,13 @@ def test_a_signal_that_a_library_swallows_ends_the_verb(number: int, monkeypatch
 
     assert listed(monkeypatch, swallow).exit_code == CODES[signal.Signals(number)]
 
-    def work(spec: str, output: Path, *, progress: Any, **options: Any) -> None:
+    def work(given: Any, output: Path, *, progress: Any, **options: Any) -> None:
         with contextlib.suppress(KeyboardInterrupt):
             kill(number)
         progress("the next step")
         pytest.fail("it went on")
 
-    monkeypatch.setattr(exporting, "export", work)
+    monkeypatch.setattr(exporting, "exported", work)
     assert call("export", "bert_encoder", "-o", "out").exit_code == CODES[signal.Signals(number)]
 
 

@@ -141,7 +141,8 @@ def test_a_current_folder_that_is_deleted_meanwhile_is_told(tmp_path: Path) -> N
     place = tmp_path / "gone"
     place.mkdir()
     (tmp_path / "run.py").write_text(
-        "from pathlib import Path\nfrom attnport.verbs import listing\n"
+        "from functools import wraps\nfrom pathlib import Path\nfrom attnport.verbs import listing\n"
+        "@wraps(listing.listing)\n"
         f"def deleting(what):\n    Path({str(place)!r}).rmdir()\n    return Path('here').resolve()\n"
         "listing.listing = deleting\nfrom attnport.cli import main\nmain()\n"
     )
@@ -207,19 +208,18 @@ def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
 
 
 NOISY = r"""
-import logging, sys, warnings
-import click
-from attnport.console.run import start, verb
+import logging, sys, types, warnings
+from attnport.console.command import Verbs
+from attnport.console.run import start
 from attnport.errors import SpecError
 
 NAME = "a\x1b[31mb\x1b]0;mine\x07\n::error::mine\r##[error]mine\u202e"
 
-@click.group()
-def cli(): pass
+cli = Verbs()
+sys.modules["attnport.verbs.noisy"] = types.SimpleNamespace(noisy=lambda: None)
 
-@cli.command()
-@verb
-def noisy(out):
+@cli.verb()
+def noisy(out, run):
     logging.basicConfig()
     logging.getLogger("library").warning("logged %s", NAME)
     warnings.warn(f"warned {NAME}")

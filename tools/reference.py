@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import click
 
 from attnport.cli import cli
+from attnport.options import parameters
 
 VALUES = {
     "What goes in": (
@@ -82,7 +84,20 @@ def _one(path: str, shown: str, level: int = 2) -> str:
 def _package(package: Path) -> str:
     """What a package gives, but for its errors, which have a page of their own."""
     named = {name: home for name, home in homes(package).items() if not home.endswith(".errors")}
-    return "\n".join(_one(f"{home}.{name}", f"{package.name}.{name}") for name, home in named.items())
+    return "\n".join(
+        _one(f"{home}.{name}", f"{package.name}.{name}") + _taken(getattr(importlib.import_module(home), name))
+        for name, home in named.items()
+    )
+
+
+def _taken(value: object) -> str:
+    """The parameters of a verb, whose signature explains them; "" for anything else."""
+    rows = [
+        f"| `{one.name}` | {', '.join(f'`{flag}`' for flag in one.flags)} | {one.note.help} |"
+        for one in (parameters(value).values() if inspect.isfunction(value) else ())
+        if one.note is not None
+    ]
+    return "\n".join(["\n| parameter | option | |", "|-|-|-|", *rows, ""]) if rows else ""
 
 
 def _values(paths: Iterable[str]) -> str:

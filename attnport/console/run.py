@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import sys
 import traceback as tracebacks
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import click
 
@@ -27,12 +25,12 @@ from attnport.console.streams import (
     prepare_streams,
     why_lost,
 )
+from attnport.options import Option
 
 if TYPE_CHECKING:
     from attnport.printed import Printed
     from attnport.reporting.document import Detail
 
-F = TypeVar("F", bound=Callable[..., Any])
 # The object of click's context when the process ends with the verb. A caller in Python does not set it.
 OWN_PROCESS = object()
 _SPINNER = 3
@@ -47,25 +45,16 @@ class Written:
     path: str
 
 
-class Verbs(click.Group):
-    """A group of commands that suggests the closest one for an unknown verb."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, with a suggestion, or with the list of verbs."""
-        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            verbs = self.list_commands(ctx)
-            close = difflib.get_close_matches(args[0], verbs, n=1)
-            suggestion = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(verbs)}."
-            ctx.fail(f"No such verb {args[0]!r}. {suggestion}")
-        return super().resolve_command(ctx, args)
-
-
 class Reporter:
     """The output of a verb: data on stdout, progress and messages on stderr."""
 
-    def __init__(self, *, as_json: bool, verbose: bool, traceback: bool) -> None:
+    def __init__(
+        self,
+        *,
+        as_json: Annotated[bool, Option("Print data as JSON on stdout, everything else on stderr.", "--json")] = False,
+        verbose: Annotated[bool, Option("Print each step on stderr, and every table.", "-v --verbose")] = False,
+        traceback: Annotated[bool, Option("Show the traceback of an error.")] = False,
+    ) -> None:
         self.as_json = as_json
         self.verbose = verbose
         self.traceback = traceback
@@ -150,6 +139,20 @@ class Reporter:
 
             self.print(shown(value, detail, colour=sys.stdout.isatty()))
 
+    def finish(self, value: Printed, *judges: Callable[[Any], None]) -> Callable[[], None]:
+        """What prints a value, all of it with -v, and then raises for its verdict.
+
+        Args:
+            judges: Raise for the verdict of the value.
+        """
+
+        def finish() -> None:
+            self.show(value, "whole" if self.verbose else "brief")
+            for judge in judges:
+                judge(value)
+
+        return finish
+
     def show_path(self, path: Path) -> None:
         """Prints the path of something that was written."""
         from attnport.jsonfile import to_json
@@ -176,43 +179,37 @@ class Reporter:
             _show_traceback(err)
 
 
-def verb(work: F) -> F:
-    """Adds --json, -v and --traceback, and turns errors into messages and exit codes.
+def carry_out(out: Reporter, name: str, options: Mapping[str, Any], work: Callable[[], Callable[[], None]]) -> None:
+    """Does the work of a command, and turns errors into messages and exit codes.
 
-    The decorated function computes, and returns a function that prints the result and raises for its verdict.
+    Args:
+        name: What the command is called.
+        options: All that it was given.
+        work: Computes, and returns what prints the result and raises for its verdict.
     """
-
-    @click.option("--json", "as_json", is_flag=True, help="Print data as JSON on stdout, everything else on stderr.")
-    @click.option("-v", "--verbose", is_flag=True, help="Print each step on stderr, and every table.")
-    @click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
-    @wraps(work)
-    def run(*args: Any, as_json: bool, verbose: bool, traceback: bool, **options: Any) -> None:
-        out = Reporter(as_json=as_json, verbose=verbose, traceback=traceback)
-        with interrupts() as interrupted, about(options):
-            out.interrupts = interrupted
-            message = "interrupted; no file is half written, and what was finished is kept."
-            try:
-                check_arguments(options)
-                with out.working(f"attnport {work.__name__.rstrip('_')}"):
-                    finish = work(out, *args, **options)
-                if not interrupted:
-                    finish()
-                code, message = 0, "interrupted when the work was already done; it is kept."
-            except (click.ClickException, click.exceptions.Exit):
-                raise
-            except SystemExit as end:
-                code = end.code if isinstance(end.code, int) else 1
-            except BaseException as err:
-                if interrupted and click.get_current_context().obj is OWN_PROCESS:
-                    ignore_signals()
-                code = _ended_by(err, out)
-            if interrupted or code == INTERRUPTED:
-                click.echo(message, err=True)
-                code = exit_code(interrupted)
-        if code or out.lost:
-            sys.exit(code or LOST)
-
-    return run  # type: ignore[return-value]
+    with interrupts() as interrupted, about(options):
+        out.interrupts = interrupted
+        message = "interrupted; no file is half written, and what was finished is kept."
+        try:
+            check_arguments(options)
+            with out.working(f"attnport {name}"):
+                finish = work()
+            if not interrupted:
+                finish()
+            code, message = 0, "interrupted when the work was already done; it is kept."
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException as err:
+            if interrupted and click.get_current_context().obj is OWN_PROCESS:
+                ignore_signals()
+            code = _ended_by(err, out)
+        if interrupted or code == INTERRUPTED:
+            click.echo(message, err=True)
+            code = exit_code(interrupted)
+    if code or out.lost:
+        sys.exit(code or LOST)
 
 
 def start(program: click.Group) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.cases.choosing import read_feeds
 from attnport.errors import ExportError, UsageError
 from attnport.folder.loading import load, with_outputs
+from attnport.options import Note, Option
 from attnport.sources.adapted import Observed, adapted, own_copy
 from attnport.sources.code import Code, code_of, runs_code
 from attnport.sources.digests import reading
@@ -27,7 +31,8 @@ from attnport.sources.examples import (
 )
 from attnport.sources.needed_values import FORCED, needed_examples
 from attnport.sources.onnx_file import is_onnx
-from attnport.sources.structure import Arguments, Path, of_examples
+from attnport.sources.structure import Arguments, of_examples
+from attnport.sources.structure import Path as InputPath
 
 if TYPE_CHECKING:
     import torch
@@ -40,16 +45,88 @@ Progress = Callable[[str], None]
 class Given:
     """The arguments of `export`, see there."""
 
-    model: str | nn.Module | ModelSpec
-    args: Any = ()
-    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    inputs: Sequence[str] | Mapping[str, str] = ()
-    outputs: Sequence[str] = ()
-    dims: Sequence[str] | Mapping[str, Any] = ()
-    dynamic_shapes: Any = None
-    trust_remote_code: bool = False
-    task: str = ""
-    part: str = ""
+    model: Annotated[
+        "str | nn.Module | ModelSpec",  # noqa: UP037  # evaluated without torch
+        Option("A SPEC; in Python also an nn.Module, which is copied and stays as it is, or a ModelSpec.", "SPEC"),
+    ]
+    args: Annotated[
+        Any,
+        Note(
+            "Examples of what the module's forward is called with, by position: tensors, structures of tensors, and "
+            "values that are the same in every call. Names and dims are found from them."
+        ),
+    ] = ()
+    kwargs: Annotated[Mapping[str, Any] | None, Note("Examples by name.")] = None
+    inputs: Annotated[
+        Sequence[str] | Mapping[str, str],
+        Option(
+            '"x=float32[batch,seq,256]", "mask=int64[batch,seq]:padding", "ids=int64[batch,seq]:high=30522"; '
+            '"past.0=float32[batch,heads,past,16]" of a tuple, list or dict; "use_cache=false" for a constant.',
+            "--input",
+        ),
+    ] = ()
+    outputs: Annotated[
+        Sequence[str], Option("An output to keep; several allowed; default: all.", "--outputs", metavar="NAME")
+    ] = ()
+    dims: Annotated[
+        Sequence[str] | Mapping[str, Any],
+        Option(
+            'Smallest, usual and largest size of a dim, "seq=1:128:512"; a fourth number is the step of its sizes.',
+            "--dim",
+        ),
+    ] = ()
+    dynamic_shapes: Annotated[
+        Any,
+        Note("Beside examples, which dims are dynamic, as torch.export takes it; None = all that can be."),
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        Option(
+            "Run the Python code that an hf: model's config.json names, its own or another repository's. Without this "
+            "option, a model that needs such code is refused."
+        ),
+    ] = False
+    task: Annotated[
+        str,
+        Option(
+            "The head of an hf: model: text-classification, fill-mask, ...; default: the checkpoint's own.",
+            metavar="NAME",
+        ),
+    ] = ""
+    part: Annotated[
+        str,
+        Option(
+            "A part of an hf: model: encoder, decoder, encoder-with-past, text, vision, audio, video; default: all.",
+            metavar="NAME",
+        ),
+    ] = ""
+    with_past: Annotated[
+        bool,
+        Option("A decoder of hf: with its cache of keys and values, which `generate` runs token by token."),
+    ] = False
+    examples: Annotated[
+        Path | None,
+        Option(
+            "An .npz with an array for each argument of the forward, by which inputs and dims are found.",
+            metavar="FILE",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Raises UsageError where `with_past` is given beside a part."""
+        if self.with_past and self.part not in ("", PAST):
+            raise UsageError(
+                f"got part={self.part!r} and with_past; the cache is of a whole decoder.", hint="Leave out one."
+            )
+
+    @cached_property
+    def _named(self) -> dict[str, Any]:
+        """The examples by name."""
+        return {**(read_feeds(self.examples) if self.examples is not None else {}), **(self.kwargs or {})}
+
+    @property
+    def _part(self) -> str:
+        return PAST if self.with_past else self.part
 
     @property
     def name(self) -> str:
@@ -73,7 +150,7 @@ class Given:
             "dims": listed(self.dims),
             "trust_remote_code": self.trust_remote_code,
             "task": self.task,
-            "part": self.part,
+            "part": self._part,
         }
 
     def check_declarations(self) -> None:
@@ -105,7 +182,7 @@ class Given:
         from torch import nn
 
         inputs, dims, outputs = given_inputs(self.inputs), listed(self.dims), listed(self.outputs)
-        for option, value in (("task", self.task), ("part", self.part)):
+        for option, value in (("task", self.task), ("part", self._part)):
             if value and not isinstance(self.model, str):
                 raise UsageError(f"{self.name} is not an hf: model; {option}={value!r} does not apply.")
         if isinstance(self.model, ModelSpec):
@@ -124,7 +201,7 @@ class Given:
                 outputs=outputs,
                 trust_remote_code=self.trust_remote_code,
                 task=self.task,
-                part=self.part,
+                part=self._part,
             )
             return dataclasses.replace(spec, notes=(*spec.notes, *notes))
         if not isinstance(self.model, nn.Module):
@@ -148,7 +225,7 @@ class Given:
 
     @property
     def _examples(self) -> bool:
-        return bool(self._positional) or bool(self.kwargs)
+        return bool(self._positional) or bool(self._named)
 
     @property
     def _positional(self) -> tuple[Any, ...]:
@@ -178,7 +255,7 @@ class Given:
         """The plain module that a SPEC names."""
         from torch import nn
 
-        if text.startswith("hf:") and not self.part:
+        if text.startswith("hf:") and not self._part:
             from attnport.sources.choices import Choices
             from attnport.sources.hf import model_of
 
@@ -202,7 +279,7 @@ class Given:
         from attnport.sources.parsing import parse_dims, parse_input
         from attnport.sources.ranges import found_ranges
 
-        arguments, found = of_examples(module, self._positional, self.kwargs)
+        arguments, found = of_examples(module, self._positional, self._named)
         given = by_flat_name(inputs)
         unknown = [name for name in given if name not in arguments.names]
         if unknown:
@@ -254,7 +331,7 @@ class Given:
         notes = (*notes, *steps_note(further), *limits)
         return (*texts, *constants), (*ranges, *map(str, further)), arguments, notes
 
-    def _chosen(self, arguments: Arguments, found: Mapping[Path, torch.Tensor]) -> dict[str, tuple[Any, ...]]:
+    def _chosen(self, arguments: Arguments, found: Mapping[InputPath, torch.Tensor]) -> dict[str, tuple[Any, ...]]:
         """For each input, what `dynamic_shapes` says of its axes: a size, a Range, or None for what is to be found."""
         if self.dynamic_shapes is None:
             return {}
@@ -291,13 +368,6 @@ class Given:
         }
 
 
-def part_of(part: str, with_past: bool) -> str:
-    """The part of an `hf:` model; raises UsageError where `with_past` is given beside another."""
-    if with_past and part not in ("", PAST):
-        raise UsageError(f"got part={part!r} and with_past; the cache is of a whole decoder.", hint="Leave out one.")
-    return PAST if with_past else part
-
-
 PAST = "with-past"
 
 
@@ -313,7 +383,7 @@ def listed(value: Sequence[str] | Mapping[str, Any] | None) -> tuple[str, ...]:
     return tuple(value or ())
 
 
-def _told(shapes: Any, path: Path, arguments: Arguments, tensor: torch.Tensor) -> tuple[Any, ...]:
+def _told(shapes: Any, path: InputPath, arguments: Arguments, tensor: torch.Tensor) -> tuple[Any, ...]:
     """What `dynamic_shapes` says of a tensor: for each axis a size, a Range, or None for what torch is to find."""
     from torch.export import Dim
 

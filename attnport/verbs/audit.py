@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import unescape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from attnport.artifacts import MANIFEST as ARTIFACT
 from attnport.auditing.clean import IN_BUNDLE, clean, owner, replace_file
@@ -21,11 +21,13 @@ from attnport.auditing.unreferenced import audit_unreferenced
 from attnport.errors import ArtifactError, Disclosure, UsageError, first_line
 from attnport.folder.workspace import change, check_files, open_folder
 from attnport.jsonfile import digest_text, from_json, to_json
+from attnport.options import Option, Progress, ReadMemory, ReadTimeout
 from attnport.patches import patched
 from attnport.printed import Printed
 from attnport.reporting import document as doc
 from attnport.reporting.facts import count
 from attnport.transaction import OWN
+from attnport.verbs._arguments import verb
 from attnport.verbs._confined import Told, carry_out, confined
 from attnport.verbs.inspect import ENGINE_SUFFIXES
 from attnport.verbs.report import FILE as PAGE
@@ -65,25 +67,25 @@ class AuditReport(Printed):
     notes: tuple[str, ...] = ()
 
 
+@verb
 def audit(
-    path: Path,
-    fix: bool = False,
+    path: Annotated[Path, Option("An ONNX file, an engine, an artifact folder or a bundle.")],
+    fix: Annotated[
+        bool,
+        Option(
+            "Remove notes, doc strings and unknown fields of ONNX files. Names, numbers, outputs and other kinds of "
+            "files are not changed."
+        ),
+    ] = False,
     *,
-    timeout_s: float | None = None,
-    memory_gib: float | None = None,
-    progress: Callable[[str], None] = lambda message: None,
+    timeout_s: ReadTimeout = None,
+    memory_gib: ReadMemory = None,
+    progress: Progress = lambda message: None,
 ) -> AuditReport:
     """Finds what `path` gives away: an ONNX file with its weights, an engine, an artifact folder or a bundle.
 
     It runs nothing and opens no file outside the folder. The files are read in a process of its own, with limits of
     time and memory.
-
-    Args:
-        path: The file or folder.
-        fix: Remove what can be removed: notes, doc strings and unknown fields of ONNX files. Names, numbers, outputs
-            and other kinds of files are not changed.
-        timeout_s: Seconds for each file; None = 120, and more for large files.
-        memory_gib: What the process may hold; None = nine tenths of what is free.
 
     Raises:
         ArtifactError: `path` does not exist, is of an unknown kind or cannot be read.

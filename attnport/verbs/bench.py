@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Annotated
 
 from attnport.artifacts import Capabilities, LatencyReport, Manifest
 from attnport.cases.text import read_sentences
@@ -32,10 +33,24 @@ from attnport.jsonfile import digest_text, read
 from attnport.latency.measuring import BASELINE, Effort, Measuring, Subject
 from attnport.latency.statistics import CONFIDENCE
 from attnport.latency.workloads import MANY, read_lengths, workloads
-from attnport.parity.evaluate import Progress
+from attnport.options import (
+    Batch,
+    Folder,
+    Force,
+    Lengths,
+    Option,
+    Progress,
+    Seed,
+    Shapes,
+    Text,
+    Threads,
+    Timeout,
+    Trust,
+)
 from attnport.processes.isolated import TIMEOUT_S, Limits, absent, probe_all, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime, physical_cores
+from attnport.verbs._arguments import verb
 from attnport.verbs._needs import ready
 from attnport.why import Why
 
@@ -43,53 +58,55 @@ STAGE = "bench"
 FILE = "latency.json"
 
 
+@verb
 def bench(
-    folder: Path,
-    runtimes: Sequence[str] | None = None,
-    shapes: Sequence[str] | None = None,
-    text: Path | None = None,
-    threads: int | None = None,
+    folder: Folder,
+    runtimes: Annotated[
+        Sequence[str],
+        Option("A runtime; default: all but torch_compile. The report has only these, and the baseline.", "--runtime"),
+    ] = (),
+    shapes: Shapes = (),
+    text: Text = None,
+    threads: Threads = None,
     *,
-    lengths: Path | None = None,
-    batch: int = MANY,
-    budget_s: float = 60.0,
-    precision: float = 0.03,
-    samples: int = 0,
-    pin: bool = True,
-    cold: bool = True,
-    bundle: Path | None = None,
-    timeout_s: float = TIMEOUT_S,
-    seed: int = 0,
-    force: bool = False,
-    trust_source: bool = False,
-    plan: str | None = None,
-    baseline: str = BASELINE,
-    starts: int = 1,
+    lengths: Lengths = None,
+    batch: Batch = MANY,
+    plan: Annotated[
+        str | None, Option("One precision plan alone, modules cast to it; writes latency.PLAN.json.", "--dtype")
+    ] = None,
+    baseline: Annotated[str, Option("The runtime that others are compared with.")] = BASELINE,
+    bundle: Annotated[
+        Path | None, Option("A bundle of this folder, measured through its own reader as the runtime bundle.")
+    ] = None,
+    pin: Annotated[bool, Option("Keep processes on as many cores as threads.")] = True,
+    cold: Annotated[bool, Option("Measure load, first call and memory in new processes.")] = True,
+    precision: Annotated[
+        float, Option("Measure until every ratio is known within this share.", above=0, most=1)
+    ] = 0.03,
+    samples: Annotated[int, Option("The fewest calls of each runtime, if there is time; p99 needs 1000.", least=0)] = 0,
+    starts: Annotated[
+        int,
+        Option(
+            "Starts of each process; with several, intervals include how much they differ, and from 5 on are narrow.",
+            least=1,
+            most=50,
+        ),
+    ] = 1,
+    budget_s: Annotated[
+        float,
+        Option(
+            "Seconds in total, starts included; each workload has 12 rounds at least in each start.",
+            "--budget",
+            least=1,
+        ),
+    ] = 60.0,
+    timeout_s: Timeout = TIMEOUT_S,
+    trust_source: Trust = False,
+    force: Force = False,
+    seed: Seed = 0,
     progress: Progress = lambda message: None,
 ) -> LatencyReport:
     """Measures an artifact folder and writes `latency.json`; returns the earlier report if nothing has changed.
-
-    Args:
-        folder: An artifact folder.
-        runtimes: Names; none = every runtime made for speed but `torch_compile`. The baseline is always measured.
-        shapes: Grids such as `batch=1/8,seq=128`, without padding.
-        text: A file of sentences, one in each line, for models that read text.
-        threads: Compute threads of every runtime; None = the physical cores.
-        lengths: A file of lengths for ragged batches, each line a length or `length:count`.
-        batch: The number of sentences or lengths in a padded batch.
-        budget_s: How long this may take, starts, warm-up and cold starts included; there are at least 12 rounds.
-        precision: A workload is finished once every ratio is known within this share.
-        samples: The fewest calls of each runtime, if there is time; p99 needs 1000.
-        pin: Keep processes on fixed processors, if the system allows it.
-        cold: Measure load time, first call and peak memory, in new processes, as long as the budget lasts.
-        bundle: A bundle of this folder, whose forms are measured through its own reader, as the runtime `bundle`.
-        timeout_s: Seconds for each answer of a runtime's process; one that takes longer is ended, and NOT_RUN.
-        trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
-        plan: Measure this precision plan alone, modules cast to it, and write `latency.PLAN.json` instead; None = every
-            form there is, and modules in fp32.
-        baseline: The runtime that the others are compared with.
-        starts: How often every process is started. Starts of the same process differ by some percent, which the
-            interval of a ratio includes from 2 on; 5 or more make it narrow.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.

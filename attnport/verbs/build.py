@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from attnport import optional
 from attnport.artifacts import AUTO, EngineRecord, FusionReport, FusionTable, Manifest
@@ -24,46 +25,51 @@ from attnport.exporter.lowering.base import Lowering
 from attnport.folder.trust import require
 from attnport.folder.workspace import change, check_files, fresh, open_folder, stage, toolchain
 from attnport.jsonfile import digest_text
+from attnport.options import Folder, Force, Option, Progress
 from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR
 from attnport.parity.eager import EAGER
-from attnport.parity.evaluate import Progress
 from attnport.parity.finer import BUDGET, plan_precision
 from attnport.runtimes import base
 from attnport.sources.digests import TOOLCHAIN
 from attnport.verbs import fuse as fusing
+from attnport.verbs._arguments import verb
 from attnport.verbs.export import MODEL, WEIGHTS
 
 DEFAULT_PLAN = "fp16"
 
 
+@verb
 def build(
-    folder: Path,
-    target: str,
-    plan: str = DEFAULT_PLAN,
-    profiles: Sequence[Profile | str] = (),
-    sm: Sequence[int] = (),
+    folder: Folder,
+    target: Annotated[str, Option("tensorrt_rtx (builds without a GPU) or tensorrt.", "--target")],
+    plan: Annotated[str, Option("fp16, bf16, fp32, *_islands or auto.", "--dtype")] = DEFAULT_PLAN,
+    profiles: Annotated[
+        Sequence[Profile | str],
+        Option(
+            'Sizes, smallest:usual:largest, "batch=1:8:64,seq=1:128:512"; several allowed; default: one that covers '
+            "all sizes of the model.",
+            "--profile",
+        ),
+    ] = (),
+    sm: Annotated[
+        Sequence[int],
+        Option("Compute capability, 86 for 8.6; several allowed; default: the builder's own.", "--sm"),
+    ] = (),
     *,
-    budget: float | str | None = None,
-    force: bool = False,
-    trust_source: bool = False,
+    budget: Annotated[
+        float | str | None,
+        Option("With --dtype auto: allowed error, as a multiple of PyTorch's own in fp16; default 2x."),
+    ] = None,
+    trust_source: Annotated[
+        bool, Option("With --dtype auto: run the code that a folder from elsewhere names.")
+    ] = False,
+    force: Force = False,
     progress: Progress = lambda message: None,
 ) -> tuple[EngineRecord, FusionTable]:
     """Builds an engine into `engines/` and writes whether each attention is fused into `fusion.json`.
 
-    It is skipped if the same engine was built before and its file is unchanged.
-
-    Args:
-        folder: An artifact folder; the form is made first if it does not exist yet.
-        target: `tensorrt_rtx` or `tensorrt`.
-        plan: The precision plan of the form; `auto` = fp16 with the fewest parts in float32 that keep the bound, which
-            are searched for if they are not known yet.
-        profiles: Optimization profiles, as values or as text (`batch=1:8:64,seq=1:128:512`); none = one that covers all
-            sizes of the model.
-        sm: Compute capabilities (`86` is 8.6); empty = the builder's default.
-        budget: With the plan `auto`: the allowed error, as a multiple of PyTorch eager's own; see `parse_budget`.
-        force: Build, and search, even if nothing has changed.
-        trust_source: With the plan `auto`: run the source of a folder that was not exported here; see `trust`.
-        progress: Called with a line about each step.
+    It is skipped if the same engine was built before and its file is unchanged. The form is made first if it does not
+    exist yet; of the plan `auto`, fp16 with the fewest parts in float32 that keep the bound, these are searched for.
 
     Raises:
         UsageError: the target or compute capability is unknown, or the budget is invalid or given without `auto`.
@@ -75,7 +81,7 @@ def build(
         UnavailableError: the target is `tensorrt` and there is no GPU.
         EngineBuildError: TensorRT refused the form, or its builder died.
     """
-    target = target.replace("-", "_")
+    target, plan = target.replace("-", "_"), plan.replace("-", "_")
     if target not in FLAVOURS:
         raise UsageError(f"target {target!r}: no engine is built for it; expected one of {', '.join(FLAVOURS)}.")
     allowed = parse_budget(budget)

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 from attnport.artifacts import Manifest
 from attnport.bundling import place, signing
@@ -24,11 +25,13 @@ from attnport.exporter.lowering import base as lowerings
 from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import check_files, load_spec, open_folder, toolchain
 from attnport.jsonfile import digest_file, digest_text, to_json
+from attnport.options import Folder, Option, Progress, Tell
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import read_goldens
 from attnport.reporting.measures import mebibytes
 from attnport.runtimes import base
 from attnport.user_cache import cache
+from attnport.verbs._arguments import verb
 from attnport.verbs._needs import lacks, write_form
 from attnport_bundle.format.manifest import ENGINES, MANIFEST, SIGNATURE
 from attnport_bundle.format.manifest import Manifest as BundleManifest
@@ -41,36 +44,36 @@ _INNER = ".bundle"
 """The bundle inside the folder of a layout that is being made of it."""
 
 
+@verb
 def bundle(
-    folder: Path,
-    out: Path,
+    folder: Folder,
+    out: Annotated[
+        Path, Option("The bundle's folder; one that is empty or an unchanged bundle is replaced.", "-o --output")
+    ],
     *,
-    lang: Sequence[str] = ("python",),
-    forms: Sequence[str] | None = None,
-    layout: str = "",
-    unverified: bool = False,
-    sign: Path | None = None,
-    force: bool = False,
-    progress: Callable[[str], None] = lambda message: None,
-    tell: Callable[[str], None] = lambda message: None,
+    lang: Annotated[Sequence[str], Option("A reader: python, which is always included, or cpp; several allowed.")] = (
+        "python",
+    ),
+    forms: Annotated[
+        Sequence[str],
+        Option("Forms and engines, the preferred one first; default: ort_cpu, or what the layout reads.", "--form"),
+    ] = (),
+    layout: Annotated[str, Option("Lay the files out for what reads them instead: triton, ovms or hub.")] = "",
+    sign: Annotated[Path | None, Option("An Ed25519 private key (PEM) outside of both folders.")] = None,
+    unverified: Annotated[
+        bool,
+        Option("Accept forms whose parity was not run; the bundle says so. Forms that failed are never accepted."),
+    ] = False,
+    force: Annotated[
+        bool, Option("Write it even if nothing has changed, or if files of the earlier one were changed or added.")
+    ] = False,
+    progress: Progress = lambda message: None,
+    tell: Tell = lambda message: None,
 ) -> Path:
     """Writes a bundle of an artifact folder; all of it appears at once, and equal inputs give equal bytes.
 
-    A bundle that was made of the same inputs, and is unchanged, is kept.
-
-    Forms that the folder lacks are written first, and forms without a verdict are checked.
-
-    Args:
-        folder: The artifact folder.
-        out: The bundle's folder. An existing one is replaced if it is empty or an unchanged bundle.
-        lang: The languages to bundle a reader for. Every bundle has the Python reader, to check itself anywhere.
-        forms: The forms and engines to bundle, the preferred one first; None = `ort_cpu`, or what the layout reads.
-        layout: What the files are laid out for instead of the bundle's own readers, such as `triton`; "" = those.
-        unverified: Accept forms whose parity was not run; the bundle says so. Forms that failed are never accepted.
-        sign: A private key to sign the bundle with; see `attnport.bundling.signing`.
-        force: Write the bundle even if nothing has changed, or if files of the earlier one were changed or added.
-        tell: Called with a line about what was written and what it needs; one if the golden cases were not all run, as
-            none of the forms can run here; and of what a layout cannot have.
+    A bundle that was made of the same inputs, and is unchanged, is kept. Forms that the folder lacks are written first,
+    and forms without a verdict are checked.
 
     Returns:
         `out`.
@@ -81,8 +84,6 @@ def bundle(
         ArtifactError, IntegrityError: the artifact is incomplete, or not what was written.
         ParityFailed: a form failed or was not checked, or the bundle fails its own golden cases here.
     """
-    lang = (lang,) if isinstance(lang, str) else lang
-    forms = (forms,) if isinstance(forms, str) else forms
     unknown = [language for language in lang if language not in LANGUAGES]
     if unknown or not lang:
         raise UsageError(f"language {', '.join(unknown) or 'missing'}; expected one of {', '.join(LANGUAGES)}.")
@@ -98,7 +99,7 @@ def bundle(
 
     refuse()
     place.refuse_unwritable(out)
-    names = forms if forms is not None else laid_out.forms if laid_out else FORMS
+    names = forms or (laid_out.forms if laid_out else FORMS)
     manifest = _with_forms(folder, manifest, names, progress)
     backends = choose(folder, manifest, names)
     progress("checking the artifact's files")

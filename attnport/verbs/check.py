@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from attnport.artifacts import Manifest, ParityReport, RuntimeParity
 from attnport.cases.choosing import cases_of, few_batches
@@ -26,18 +26,20 @@ from attnport.folder.verdicts import files_of, model_digest, read_parity, rows_o
 from attnport.folder.workspace import change, check_files, check_source, load_spec, open_folder
 from attnport.jsonfile import digest_file, digest_text
 from attnport.latency.workloads import parse_grid
+from attnport.options import Folder, Note, Option, Progress, Seed, Text, Timeout, Trust
 from attnport.parities import FILE, Basis
 from attnport.parity.at_plan import ComparisonAtPlan
 from attnport.parity.bisect_ground import FORM
 from attnport.parity.bound import report as of_rows
 from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
 from attnport.parity.eager import EAGER, EAGER_ON_GPU
-from attnport.parity.evaluate import Progress, References
+from attnport.parity.evaluate import References
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import add_eager
 from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all, process_failed, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
+from attnport.verbs._arguments import verb
 from attnport.verbs._needs import ready
 
 if TYPE_CHECKING:
@@ -53,52 +55,56 @@ EARLIER = ": from an earlier check, "
 """In a note, between rows whose cases were others and the options that chose these."""
 
 
+@verb
 def check(
-    folder: Path,
-    runtimes: Sequence[str] | None = None,
-    text: Path | None = None,
-    inputs: Path | None = None,
+    folder: Folder,
+    runtimes: Annotated[
+        Sequence[str],
+        Option("A runtime; default: all but torch_compile. The report keeps others.", "--runtime"),
+    ] = (),
+    text: Text = None,
+    inputs: Annotated[Path | None, Option("An .npz with an array for each input, a further case.")] = None,
     *,
-    force: bool = False,
-    seed: int = SEED,
-    batch: int = BATCH,
-    threads: int | None = None,
-    timeout_s: float = TIMEOUT_S,
-    isolate: bool = False,
-    bundle: Path | None = None,
-    trust_source: bool = False,
-    plan: str | None = None,
-    eager: str = EAGER,
-    shapes: Sequence[str] = (),
-    thorough: bool = False,
+    shapes: Annotated[Sequence[str], Option('Further cases, full batches of "batch=1/8,seq=512".', "--shape")] = (),
+    plan: Annotated[
+        str | None, Option("One precision plan alone, modules cast to it; writes parity.PLAN.json.", "--dtype")
+    ] = None,
+    eager: Annotated[
+        str,
+        Option(
+            "The PyTorch runtime that computes the reference and the error bound; with --dtype also "
+            "torch_eager_cuda, on a GPU, where forms are not run without their target."
+        ),
+    ] = EAGER,
+    bundle: Annotated[
+        Path | None, Option("A bundle of this folder, checked through its own reader as the runtime bundle.")
+    ] = None,
+    timeout_s: Timeout = TIMEOUT_S,
+    isolate: Annotated[
+        bool,
+        Option(
+            "Give every runtime a process of its own, also those that do not need it. The reference stays in this one."
+        ),
+    ] = False,
+    trust_source: Trust = False,
+    thorough: Annotated[
+        bool,
+        Option(
+            "Run every batch of the sentences, each item alone and with more padding too; by default four batches and "
+            "eight items. The cases made from the contract are run in any case."
+        ),
+    ] = False,
+    force: Annotated[
+        bool, Option("Check even if nothing has changed, and leave out of the report what was not asked for.")
+    ] = False,
+    seed: Seed = SEED,
+    batch: Annotated[int, Note("The number of sentences in a batch.")] = BATCH,
+    threads: Annotated[int | None, Note("Compute threads; None = the physical cores.")] = None,
     progress: Progress = lambda message: None,
 ) -> ParityReport:
     """Checks an artifact folder and writes `parity.json`.
 
     What it says already is kept: of the same cases it is the answer, of others it stays beside what is checked now.
-
-    Args:
-        folder: An artifact folder.
-        runtimes: Names, which are checked with the forms that they open; none = every runtime there is but
-            `torch_compile`, and every lowered form. On a GPU (`eager`) forms are not.
-        text: A file of sentences, one a line, for models that read text.
-        inputs: An `.npz` with an array for each input, as a further case.
-        force: Run again what is in the report, and leave out what was not asked for.
-        batch: The number of sentences in a batch.
-        threads: Compute threads; None = the physical cores.
-        timeout_s: Seconds for each answer of a runtime that has a process of its own.
-        isolate: Give every runtime a process of its own, not only those that get one by default (`Runtime.isolated`).
-            PyTorch eager, by which the others are judged, stays in this process.
-        bundle: A bundle of this folder, whose forms are checked through its own reader, as the runtime `bundle`.
-        trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
-        plan: Check this precision plan alone, modules cast to it, and write `parity.PLAN.json` instead; None = every
-            form there is, and modules in fp32.
-        eager: The PyTorch eager that makes the float64 reference and bounds the others. On a GPU, `torch_eager_cuda`,
-            it goes with a plan, and graphs are not run without their target (ADR 11).
-        shapes: Grids such as `batch=1/8,seq=128`, as of `bench`: full batches of these sizes are further cases.
-        thorough: Run every batch of the sentences, and each of their items alone and with more padding too. Otherwise
-            four batches and eight items are. The cases of the contract, on which every planted fault of the tests is
-            found, are run in any case.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
@@ -181,7 +187,7 @@ def check(
 
 def check_and_bisect(
     folder: Path,
-    runtimes: Sequence[str] | None = None,
+    runtimes: Sequence[str] = (),
     text: Path | None = None,
     inputs: Path | None = None,
     *,

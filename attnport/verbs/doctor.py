@@ -8,15 +8,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from attnport import registry
 from attnport.artifacts import Capabilities
 from attnport.folder.machine import Machine, machine, normal, version, versions
+from attnport.options import Note, Option
 from attnport.printed import Printed
 from attnport.processes import isolated
 from attnport.reporting import document as doc
 from attnport.runtimes._ort import ONNX_RUNTIMES
+from attnport.verbs._arguments import verb
 from attnport.version import __version__
 
 _TIMEOUT_S = 300.0
@@ -50,13 +52,15 @@ class DoctorReport(Printed):
     problems: tuple[Problem, ...]
 
 
-def doctor(folder: Path | None = None, *, refresh: bool = False) -> DoctorReport:
-    """Examines this installation and this machine.
-
-    Args:
-        folder: The folder whose free disk space is measured; default: the current folder.
-        refresh: Probe every runtime again, also where machine and packages are what they were at the last probe.
-    """
+@verb
+def doctor(
+    folder: Annotated[
+        Path | None, Note("The folder whose free disk space is measured; default: the current folder.")
+    ] = None,
+    *,
+    refresh: Annotated[bool, Option("Probe every runtime again; kept answers are otherwise believed.")] = False,
+) -> DoctorReport:
+    """Examines this installation and this machine."""
     from attnport.runtimes import base
 
     wanted = requirements()

@@ -5,23 +5,25 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
-from attnport.cases.choosing import needed_tokenizer, read_feeds
+from attnport.cases.choosing import needed_tokenizer
 from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, ExportError, UsageError
+from attnport.folder.given import Given, listed
 from attnport.folder.loading import note_read, without_outputs
 from attnport.folder.machine import versions
 from attnport.folder.trust import remember
 from attnport.folder.workspace import Change, create, fresh, open_folder, open_if_there, refuse_stranger, toolchain
 from attnport.jsonfile import digest_text, to_json
+from attnport.options import Force, Option, Output, Progress, ReadMemory, ReadTimeout, Tell
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import write_golden
 from attnport.parity.sizes import check_dims, size_cases
@@ -34,72 +36,35 @@ from attnport.sources.onnx_file import files_of, graph_of, input_names, is_onnx,
 from attnport.sources.program import CODE, program_module
 from attnport.sources.program import WEIGHTS as STORED_WEIGHTS
 from attnport.transaction import settle
+from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs._confined import Told, carry_out, confined
 from attnport.version import __version__
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from attnport.exporter.capture import Capture
-    from attnport.folder.given import Given
 
 STAGE = "export"
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
 _LARGE_BYTES = 1 << 26
+WithWeights = Annotated[bool, Option("Keep outputs that are attention weights, which can reveal what the model reads.")]
 
 
+@verb_of_fields
 def export(
-    model: str | nn.Module | ModelSpec,
-    folder: Path,
+    given: Given,
+    folder: Output,
     *,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    examples: Path | None = None,
-    inputs: Sequence[str] | Mapping[str, str] = (),
-    outputs: Sequence[str] = (),
-    dims: Sequence[str] = (),
-    dynamic_shapes: Any = None,
-    with_weights: bool = False,
-    trust_remote_code: bool = False,
-    task: str = "",
-    part: str = "",
-    with_past: bool = False,
-    force: bool = False,
-    timeout_s: float | None = None,
-    memory_gib: float | None = None,
-    needs_text: bool = False,
-    progress: Callable[[str], None] = lambda message: None,
-    tell: Callable[[str], None] = lambda message: None,
+    with_weights: WithWeights = False,
+    force: Force = False,
+    timeout_s: ReadTimeout = None,
+    memory_gib: ReadMemory = None,
+    progress: Progress = lambda message: None,
+    tell: Tell = lambda message: None,
 ) -> Manifest:
     """Exports a model into `folder`; an earlier export there is replaced all at once.
 
     The code that was run to load it is recorded for this user; later verbs run no other code (see `trust`). A file of
     ONNX is read and computed in a process of its own, with limits of time and memory.
-
-    Args:
-        model: A SPEC, a module, or a ModelSpec.
-        args, kwargs: Examples of what a module's forward is called with. Its inputs and their dims are found from them;
-            numbers, strings and None among them are the same in every call.
-        examples: An `.npz` with more of them, by name.
-        inputs: `--input` declarations, for plain modules, as a list or by name. Beside examples, a declaration replaces
-            what was found for its input, and marks alone, `{"mask": ":padding"}`, are added to it; `":example"` gives
-            it the values of its example in every test, as where random values do not fit.
-        outputs: The outputs to export; none = all.
-        dims: `--dim` declarations.
-        dynamic_shapes: Beside examples, which dims are dynamic, as torch.export takes it; None = all that can be.
-        with_weights: Keep outputs that are attention weights, which can reveal what the model reads. By default the
-            module is exported without them.
-        trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names instead of that of
-            transformers; it may be in another repository.
-        task: For `hf:`, the head: a pipeline's name such as `text-classification`, or an auto class; "" = the
-            checkpoint's own.
-        part: For `hf:`, `encoder` or `decoder`, or one tower: `text`, `vision`, ...; "" = the whole model.
-        with_past: For `hf:`, a decoder with its cache, which `generate` runs token by token.
-        force: Export even if nothing has changed.
-        timeout_s: For `onnx:`, seconds for each step; None = 120, and more for large files.
-        memory_gib: For `onnx:`, what the process may hold; None = nine tenths of what is free.
-        needs_text: Refuse a model without a tokenizer before it is traced, which takes the longest.
-        tell: Called with a line on how the module is taken, and if outputs were left out.
 
     Raises:
         UsageError: the folder has other files and is not an artifact; or a file of ONNX exceeds a limit.
@@ -107,13 +72,8 @@ def export(
         ExportError: torch cannot export the module, a dim froze, the graph computes something else, or every output is
             attention weights.
     """
-    from attnport.folder.given import Given, part_of
-
-    part = part_of(part, with_past)
-    named = {**(read_feeds(examples) if examples is not None else {}), **(kwargs or {})}
-    given = Given(model, args, named, inputs, outputs, dims, dynamic_shapes, trust_remote_code, task, part)
-    options: Any = {"with_weights": with_weights, "force": force, "timeout_s": timeout_s, "memory_gib": memory_gib}
-    return exported(given, folder, **options, needs_text=needs_text, progress=progress, tell=tell)[0]
+    limits: Any = {"timeout_s": timeout_s, "memory_gib": memory_gib}
+    return exported(given, folder, with_weights=with_weights, force=force, **limits, progress=progress, tell=tell)[0]
 
 
 @contextlib.contextmanager
@@ -148,6 +108,9 @@ def exported(
     """As `export`; also returns the model, unless another process made it.
 
     A module in memory is only known to other verbs while somebody holds it.
+
+    Args:
+        needs_text: Refuse a model without a tokenizer before it is traced, which takes the longest.
     """
     options: Any = {"with_weights": with_weights, "force": force, "needs_text": needs_text}
     if (text := given.file_of_onnx) is None:
@@ -242,8 +205,6 @@ def _made_or_fixed(
     """The export of a model; where dims froze that its user can do nothing about, the export with these dims limited to
     the sizes at which they did not, or else fixed.
     """
-    from attnport.folder.given import listed
-
     try:
         return make(spec), spec
     except ExportError as err:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from attnport.artifacts import (
     AUTO,
@@ -39,8 +39,10 @@ from attnport.exporter.lowering.base import BLOCKS, REAL_TOKENS, Lowered, Loweri
 from attnport.folder.portable import portable
 from attnport.folder.workspace import Change, change, check_files, fresh, open_folder, read_report, toolchain
 from attnport.jsonfile import digest_text, read, to_json
+from attnport.options import Folder, Force, Option, Progress
 from attnport.parity.finer import NothingHolds, fewest
 from attnport.runtimes import base as runtimes
+from attnport.verbs._arguments import verb
 from attnport.verbs.export import MODEL, WEIGHTS
 
 if TYPE_CHECKING:
@@ -51,18 +53,24 @@ ENGINE = "engine"
 """The name of the prover that is a TensorRT engine and not a runtime."""
 MOST_TRIES = 32
 """Forms that are tried to find the part that a runtime refuses."""
-Progress = Callable[[str], None]
 Rewrite = Callable[["ir.Model", Collection[str]], None]
 """Writes the linear layers of a lowered graph in integers, in place, but those with these names."""
 
 
+@verb
 def fuse(
-    folder: Path,
+    folder: Folder,
+    targets: Annotated[
+        Sequence[str],
+        Option("A lowering target, also with its precision plan, as openvino.bf16; default: all.", "--target"),
+    ] = (),
     *,
-    targets: Sequence[str] | None = None,
-    plans: Mapping[str, str] | str | None = None,
-    require: bool = False,
-    force: bool = False,
+    plans: Annotated[
+        Mapping[str, str] | str | None,
+        Option("Precision plan of the targets that support it; default: each target's own.", "--dtype"),
+    ] = None,
+    require: Annotated[bool, Option("Exit 5 if an attention is not fused.")] = False,
+    force: Force = False,
     progress: Progress = lambda message: None,
 ) -> FusionReport:
     """Writes a lowered form for each target, and `fusion.json`.
@@ -71,13 +79,6 @@ def fuse(
     what the runtime said as the reason. If it cannot run the model without any lowered attention either, the form is
     kept, and none of its attentions is proved fused.
 
-    Args:
-        folder: An artifact folder.
-        targets: Names, also with a precision plan, as `openvino.bf16`; None = all targets.
-        plans: Precision plan by target, or one for all that take it; without one, the target's default.
-        require: Raise where an attention is not fused.
-        force: Run again even if nothing has changed.
-
     Raises:
         UsageError: a target is unknown, or does not take the plan.
         FusionMissing: `require`, and an attention is not fused.
@@ -85,7 +86,6 @@ def fuse(
             model that has no attention.
         ExportError: an operator has no form at a target's opset.
     """
-    targets = (targets,) if isinstance(targets, str) else targets
     chosen, plans = asked(targets, plans)
     open_folder(folder)
     for number, lowering in enumerate(chosen, start=1):

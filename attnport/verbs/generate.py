@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from attnport.artifacts import Manifest, Session
 from attnport.cases.choosing import read_feeds
@@ -16,8 +16,10 @@ from attnport.decoders import decoder_of
 from attnport.errors import UnavailableError, UsageError
 from attnport.folder.openings import opened
 from attnport.folder.workspace import open_folder
+from attnport.options import Note, Option, Progress
 from attnport.printed import Printed
 from attnport.reporting import document as doc
+from attnport.verbs._arguments import verb
 from attnport.verbs._needs import ready
 from attnport_bundle.decoding.caches import Run, steps_of
 from attnport_bundle.decoding.generate import Opened
@@ -53,30 +55,47 @@ class Generated(Printed):
     answers: bool = False
 
 
+@verb
 def generate(
-    folder: Path,
-    prompts: Sequence[str] = (),
-    runtime: str = "ort_cpu",
+    folder: Annotated[Path, Option("The artifact of a decoder with its cache, and with a tokenizer.")],
+    prompts: Annotated[Sequence[str], Option("A text to continue; several allowed.", "--prompt")] = (),
+    runtime: Annotated[str, Option("A runtime, or a form such as openvino.bf16.")] = "ort_cpu",
     *,
-    encoder: Path | None = None,
-    inputs: Path | None = None,
-    threads: int | None = None,
-    start: Sequence[int | str] = (),
-    stop: Sequence[int | str] = (),
-    on_text: Callable[[int, str], None] | None = None,
-    progress: Callable[[str], None] = lambda message: None,
-    **options: Any,
+    encoder: Annotated[Path | None, Option("Of an encoder-decoder: the artifact that reads the prompts.")] = None,
+    inputs: Annotated[
+        Path | None, Option("An .npz of the encoder's inputs, in place of prompts.", metavar="FILE")
+    ] = None,
+    max_tokens: Annotated[int, Option("The most new tokens of a prompt.", least=1)] = 64,
+    temperature: Annotated[float, Option("Above 0, tokens are drawn.", least=0)] = 0.0,
+    top_k: Annotated[int, Option("Draw among so many of the likeliest; 0 = among all.", least=0)] = 0,
+    top_p: Annotated[
+        float, Option("Draw among the likeliest that together have this probability.", above=0, most=1)
+    ] = 1.0,
+    seed: Annotated[int | None, Option("Of the draws.")] = None,
+    beams: Annotated[int | None, Option("Above 1: beam search; default: the model's own number.", least=1)] = None,
+    min_tokens: Annotated[int | None, Option("Generate at least so many tokens.", least=0)] = None,
+    repetition_penalty: Annotated[
+        float | None, Option("Above 1, make tokens that a text has less likely.", above=0)
+    ] = None,
+    no_repeat_ngram: Annotated[int | None, Option("Never repeat N tokens in a row.", metavar="N", least=0)] = None,
+    start: Annotated[
+        Sequence[int | str],
+        Option(
+            "The first token of a text behind an encoder, in place of the model's own; several allowed.",
+            metavar="TOKEN",
+        ),
+    ] = (),
+    stop: Annotated[
+        Sequence[int | str],
+        Option("A token behind which a text ends, in place of the model's own; several allowed.", metavar="TOKEN"),
+    ] = (),
+    threads: Annotated[int | None, Option("Compute threads; default: the runtime's choice.", least=1)] = None,
+    on_text: Annotated[
+        Callable[[int, str], None] | None, Note("Called with a prompt's number and each new piece of its text.")
+    ] = None,
+    progress: Progress = lambda message: None,
 ) -> Generated:
     """Continues prompts in a runtime.
-
-    Args:
-        folder: The artifact of a decoder with its cache, and with a tokenizer.
-        encoder: The artifact of the encoder in front of it, which reads the prompts.
-        inputs: In place of prompts, an `.npz` of the encoder's inputs, such as images.
-        start: Tokens that a text behind an encoder begins with; none = those that the model was exported with.
-        stop: Tokens behind which a text ends; none = those that the model was exported with.
-        on_text: Called with a prompt's number and each new piece of its text.
-        options: As of `attnport_bundle.Model.generate`.
 
     Raises:
         FeedError: the model does not generate, or not from these prompts.
@@ -92,8 +111,18 @@ def generate(
             f"{folder} has no tokenizer, so that it takes token ids alone.",
             hint="In Python: attnport.open(FOLDER).generate([[1, 2, 3]]).",
         )
-    prompts = (prompts,) if isinstance(prompts, str) else prompts
     given = list(prompts) if inputs is None else read_feeds(inputs)
+    how = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "beams": beams,
+        "min_tokens": min_tokens,
+        "repetition_penalty": repetition_penalty,
+        "no_repeat_ngram": no_repeat_ngram,
+    }
     progress("opening the model")
     told: list[float] = []
     grown = ""
@@ -109,7 +138,7 @@ def generate(
 
     with generating(folder, runtime, encoder, threads, progress) as (decode, session):
         began = time.perf_counter()
-        texts = decode(given, start=start or None, stop=stop or None, as_text=True, on_token=tell, **options)
+        texts = decode(given, start=start or None, stop=stop or None, as_text=True, on_token=tell, **how)
         seconds = time.perf_counter() - began
         device = session.ran.device
     return Generated(

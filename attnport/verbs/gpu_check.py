@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -26,8 +26,8 @@ from attnport.folder.openings import not_in, of_runtime
 from attnport.folder.portable import portable
 from attnport.jsonfile import read, to_json
 from attnport.latency.workloads import parse_grid
+from attnport.options import Force, Option, Progress, Tell, Threads
 from attnport.parity.eager import EAGER_ON_GPU
-from attnport.parity.evaluate import Progress
 from attnport.printed import Printed
 from attnport.processes.deadline import OutOfTime, ending_at, in_time
 from attnport.processes.isolated import probe_all
@@ -35,6 +35,7 @@ from attnport.reporting import document as doc
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
 from attnport.verbs import check as checking
+from attnport.verbs._arguments import verb
 from attnport.verbs._gpu_models import SUBJECTS, Subject
 from attnport.verbs._saving import save
 from attnport.verbs.bench import bench
@@ -130,39 +131,35 @@ def gpu_runtimes() -> list[str]:
     return [name for name in base.names() if base.get(name).gpu]
 
 
+@verb
 def gpu_check(
-    output: Path = Path("benchmarks"),
-    work: Path = Path("out/gpu-check"),
+    output: Annotated[Path, Option("Where gpu-NAME.json is written.", "-o --output")] = Path("benchmarks"),
+    work: Annotated[Path, Option("Artifacts, several GB; kept.")] = Path("out/gpu-check"),
     *,
-    only: Sequence[str] = (),
-    dtypes: Sequence[str] = (),
-    runtimes: Sequence[str] = (),
-    shapes: Sequence[str] = (),
-    budget_s: float | None = None,
-    threads: int | None = None,
-    cold: bool = True,
-    force: bool = False,
+    only: Annotated[Sequence[str], Option("A model, bert_encoder or llama_decoder; default: both.")] = (),
+    dtypes: Annotated[
+        Sequence[str], Option("A precision plan, fp16, bf16 or fp32; default: fp16, bf16.", "--dtype")
+    ] = (),
+    runtimes: Annotated[
+        Sequence[str], Option("A runtime; default: all but torch_compile_tuned_cuda.", "--runtime")
+    ] = (),
+    shapes: Annotated[
+        Sequence[str],
+        Option('With one --only: other calls, "batch=8,seq=512"; grids as in bench.', "--shape"),
+    ] = (),
+    budget_s: Annotated[
+        float | None, Option("Seconds; what is not done by then is left for the next run.", "--budget", above=0)
+    ] = None,
+    cold: Annotated[bool, Option("Measure load, first call and memory in new processes.")] = True,
+    threads: Threads = None,
+    force: Force = False,
     progress: Progress = lambda message: None,
-    tell: Callable[[str], None] = lambda message: None,
+    tell: Tell = lambda message: None,
 ) -> GpuReport:
     """Measures and writes `gpu-NAME.json` into `output`; what an earlier run did with the same inputs stays.
 
-    Other models and precisions stay in the file.
-
-    Args:
-        output: Where the report goes.
-        work: Where artifact folders are made: several gigabytes, kept for the next run.
-        only: Models; none = all there are.
-        dtypes: Precision plans; none = fp16 and bf16.
-        runtimes: Names; none = every GPU runtime. PyTorch eager on the GPU is always among them.
-        shapes: Grids such as `batch=8,seq=512`, for the one model of `only`: other calls than its own.
-        budget_s: After so many seconds, the step that runs is ended, and left for the next run with those behind it. An
-            export and the build of an engine are finished. None = no limit.
-        threads: Threads on the host.
-        cold: As of `bench`.
-        force: Check and measure again, whatever is there.
-        tell: Is given one line at the end of each step, with the seconds it took, and one about a step that was left or
-            failed.
+    Other models and precisions stay in the file. PyTorch eager on the GPU is always measured. When the budget ends, an
+    export and the build of an engine are finished; the step that runs is ended.
 
     Raises:
         UnavailableError: there is no GPU, or PyTorch cannot use it.

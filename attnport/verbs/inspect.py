@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from attnport.artifacts import MANIFEST, EngineRecord, FusionReport, IOContract, Manifest
 from attnport.bundling.verifying import check
@@ -16,9 +16,11 @@ from attnport.exporter.inspect_graph import GraphFacts, graph_facts
 from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import check_files, open_folder
 from attnport.jsonfile import digest_file, read
+from attnport.options import Option
 from attnport.printed import Printed
 from attnport.reporting import document as doc
 from attnport.reporting.choice import Deployable
+from attnport.verbs._arguments import verb
 from attnport.verbs._deployables import next_commands, of_bundle, of_folder
 from attnport_bundle.format import files as bundle_files
 from attnport_bundle.format import manifest as bundle_manifest
@@ -70,7 +72,8 @@ class Inspection(Printed):
     next: tuple[str, ...] = ()
 
 
-def inspect(path: Path) -> Inspection:
+@verb
+def inspect(path: Annotated[Path, Option("A folder, an ONNX file, an engine or a bundle.")]) -> Inspection:
     """Describes what is at `path`.
 
     Raises:

@@ -6,12 +6,14 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from attnport import registry
 from attnport.errors import UsageError
+from attnport.options import Option
 from attnport.printed import Printed
 from attnport.reporting import document as doc
+from attnport.verbs._arguments import verb
 
 PACKAGES = {
     "models": "attnport.models",
@@ -30,8 +32,9 @@ class Listing(Printed):
     items: Mapping[str, str]
 
 
-def listing(what: str) -> Listing:
-    """Lists `models`, `runtimes`, `targets` or `rules` without importing them.
+@verb
+def listing(what: Annotated[Literal["models", "runtimes", "targets", "rules"], Option("What to list.")]) -> Listing:
+    """Lists models, runtimes, targets or rules without importing them.
 
     Raises:
         UsageError: `what` is none of these.

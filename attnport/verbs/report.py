@@ -8,7 +8,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, TuneReport
 from attnport.errors import AttnportError
@@ -17,11 +17,12 @@ from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import check_files, load_spec, open_folder, read_report, stage
 from attnport.jsonfile import digest_text
 from attnport.optional import require
-from attnport.parity.evaluate import Progress
+from attnport.options import Folder, Force, Option, Progress
 from attnport.parity.layers import read_layers
 from attnport.reporting import html, markdown
 from attnport.reporting.heatmap import Heatmap
 from attnport.reporting.report import Findings, document
+from attnport.verbs._arguments import verb
 from attnport.verbs._deployables import advise
 from attnport.version import __version__
 
@@ -52,24 +53,21 @@ class Maps:
     note: str = ""
 
 
+@verb
 def report(
-    folder: Path,
+    folder: Folder,
     *,
-    kind: Kind = "html",
-    text: Path | None = None,
-    force: bool = False,
+    kind: Annotated[
+        Kind, Option("report.html, a page with charts, or report.md, the same as Markdown.", "--format")
+    ] = "html",
+    text: Annotated[Path | None, Option("Sentences, one in each line; the attention maps show one of them.")] = None,
+    force: Force = False,
     progress: Progress = lambda message: None,
 ) -> Path:
     """Writes `report.html` or `report.md`; keeps the earlier one if nothing that it shows has changed.
 
     For stages that have not run, the page names the command that runs them. If the source is missing or has changed,
     the page says so instead of showing attention maps.
-
-    Args:
-        folder: An artifact folder.
-        kind: `html`, a page with charts, or `md`, the same facts as GitHub-flavoured Markdown.
-        text: A file of sentences, one in each line; the first of moderate length is used for the attention maps.
-        force: Write the page even if nothing has changed.
 
     Returns:
         The path of the page.

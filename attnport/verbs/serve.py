@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 from attnport.artifacts import MANIFEST
 from attnport.optional import require
+from attnport.options import Option, Tell
+from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs.bundle import BUNDLE, bundle
 from attnport_bundle import serve as serving
 from attnport_bundle.serve.options import ENGINES, Options
 
+_DEFAULTS = Options()
 
+
+@verb_of_fields
 def serve(
-    folder: Path | None = None,
-    engine: str = "kserve",
+    folder: Annotated[
+        Path | None,
+        Option("A bundle, or an artifact folder, of which one is made; it is served under its own name.", "FOLDER"),
+    ] = None,
+    engine: Annotated[
+        Literal["kserve", "ray"],
+        Option("KServe's endpoints in one process, or in replicas on a Ray cluster."),
+    ] = "kserve",
     *,
-    models: Sequence[str] = (),
-    key: Path | None = None,
-    tell: Callable[[str], None] = lambda message: None,
-    **options: Any,
+    models: Annotated[
+        Sequence[str], Option("A bundle by its name; several allowed.", "--model", metavar="NAME=FOLDER")
+    ] = (),
+    options: Options = _DEFAULTS,
+    key: Annotated[Path | None, Option("A public key (PEM) that every bundle must be signed with.")] = None,
+    tell: Tell = lambda message: None,
 ) -> None:
     """Serves bundles until the process is told to stop, and answers what was accepted before it returns.
-
-    Args:
-        folder: A bundle, or an artifact folder, of which one is made in it first. It is served under its own name.
-        engine: `kserve`, one process, or `ray`, replicas on a cluster.
-        models: Further bundles, `NAME=FOLDER` each.
-        key: The public key (PEM) that every bundle must be signed with.
-        tell: Called with lines about where requests are answered, before the first is.
-        options: As of `attnport_bundle.serve.options.Options`.
 
     Raises:
         UnavailableError: the engine's package is not installed.
@@ -40,4 +45,4 @@ def serve(
         if engine in ENGINES:
             require(engine)  # before the bundle is made
         folder = bundle(folder, folder / BUNDLE, tell=tell)
-    serving.serve(serving.named(models, folder), engine, Options(**options), key, tell)
+    serving.serve(serving.named(models, folder), engine, options, key, tell)

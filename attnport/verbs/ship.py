@@ -8,22 +8,37 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from attnport import optional
 from attnport.artifacts import FusionReport, LatencyReport, LatencyRow, Manifest, ParityReport, Stage
 from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed
+from attnport.folder.given import Given
 from attnport.folder.refusals import as_usage_error
 from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import open_folder, open_if_there, read_report
+from attnport.options import (
+    Force,
+    Note,
+    Option,
+    Output,
+    Progress,
+    ReadMemory,
+    ReadTimeout,
+    Shapes,
+    Tell,
+    Text,
+)
 from attnport.printed import Printed
 from attnport.reporting import document as doc
 from attnport.reporting.choice import Choice
 from attnport.reporting.facts import lacking, not_checked, short_shape, without
 from attnport.reporting.fusion import total
 from attnport.reporting.parity import forms
+from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs._deployables import advise
 from attnport.verbs.bundle import BUNDLE
+from attnport.verbs.export import WithWeights, exported
 
 STAGES = {
     "export": "tracing the module, and trying the graph at several sizes",
@@ -73,7 +88,7 @@ class _Ship:
     folder: Path
     names: Sequence[str]
     text: Path | None
-    shapes: Sequence[str] | None
+    shapes: Sequence[str]
     budget_s: float
     require: bool
     force: bool
@@ -157,7 +172,7 @@ class _Ship:
     def tune(self) -> str:
         from attnport.verbs.tune import tune
 
-        report = tune(self.folder, None, self.shapes or None, **self._options(), budget_s=self.budget_s)
+        report = tune(self.folder, shapes=self.shapes, **self._options(), budget_s=self.budget_s)
         chosen = report.chosen
         return f"{count(len(report.candidates), 'candidate')}; {chosen.form if chosen else 'none'} is chosen"
 
@@ -175,7 +190,7 @@ class _Ship:
     def bench(self) -> str:
         from attnport.verbs.bench import bench
 
-        report = bench(self.folder, shapes=self.shapes or None, **self._options(), budget_s=self.budget_s)
+        report = bench(self.folder, shapes=self.shapes, **self._options(), budget_s=self.budget_s)
         measured = {name for rows in report.shapes.values() for name, row in rows.items() if row.median_ns is not None}
         return f"{count(len(measured), 'runtime')} on {count(len(report.shapes), 'workload')}"
 
@@ -216,54 +231,32 @@ def _quick_plans(target: str) -> tuple[str, ...]:
     return ("bf16",) if any(found.available and "bf16" in found.plans for found in probed.values()) else ()
 
 
+@verb_of_fields
 def ship(
-    spec: str,
-    folder: Path,
+    given: Given,
+    folder: Output,
     *,
-    inputs: Sequence[str] = (),
-    dims: Sequence[str] = (),
-    examples: Path | None = None,
-    outputs: Sequence[str] = (),
-    text: Path | None = None,
-    require: bool = False,
-    with_weights: bool = False,
-    trust_remote_code: bool = False,
-    task: str = "",
-    part: str = "",
-    with_past: bool = False,
-    force: bool = False,
-    timeout_s: float | None = None,
-    memory_gib: float | None = None,
-    budget_s: float = 60.0,
-    shapes: Sequence[str] | None = None,
-    tune: bool = False,
-    progress: Callable[[str], None] = lambda message: None,
-    tell: Callable[[str], None] = lambda message: None,
-    on_bug: Callable[[Exception], None] = lambda error: None,
-    begin: Callable[[str, str, int, int], None] = lambda stage, what, number, count: None,
+    with_weights: WithWeights = False,
+    text: Text = None,
+    shapes: Shapes = (),
+    budget_s: Annotated[float, Option("Seconds for latency.", "--budget", least=1)] = 60.0,
+    tune: Annotated[bool, Option("Try int8 and 4 bits as well, judged by the sentences; see tune.")] = False,
+    require: Annotated[bool, Option("Exit 5 if a target whose fusion can be proved is not fused.")] = False,
+    force: Force = False,
+    timeout_s: ReadTimeout = None,
+    memory_gib: ReadMemory = None,
+    progress: Progress = lambda message: None,
+    tell: Tell = lambda message: None,
+    on_bug: Annotated[
+        Callable[[Exception], None],
+        Note("Called with each unexpected error of a stage; the other stages still run."),
+    ] = lambda error: None,
+    begin: Annotated[
+        Callable[[str, str, int, int], None],
+        Note("Called before each stage with its name, what it does, its number, and how many there are."),
+    ] = lambda stage, what, number, count: None,
 ) -> ShipResult:
     """Export, fuse, build, check, bench, bundle, verify and report, into `folder`.
-
-    Args:
-        spec: The SPEC.
-        inputs: `--input` declarations.
-        dims: `--dim` declarations.
-        examples: An `.npz` with examples of the inputs; see `export`.
-        outputs: The outputs to export; none = all.
-        text: A file of sentences, one in each line, for models that read text.
-        require: A target whose fusion was examined and is not complete counts as failed.
-        with_weights: Keep outputs that are attention weights; see `export`.
-        trust_remote_code: Run an `hf:` model's own Python code; see `export`.
-        task: The head of an `hf:` model; see `export`.
-        part, with_past: The part of an `hf:` model; see `export`.
-        force: Run every stage again, even if nothing has changed.
-        timeout_s, memory_gib: The limits of reading an `onnx:` file; see `export`.
-        budget_s: About how long the latency measurement may take.
-        shapes: Grids of sizes to time, as in `bench`.
-        tune: Try int8 and 4 bits too, judged by the sentences; see `attnport.verbs.tune.tune`.
-        tell: Called with a line if outputs were left out.
-        on_bug: Called with each unexpected error of a stage; the other stages still run.
-        begin: Called before each stage with its name, what it does, its number, and how many there are.
 
     Raises:
         UsageError: the file of sentences or a shape cannot be read, or the model has no tokenizer for them.
@@ -273,7 +266,6 @@ def ship(
     """
     from attnport.cases.text import read_sentences
     from attnport.latency.workloads import parse_grid
-    from attnport.verbs.export import export
 
     if text is not None:
         read_sentences(text)  # report errors now, not after the minutes that export and build take
@@ -282,18 +274,10 @@ def ship(
     run = _Ship(folder, names, text, shapes, budget_s, require, force, progress, on_bug, begin)
 
     def exporting() -> str:
-        made = export(
-            spec,
+        made, _ = exported(
+            given,
             folder,
-            inputs=inputs,
-            dims=dims,
-            examples=examples,
-            outputs=outputs,
             with_weights=with_weights,
-            trust_remote_code=trust_remote_code,
-            task=task,
-            part=part,
-            with_past=with_past,
             force=force,
             timeout_s=timeout_s,
             memory_gib=memory_gib,
@@ -301,7 +285,7 @@ def ship(
             progress=progress,
             tell=tell,
         )
-        for shape in shapes or ():
+        for shape in shapes:
             parse_grid(shape, made.io.dims)  # report errors now, not after build and check
         return f"{count(len(made.attentions), 'attention')} counted, opset {made.opset}"
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 from attnport.artifacts import Capabilities, Manifest, TuneReport
 from attnport.cases.choosing import read_feeds
@@ -19,7 +21,7 @@ from attnport.folder.workspace import check_source, fresh, open_folder, toolchai
 from attnport.jsonfile import digest_file, digest_text, read
 from attnport.latency.measuring import BASELINE
 from attnport.latency.workloads import MANY, read_lengths, workloads
-from attnport.parity.evaluate import Progress
+from attnport.options import Batch, Folder, Force, Lengths, Option, Progress, Seed, Shapes, Trust
 from attnport.parity.scoring import items_of
 from attnport.processes.isolated import Limits, probe_all
 from attnport.runtimes import base
@@ -28,31 +30,47 @@ from attnport.sources.code import file_of_module
 from attnport.sources.digests import TOOLCHAIN
 from attnport.sources.file import is_file_name
 from attnport.verbs import fuse as fusing
+from attnport.verbs._arguments import verb
 from attnport.verbs._tuning import FILE, STAGE, Data, Tuning
 from attnport.verbs.check import check
 from attnport.verbs.export import MODEL, WEIGHTS
 
-MAX_DROP = 0.005
 RUNTIMES = ("ort_cpu", "openvino")
 _MOST_ITEMS = 400
 
 
+@verb
 def tune(
-    folder: Path,
-    runtimes: Sequence[str] | None = None,
-    shapes: Sequence[str] | None = None,
-    text: Path | None = None,
-    inputs: Path | None = None,
+    folder: Folder,
+    runtimes: Annotated[
+        Sequence[str], Option("ort_cpu or openvino; default: both, as far as they are installed.", "--runtime")
+    ] = (),
+    shapes: Shapes = (),
+    text: Annotated[
+        Path | None,
+        Option("Sentences, one in each line: to time, and to judge integers by; half of them make the integers."),
+    ] = None,
+    inputs: Annotated[Path | None, Option("Instead, an .npz of many items, an array for each input.")] = None,
     *,
-    lengths: Path | None = None,
-    batch: int = MANY,
-    metric: str | None = None,
-    max_drop: float = MAX_DROP,
-    threads: Sequence[int] = (),
-    budget_s: float = 300.0,
-    seed: int = 0,
-    force: bool = False,
-    trust_source: bool = False,
+    lengths: Lengths = None,
+    batch: Batch = MANY,
+    metric: Annotated[
+        str | None,
+        Option("Your own measure, the larger the better; it judges all of them.", metavar="FILE.py:FUNCTION"),
+    ] = None,
+    max_drop: Annotated[
+        float | str, Option("How much worse the metric may be than in float32, 0.5% or 0.005.", metavar="SHARE")
+    ] = "0.5%",
+    threads: Annotated[
+        Sequence[int],
+        Option("Compute threads; several allowed; default: the physical cores.", "--threads", least=1),
+    ] = (),
+    budget_s: Annotated[
+        float, Option("Seconds for the search for integers and the timing.", "--budget", least=1)
+    ] = 300.0,
+    trust_source: Trust = False,
+    force: Force = False,
+    seed: Seed = 0,
     progress: Progress = lambda message: None,
 ) -> TuneReport:
     """Writes and times every form of the runtimes on the processor, keeps the fastest, and writes `tune.json`.
@@ -64,21 +82,9 @@ def tune(
 
     What an interrupted run has found is used by the next.
 
-    Args:
-        folder: An artifact folder.
-        runtimes: `ort_cpu`, `openvino`; none = both, as far as they are installed.
-        shapes, lengths, batch: The workloads, as in `bench`.
-        text: Sentences, one in each line: workloads, as in `bench`; and what integers are made and judged by, half of
-            them for ranges, the others for the metric.
-        inputs: The same for models that do not read text: an `.npz` of many items, an array for each input.
-        metric: `FILE.py:FUNCTION` or `MODULE:FUNCTION`, called with a `parity.scoring.ScoredModel`, returns a number,
-            the larger the better. It judges every candidate. Without one, integers are judged by how much of the
-            answers stays the same, and those of decoders by their perplexity.
-        max_drop: By how much the metric may be below that in float32, as a share.
-        threads: The numbers of compute threads to try; none = the physical cores.
-        budget_s: How long the search for integers and the timing may take.
-        force: Run again even if nothing has changed.
-        trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
+    A metric is `FILE.py:FUNCTION` or `MODULE:FUNCTION`; it is called with a `parity.scoring.ScoredModel` and returns a
+    number. Without one, integers are judged by how much of the answers stays the same, and those of decoders by their
+    perplexity.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were, or the
@@ -87,8 +93,7 @@ def tune(
     """
     manifest = open_folder(folder)
     require(manifest.source, given=trust_source)
-    if not 0 < max_drop < 1:
-        raise UsageError(f"--max-drop: got {max_drop:g}; expected a share between 0 and 1, such as 0.5%.")
+    most = parse_share(max_drop)
     chosen = base.chosen(runtimes or RUNTIMES)
     if other := [runtime.name for runtime in chosen if runtime.name not in RUNTIMES]:
         raise UsageError(f"--runtime {other[0]}: tune tries {' and '.join(RUNTIMES)}.")
@@ -97,7 +102,7 @@ def tune(
     counts = tuple(dict.fromkeys(threads or (physical_cores(),)))
     progress("probing the runtimes")
     probed = probe_all([*chosen, base.get(BASELINE)], Limits())
-    settings = [list(probed), list(shapes or ()), batch, metric, max_drop, counts, budget_s, seed]
+    settings = [list(probed), list(shapes or ()), batch, metric, most, counts, budget_s, seed]
     digest = _digest(manifest, sentences, [inputs, lengths, _file_of(metric)], settings, probed)
     if not force and fresh(folder, manifest, STAGE, digest):
         check_source(manifest)
@@ -113,7 +118,7 @@ def tune(
         ready,
         probed,
         counts,
-        max_drop,
+        most,
         data,
         todo,
         until_s=time.monotonic() + budget_s,
@@ -122,6 +127,22 @@ def tune(
     )
     run.judge(parity.runtimes if parity else {}, metric)
     return run.finish(digest)
+
+
+def parse_share(text: float | str) -> float:
+    """A share such as `0.5%`, `0.005` or 0.005.
+
+    Raises:
+        UsageError: it is none between 0 and 1.
+    """
+    plain = str(text).strip()
+    try:
+        share = float(plain.removesuffix("%")) / (100 if plain.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 1:  # false for a NaN too
+        raise UsageError(f"--max-drop: got {plain}; expected a share between 0 and 1, such as 0.5% or 0.005.")
+    return share
 
 
 def _data(folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Path | None) -> Data | None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from attnport.artifacts import MANIFEST as ARTIFACT
 from attnport.artifacts import Manifest, Verdict
 from attnport.bundling.model_file import external_files
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UnavailableError, UsageError
 from attnport.folder.workspace import check_files, open_folder
+from attnport.options import Option
 from attnport.printed import Printed
 from attnport.processes.child import Died
 from attnport.processes.isolated import TIMEOUT_S, Limits
 from attnport.reporting import document as doc
 from attnport.transaction import OWN
+from attnport.verbs._arguments import verb
 from attnport_bundle.format.manifest import MANIFEST as BUNDLE
 from attnport_bundle.format.manifest import shown_name
 
@@ -52,16 +54,22 @@ class VerifyResult(Printed):
     unverified: bool = False
 
 
-def verify(path: Path, key: Path | None = None, timeout_s: float = TIMEOUT_S) -> VerifyResult:
+@verb
+def verify(
+    path: Annotated[Path, Option("A bundle or an artifact folder.")],
+    key: Annotated[
+        Path | None,
+        Option("The Ed25519 public key (PEM) that a bundle must be signed with, from outside the folder."),
+    ] = None,
+    timeout_s: Annotated[
+        float,
+        Option("Seconds for the check of a bundle; one that takes longer is refused.", "--timeout", above=0),
+    ] = TIMEOUT_S,
+) -> VerifyResult:
     """Checks a bundle (files, then golden cases if a runtime is installed) or an artifact folder (files).
 
     No code of the folder runs: the reader is that of this attnport. A bundle is read, and its models run, in a process
     of its own, so that a model that never ends, takes all memory or crashes its runtime only fails the check.
-
-    Args:
-        path: The folder.
-        key: The public key that a bundle must be signed with, a PEM file from outside the folder.
-        timeout_s: Seconds for the whole check of a bundle.
 
     Raises:
         ArtifactError: it is neither a bundle nor an artifact folder.

@@ -83,7 +83,6 @@ def verbs(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Verbs:
     made = Verbs(tiny_artifact)
     checked = VerifyResult("app", "bundle", "PASS", 0, (VerifyRow("a", "PASS", ""),))
     values: dict[str, Callable[[], Any]] = {
-        "export": lambda: open_folder(tiny_artifact),
         "fuse": lambda: made.fusion,
         "build": lambda: (ENGINE, FUSED),
         "check": lambda: made.parity,
@@ -94,6 +93,8 @@ def verbs(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Verbs:
     for verb, value in values.items():
         monkeypatch.setattr(importlib.import_module(f"attnport.verbs.{verb}"), verb, made.does(verb, value))
     monkeypatch.setattr(importlib.import_module("attnport.verbs.verify"), "verify", lambda path: checked)
+    exports = made.does("export", lambda: (open_folder(tiny_artifact), None))
+    monkeypatch.setattr(importlib.import_module("attnport.verbs.ship"), "exported", exports)
     return made
 
 
@@ -111,9 +112,9 @@ def test_every_stage_is_done_in_order(verbs: Verbs) -> None:
 
 def test_shapes_are_benchs_and_a_wrong_one_is_told_before_anything_is_built(verbs: Verbs) -> None:
     ship("tiny", verbs.folder, shapes=["batch=1/2"])
-    assert verbs.given["bench"]["shapes"] == ["batch=1/2"]
+    assert verbs.given["bench"]["shapes"] == ("batch=1/2",)
     ship("tiny", verbs.folder)
-    assert verbs.given["bench"]["shapes"] is None
+    assert verbs.given["bench"]["shapes"] == ()
     verbs.given.clear()
     with pytest.raises(errors.UsageError, match="cannot read 'batch'"):
         ship("tiny", verbs.folder, shapes=["batch"])

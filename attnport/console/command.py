@@ -1,0 +1,116 @@
+"""Commands that are made of the signatures of verbs."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
+
+import click
+
+from attnport.console.arguments import FOLDER, as_click, refuse
+from attnport.console.run import Reporter, carry_out
+from attnport.console.spread import on_cluster
+from attnport.options import Option, parameters
+
+Finish = Callable[[], None]
+"""Prints the result of a verb, and raises for its verdict."""
+
+
+class Verbs(click.Group):
+    """A group of commands that suggests the closest one for an unknown verb."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, with a suggestion, or with the list of verbs."""
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            verbs = self.list_commands(ctx)
+            close = difflib.get_close_matches(args[0], verbs, n=1)
+            suggestion = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(verbs)}."
+            ctx.fail(f"No such verb {args[0]!r}. {suggestion}")
+        return super().resolve_command(ctx, args)
+
+    def verb(
+        self, name: str = "", *, several: bool = False, needs_folder: bool = True
+    ) -> Callable[[Callable[..., Finish]], Verb]:
+        """Makes a function a command of the group; see `Verb`."""
+
+        def decorate(work: Callable[..., Finish]) -> Verb:
+            made = Verb(work, name, several=several, needs_folder=needs_folder)
+            self.add_command(made)
+            return made
+
+        return decorate
+
+
+class Verb(click.Command):
+    """A command with the parameters of its verb, which is imported when the command is used.
+
+    Args:
+        work: Called with the Reporter, with the verb as a `partial` that has its arguments, and by name with the
+            command's own options: further parameters of `work`. It computes, and returns what prints the result and
+            raises for its verdict. Its docstring is the command's help, and its name is that of the verb.
+        name: What the command is called; "" = as the verb.
+        several: Whether the command has `--ray`, with which FOLDER may be several.
+        needs_folder: Whether FOLDER has to be given, of a command with `--ray`.
+    """
+
+    def __init__(
+        self,
+        work: Callable[..., Finish],
+        name: str = "",
+        *,
+        several: bool = False,
+        needs_folder: bool = True,
+    ) -> None:
+        super().__init__(name or work.__name__.replace("_", "-"), callback=self._run, help=work.__doc__)
+        del self.__dict__["params"]  # the property below finds them
+        self._work, self._several, self._needs_folder = work, several, needs_folder
+
+    @property
+    def _verb(self) -> Callable[..., Any]:
+        name = self._work.__name__
+        found: Callable[..., Any] = getattr(importlib.import_module(f"attnport.verbs.{name}"), name)
+        return found
+
+    @cached_property
+    def params(self) -> list[click.Parameter]:  # type: ignore[override]
+        """Those of the verb, of the command itself, and of every command."""
+        found: list[click.Parameter] = []
+        if self._several:
+            found.append(click.Argument(["folder"], type=FOLDER, nargs=-1, required=self._needs_folder))
+        functions: list[Callable[..., Any]] = [self._verb, self._work, Reporter]
+        for function in functions + [on_cluster] * self._several:
+            taken = (one for one in parameters(function).values() if isinstance(one.note, Option))
+            found += [as_click(one) for one in taken if not (self._several and one.name == "folder")]
+        return sorted(found, key=lambda one: (one.param_type_name == "option", not one.required))
+
+    def _run(self, **values: Any) -> None:
+        def taken(function: Callable[..., Any]) -> dict[str, Any]:
+            return {name: values.pop(name) for name in parameters(function) if name in values}
+
+        out, own = Reporter(**taken(Reporter)), taken(self._work)
+        cluster = taken(on_cluster) if self._several else {}
+
+        def work() -> Finish:
+            if self._several:
+                folders = values.pop("folder")
+                if cluster["address"] is not None:
+                    refuse(own, "{} goes without --ray.")
+                    return on_cluster(out, str(self.name), folders, values, **cluster)
+                if cluster["page"] is not None:
+                    raise click.UsageError("--page goes with --ray ADDRESS.")
+                if len(folders) > 1:
+                    raise click.UsageError(
+                        f"several folders go with --ray ADDRESS; got {', '.join(map(str, folders))}."
+                    )
+                values.update(folder=folders[0] if folders else None)
+            told = {"progress": out.progress, "tell": out.tell, "begin": out.stage, "on_bug": out.bug}
+            verb = self._verb
+            values.update({name: value for name, value in told.items() if name in parameters(verb)})
+            return self._work(out, partial(verb, **values), **own)
+
+        carry_out(out, str(self.name), {**values, **own, **cluster}, work)
