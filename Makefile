@@ -29,7 +29,7 @@ TORCH = $(shell grep '^torch==' constraints.txt)
 # `==` is content with 2.13.0+cpu too, and where an index has both pip prefers it; `===` takes PyPI's, which has CUDA.
 # Another build with CUDA: make gpu-check GPU_TORCH=torch==2.13.0+cu130
 GPU_TORCH = torch===$(shell sed -n 's/^torch==//p' constraints.txt)
-# Options of gpu-check, such as GPU_ARGS="--only bert_encoder --dtype fp16 --budget 540".
+# Options of gpu-check, such as GPU_ARGS="--only bert_encoder --precision fp16 --budget 540".
 GPU_ARGS ?=
 GPU_TESTS ?= tests/contract tests/runtimes tests/gpu
 

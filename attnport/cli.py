@@ -72,7 +72,7 @@ def fuse(
     from attnport.verbs import fuse as fusing
 
     targets, required = run.keywords["targets"], run.keywords.pop("require")
-    chosen, plans = fusing.asked(targets, run.keywords["plans"])
+    chosen, plans = fusing.asked(targets, run.keywords["precision"])
     report = run()
 
     def finish() -> None:
@@ -147,7 +147,7 @@ def check(
         else:
             out.show(bisected or report, "whole" if out.verbose else "brief")
         again = checking.command(options["folder"], options["text"], options["inputs"])
-        checking.raise_for(report, options["runtimes"], "" if bisect or options["plan"] else again)
+        checking.raise_for(report, options["runtimes"], "" if bisect or options["precision"] else again)
 
     return finish
 

@@ -36,17 +36,17 @@ def assert_parity(
         UsageError, SpecError, ExportError: the module cannot be exported.
     """
     from attnport.artifact import export
-    from attnport.folder.openings import of_runtime
+    from attnport.folder.verdicts import rows_of
     from attnport.runtimes import base
 
     names = [base.get(name).name for name in ([runtimes] if isinstance(runtimes, str) else runtimes)]
     forms = dict.fromkeys(base.get(name).form for name in names if base.get(name).form)
     with tempfile.TemporaryDirectory(prefix="attnport-parity-") as scratch:
-        artifact = export(module, Path(scratch) / "artifact", args, kwargs, **options)
+        artifact = export(module, Path(scratch) / "artifact", args=args, kwargs=kwargs, **options)
         if forms:
             artifact.fuse(tuple(forms))
         report = artifact.check(names)
-    rows = [row for name in names for key, row in report.runtimes.items() if of_runtime(key, name)]
+    rows = list(rows_of(report, *map(base.Key, names)).values())
     judged = [*rows, *report.forms.values()]
     if not rows or any(row.verdict != "PASS" for row in rows) or any(row.verdict == "FAIL" for row in judged):
         raise AssertionError(f"{', '.join(names)}: not within the bound of a float64 run\n{report}")

@@ -100,7 +100,7 @@ def described(name: str, decoder: Decoder) -> dict[str, Any]:
         for old in base.glob("attnport-*"):
             shutil.rmtree(old)
         targets = [word for name in TARGETS for word in ("--target", name)]
-        halves = ["fuse", str(ours), "--target", "openvino", "--dtype", "bf16"]
+        halves = ["fuse", str(ours), "--target", "openvino", "--precision", "bf16"]
         export = ["export", f"hf:{weights}", "-o", str(ours), "--with-past"]
         for command in (export, ["fuse", str(ours), *targets], halves):
             subprocess.run([sys.executable, "-m", "attnport.cli", *command], check=True, cwd=ROOT)

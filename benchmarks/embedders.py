@@ -294,7 +294,7 @@ def measure(embedder: Embedder, folder: Path, *, parity: bool) -> Result:
         if not parity:
             result.seconds = round(time.monotonic() - began, 1)
             return result
-        fuse(out, targets=["openvino"], plans={"openvino": "bf16"})
+        fuse(out, targets=["openvino.bf16"])
         report = check(out, list(RUNTIMES), text=text)
         result.parity = {name: row.verdict for name, row in report.runtimes.items() if name.startswith(RUNTIMES)}
     except Exception as err:  # a row of the table, whatever went wrong

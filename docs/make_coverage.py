@@ -86,7 +86,7 @@ def measure(model: str, progress: Callable[[str], None] = lambda message: None) 
         for column, (target, plan) in COLUMNS.items():
             progress(f"{model}: {column}")
             try:
-                report = fuse(out, targets=[target], plans={target: plan})
+                report = fuse(out, targets=[f"{target}.{plan}"])
                 usual = target != "tensorrt_rtx" or plan == "fp16"
                 cells.append(_cell(column, report.targets[target if usual else f"{target}.{plan}"]))
             except AttnportError as err:

@@ -32,7 +32,7 @@ def test_a_folder_that_is_no_artifact(verb: str, tmp_path: Path) -> None:
 def test_commands_in_hints_and_tables_can_be_given_as_they_are(tmp_path: Path) -> None:
     nowhere = tmp_path / "it's nowhere"
     refused(call("fuse", nowhere), f"attnport export SPEC -o {shlex.quote(str(nowhere))}")
-    refused(call("fuse", tmp_path / "my out", "--dtype", "int3"), f"attnport build '{tmp_path}/my out' --target")
+    refused(call("fuse", tmp_path / "my out", "--precision", "int3"), f"attnport build '{tmp_path}/my out' --target")
     held = ABOUT.set(Path("my out"))
     try:
         printed = render([doc.notes({"ort_cpu": why_none(ORT)})])
@@ -125,9 +125,9 @@ def test_a_profile_that_does_not_fit(profile: str, told: str, tiny_artifact: Pat
 
 def test_targets_and_plans_that_there_are_not(tiny_artifact: Path) -> None:
     refused(call("build", tiny_artifact, "--target", "tensorflow"), "tensorrt_rtx")
-    refused(call("build", tiny_artifact, "--target", "tensorrt_rtx", "--dtype", "int3"), "int3", "fp16")
+    refused(call("build", tiny_artifact, "--target", "tensorrt_rtx", "--precision", "int3"), "int3", "fp16")
     refused(call("build", tiny_artifact, "--target", "tensorrt_rtx", "--sm", "12"), "12")
-    refused(call("fuse", tiny_artifact, "--target", "tensorrt_rtx", "--dtype", "int3"), "int3", "fp16")
+    refused(call("fuse", tiny_artifact, "--target", "tensorrt_rtx", "--precision", "int3"), "int3", "fp16")
     refused(call("check", tiny_artifact, "--runtime", "ort"), "runtime 'ort'", "ort_cpu")
     refused(call("bench", tiny_artifact, *FEW, "--shape", "batch=0"), "batch")
     refused(call("bench", tiny_artifact, *FEW, "--shape", "batch=2,seq=49"), "1 to 48")

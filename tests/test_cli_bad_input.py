@@ -224,7 +224,7 @@ def test_a_full_disk_leaves_what_was_there(verb: str, tiny_artifact: Path) -> No
     folder = str(tiny_artifact)
     arguments = {
         "export": ["export", spec, "-o", folder, "--force"],
-        "build": ["build", folder, "--target", "tensorrt_rtx", "--dtype", "fp16"],
+        "build": ["build", folder, "--target", "tensorrt_rtx", "--precision", "fp16"],
         "check": ["check", folder, "--runtime", "torch_eager"],
         "bench": ["bench", folder, "--runtime", "torch_eager", "--shape", "batch=32,seq=48", "--budget", "1"],
     }.get(verb, [verb, folder])

@@ -59,7 +59,7 @@ for model in ${MODELS-bert_encoder llama_decoder}; do
         status=0
         # It keeps its budget by itself, but for an export or the build of an engine that takes longer.
         timeout --signal=INT --kill-after=20 "$((seconds + 30))" "$python" -m attnport.cli gpu-check --only "$model" \
-            --dtype "$dtype" --budget "$seconds" "$@" || status=$?
+            --precision "$dtype" --budget "$seconds" "$@" || status=$?
         echo "== $model $dtype: exit $status"
         [ "$status" -le "$worst" ] || worst=$status
     done

@@ -105,7 +105,7 @@ def _backend(folder: Path, manifest: Manifest, name: str) -> Backend:
             f"form {key!r} is for {form.target}; a bundle's reader opens an engine of it, not its ONNX file."
             if form.target in ENGINES
             else f"form {key!r} is for {form.target}; a bundle's reader runs {', '.join(RUNS)}.",
-            hint=f"Build one with: attnport build {folder} --target {form.target} --dtype {form.plan}"
+            hint=f"Build one with: attnport build {folder} --target {form.target} --precision {form.plan}"
             if form.target in ENGINES
             else "Bundle a form for one of these targets.",
         )

@@ -52,11 +52,11 @@ def without_folders(source: str) -> str:
 
 def _of(backend: Backend) -> list[list[str]]:
     form, engine = backend.form, backend.engine
-    dtype = [] if form.plan == "fp32" else ["--dtype", form.plan]
+    dtype = [] if form.plan == "fp32" else ["--precision", form.plan]
     fuse = ["fuse", _OUT, "--target", form.target, *dtype]
     if engine is None:
         return [fuse]
-    build = ["build", _OUT, "--target", engine.target, "--dtype", engine.plan]
+    build = ["build", _OUT, "--target", engine.target, "--precision", engine.plan]
     for profile in engine.profiles:
         build += ["--profile", str(profile)]
     for capability in engine.sm:

@@ -76,8 +76,7 @@ class Given:
         ),
     ] = ()
     dynamic_shapes: Annotated[
-        Any,
-        Note("Beside examples, which dims are dynamic, as torch.export takes it; None = all that can be."),
+        Any, Note("Beside examples, which dims are dynamic, as torch.export takes it; None = all that can be.")
     ] = None
     trust_remote_code: Annotated[
         bool,
@@ -101,8 +100,7 @@ class Given:
         ),
     ] = ""
     with_past: Annotated[
-        bool,
-        Option("A decoder of hf: with its cache of keys and values, which `generate` runs token by token."),
+        bool, Option("A decoder of hf: with its cache of keys and values, which `generate` runs token by token.")
     ] = False
     examples: Annotated[
         Path | None,

@@ -12,7 +12,7 @@ from attnport.errors import UnavailableError, UsageError
 from attnport.folder.workspace import check_files, load_spec
 from attnport.jsonfile import digest_file
 from attnport.runtimes import base
-from attnport.runtimes.base import Opening, Runtime
+from attnport.runtimes.base import Key, Opening, Runtime
 from attnport_bundle.format.manifest import MANIFEST
 
 MODEL = "model.onnx"
@@ -85,7 +85,7 @@ def stage_of(stage: str, file: str, plan: str | None) -> tuple[str, str]:
     if plan is None:
         return stage, file
     if plan not in CASTS:
-        raise UsageError(f"--dtype {plan!r}: expected one of {', '.join(CASTS)}.")
+        raise UsageError(f"--precision {plan!r}: expected one of {', '.join(CASTS)}.")
     return f"{stage}:{plan}", str(Path(file).with_suffix(f".{plan}.json"))
 
 
@@ -119,9 +119,26 @@ def not_in(found: Capabilities, plan: str) -> str:
     return "" if plan in found.plans else f"it computes in {', '.join(found.plans)} here, not in {plan}"
 
 
-def of_runtime(name: str, runtime: str) -> bool:
-    """Whether a name that reports use is of a runtime: its own, or that of one of its plans, engines or forms."""
-    return name == runtime or name.startswith(f"{runtime}.")
+def of_keys(manifest: Manifest, keys: Sequence[Key]) -> Manifest:
+    """The manifest without the forms and engines of runtimes that were named with another precision.
+
+    Raises:
+        UsageError: a precision is named of a runtime that runs the module.
+    """
+    for key in keys:
+        if key.precision and base.get(key.runtime).opens == "module":
+            raise UsageError(
+                f"--runtime {key}: {key.runtime} runs the module, in the precision of the whole command.",
+                hint=f"Give --runtime {key.runtime} --precision {key.precision}.",
+            )
+
+    def wanted(target: str, *names: str) -> bool:
+        told = {key.precision for key in keys if (base.get(key.runtime).form or key.runtime) == target}
+        return not told or "" in told or not told.isdisjoint(names)
+
+    forms = {name: form for name, form in manifest.forms.items() if wanted(form.target, form.plan)}
+    engines = {name: one for name, one in manifest.engines.items() if wanted(one.target, one.plan, name)}
+    return dataclasses.replace(manifest, forms=forms, engines=engines)
 
 
 def _bundle_openings(runtime: Runtime, bundle: Path, manifest: Manifest, threads: int | None) -> dict[str, Opening]:
@@ -152,7 +169,7 @@ def file_of(opening: Opening, folder: Path) -> str | None:
 
 def why_none(runtime: Runtime, plan: str | None = None) -> str:
     """Why `model_openings` is empty, and the command that changes it, FOLDER being the artifact's."""
-    more = f" --dtype {plan}" if plan else ""
+    more = f" --precision {plan}" if plan else ""
     if runtime.opens == "bundle":
         return "no bundle was named; make one with: attnport bundle FOLDER -o APP, and name it with: --bundle APP"
     if runtime.opens == "engine":
@@ -193,13 +210,14 @@ def opened(folder: Path, manifest: Manifest, name: str, threads: int | None = No
         IntegrityError: a file is not the one that was written.
         SpecError: the runtime runs the module itself, which changed or cannot be loaded.
     """
-    own, _, plan = name.replace("-", "_").partition(".")
+    key = Key.parse(name)
+    own, plan = key.runtime, key.precision
     runtime = base.get(own)
     found = base.available(runtime)
     if runtime.opens == "module":
         return runtime.open(Opening(manifest.io, spec=load_spec(manifest), threads=threads))
     openings = model_openings(runtime, folder, manifest, found.plans, threads)
-    opening = openings.get(f"{own}.{plan}" if plan else own) or (None if plan else next(iter(openings.values()), None))
+    opening = openings.get(str(key)) or (None if plan else next(iter(openings.values()), None))
     if opening is None:
         form = plan if plan in PLANS else None
         why = (form and not_in(found, form)) or why_none(runtime, form)

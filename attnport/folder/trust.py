@@ -1,9 +1,10 @@
 """Whose code a verb may run to load a source again: only what this user asked for, by `export` or `--trust-source`.
 
 A manifest is text that anybody can write, so that a folder from elsewhere may name any file or package of this machine.
-Whoever exports names the code by hand; that is recorded, and `check`, `bench` and `build --dtype auto` compare it with
-what they would run, before they import any of it. What counts is the file that would be run (where it lies and what it
-says) and the factory in it, never the artifact's folder or its digests: a folder may be moved, and digests be copied.
+Whoever exports names the code by hand; that is recorded, and `check`, `bench` and `build --precision auto` compare it
+with what they would run, before they import any of it. What counts is the file that would be run (where it lies and
+what it says) and the factory in it, never the artifact's folder or its digests: a folder may be moved, and digests be
+copied.
 
 The records lie in this user's folder for state, one file each; names begin alike for all states of one source (a place
 and a factory). A folder that others may write to is not believed.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from attnport.artifacts import Form, Manifest, ParityReport, RuntimeParity, Verdict
 from attnport.folder.machine import machine
-from attnport.folder.openings import MODEL, of_runtime
+from attnport.folder.openings import MODEL
 from attnport.folder.workspace import read_report, toolchain
 from attnport.jsonfile import digest_text
 from attnport.parities import FILE, overall
@@ -108,7 +108,8 @@ def files_of(manifest: Manifest, name: str, plan: str, *, form: bool = False) ->
     that runs the module itself."""
     if form:
         return _with_weights(manifest, manifest.forms[name].file) if name in manifest.forms else {}
-    runtime, _, rest = name.partition(".")
+    key = base.Key.parse(name)
+    runtime, rest = key.runtime, key.precision
     if runtime not in base.names():
         return {}
     kind = base.get(runtime)
@@ -141,7 +142,7 @@ def runtime_digest(manifest: Manifest, name: str, *, form: bool = False) -> str:
         target = manifest.forms[name].target
         used, choice = [one.name for one in _openers(target)], list[str]()
     else:
-        used = [name.partition(".")[0]]
+        used = [base.Key.parse(name).runtime]
         target = base.get(used[0]).form or used[0]
         choice = [key for key, form in manifest.forms.items() if form.target == target]
         choice += [key for key, engine in manifest.engines.items() if engine.target == target]
@@ -156,6 +157,6 @@ def _openers(target: str) -> Iterator[base.Runtime]:
     return (one for one in map(base.get, base.names()) if one.form == target)
 
 
-def rows_of(report: ParityReport, runtime: str) -> dict[str, RuntimeParity]:
-    """The rows of a runtime: its own, and those of its plans, engines or forms."""
-    return {name: row for name, row in report.runtimes.items() if of_runtime(name, runtime)}
+def rows_of(report: ParityReport, *keys: base.Key) -> dict[str, RuntimeParity]:
+    """The rows of runtimes, each with all of its precisions unless one is named."""
+    return {name: row for name, row in report.runtimes.items() if any(key.covers(name, row.plan) for key in keys)}

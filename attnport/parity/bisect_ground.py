@@ -74,7 +74,7 @@ class Ground:
             runtime = base.get(TYPED_EVALUATOR if typed else FAST_EVALUATOR)
             opening = Opening(self.io, plan=row.plan, model=self.folder / form.file, threads=self.threads)
             return Probes(name, runtime, opening, self.manifest, scratch, self.limits)
-        runtime = base.get(name.partition(".")[0])
+        runtime = base.get(base.Key.parse(name).runtime)
         opened = self.openings().get(name)
         if opened is None:
             what = "module" if runtime.opens == "module" else runtime.opens
@@ -87,7 +87,7 @@ class Ground:
         """Of every row of the report that an ONNX file stands behind."""
         found: dict[str, Opening] = {}
         for name, row in self.report.runtimes.items():
-            runtime = base.get(name.partition(".")[0])
+            runtime = base.get(base.Key.parse(name).runtime)
             if runtime.opens == "onnx" and row.verdict != "NOT_RUN":
                 found |= model_openings(runtime, self.folder, self.manifest, (row.plan,), self.threads)
         return {name: opening for name, opening in found.items() if name in self.report.runtimes}

@@ -441,7 +441,7 @@ class _IslandSearch:
             chosen, earlier = [*chosen, case], earlier.union(found.names)
         raise ParityFailed(
             f"plan {AUTO}: after {_ROUNDS} searches the islands still fail on a case that was held out, {case.name}.",
-            hint="Take --dtype bf16, or fp32.",
+            hint="Take --precision bf16, or fp32.",
         )
 
     def _search(self, chosen: Sequence[Case], earlier: Names) -> Kept:
@@ -523,13 +523,13 @@ class _IslandSearch:
             return ParityFailed(
                 f"plan {AUTO}: attention computes values that {HALF} cannot hold, and in float32 TensorRT has no fused "
                 f"kernel for it: {', '.join(beyond)}.",
-                hint="Take --dtype bf16, whose range is that of float32, or fp32.",
+                hint="Take --precision bf16, whose range is that of float32, or fp32.",
             )
         how_large = "NaN or Inf" if math.isinf(error) else f"{error:.2f} times the bound"
         return ParityFailed(
             f"plan {AUTO}: with all but attention in float32 the error is still {how_large} at a budget of "
             f"{self.budget:g}x.",
-            hint=f"{larger}--dtype {HALF}, and see what attnport check says of it.",
+            hint=f"{larger}--precision {HALF}, and see what attnport check says of it.",
         )
 
 

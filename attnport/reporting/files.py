@@ -31,7 +31,7 @@ def _forms(manifest: Manifest) -> doc.Block:
 def _engines(manifest: Manifest, folder: str) -> doc.Block:
     """The TensorRT engines with their target, size and device memory."""
     if not manifest.engines:
-        return doc.pending(f"attnport build {folder} --target tensorrt_rtx --dtype fp16")
+        return doc.pending(f"attnport build {folder} --target tensorrt_rtx --precision fp16")
     groups = doc.rows(
         (
             doc.Name(engine.file),

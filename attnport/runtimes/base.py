@@ -209,6 +209,38 @@ def names() -> list[str]:
     return registry.names("attnport.runtimes")
 
 
+@dataclass(frozen=True)
+class Key:
+    """A runtime with what it opens, as reports, tables and users name it: `openvino`, `openvino.bf16`.
+
+    Attributes:
+        precision: Of the form; of several engines, or of a bundle's forms, the name of one. In a report, "" is the
+            usual precision; where a user names the runtime, every one.
+    """
+
+    runtime: str
+    precision: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Key:
+        """The key that a text is; hyphens of the runtime are taken as underscores."""
+        runtime, _, precision = text.partition(".")
+        return cls(runtime.replace("-", "_"), precision)
+
+    def __str__(self) -> str:
+        return f"{self.runtime}.{self.precision}" if self.precision else self.runtime
+
+    def covers(self, name: str, usual: str = "fp32") -> bool:
+        """Whether a row of a report is of what a user named so: `openvino` is all of its rows.
+
+        Args:
+            name: What the report calls the row.
+            usual: The precision that its name does not tell.
+        """
+        other = Key.parse(name)
+        return self.runtime == other.runtime and self.precision in ("", other.precision or usual)
+
+
 def chosen(named: Sequence[str] | None, *, bundle: bool = False) -> list[Runtime]:
     """The runtimes that are named; where none is, all but those that have to be (`Runtime.by_name`).
 
@@ -221,7 +253,7 @@ def chosen(named: Sequence[str] | None, *, bundle: bool = False) -> list[Runtime
     """
     if named:
         names_given = [named] if isinstance(named, str) else named
-        return list(dict.fromkeys(get(name.partition(".")[0]) for name in names_given))
+        return list(dict.fromkeys(get(Key.parse(name).runtime) for name in names_given))
     return [one for one in map(get, names()) if not one.by_name and (bundle or one.opens != "bundle")]
 
 

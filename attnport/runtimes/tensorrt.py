@@ -67,7 +67,7 @@ class TensorRT(Runtime):
         if opening.plan != record.plan:
             raise UnavailableError(
                 f"{path} computes in {record.plan}; {opening.plan} was asked for.",
-                hint=f"Build it with: attnport build FOLDER --target {self.name} --dtype {opening.plan}",
+                hint=f"Build it with: attnport build FOLDER --target {self.name} --precision {opening.plan}",
             )
         check_engine_file(path, record)
         trt = self.module()

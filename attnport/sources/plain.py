@@ -85,7 +85,7 @@ def precision_notes(precision: str) -> tuple[str, ...]:
     weights = "its weights rounded to it" if precision == "float64" else "the same weights"
     return (
         f"the module is in {precision}: it is exported in float32, with {weights}, and judged by them in float64; "
-        f"fuse --dtype makes forms in half precision",
+        f"fuse --precision makes forms in half precision",
     )
 
 

@@ -34,8 +34,8 @@ def ready(folder: Path, names: Sequence[str], progress: Callable[[str], None], p
     """
     lacking, absent = list[tuple[Runtime, str]](), dict[str, Capabilities]()
     for name in names:
-        own, _, named = name.replace("-", "_").partition(".")
-        runtime = base.get(own)
+        key = base.Key.parse(name)
+        runtime, named = base.get(key.runtime), key.precision
         # NVIDIA's libraries are used by several packages, and tell nothing about one of them.
         if not versions(each for each in runtime.distributions if not each.startswith("nvidia")):
             found = runtime.probe()
@@ -66,4 +66,4 @@ def write_form(folder: Path, target: str, plan: str, progress: Callable[[str], N
     lowering = lowerings.get(target)
     plan = plan or lowering.plans[0]
     logging.getLogger("attnport").warning(f"{folder} has no form {lowering.form_key(plan)}, so it is written first")
-    fuse(folder, targets=[target], plans={target: plan}, progress=progress)
+    fuse(folder, [f"{target}.{plan}"], progress=progress)

@@ -39,7 +39,7 @@ from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import set_plan
 from attnport.parity.scoring import Agreement, Metric, Perplexity, UserMetric
 from attnport.runtimes import base
-from attnport.runtimes.base import Opening, Runtime
+from attnport.runtimes.base import Key, Opening, Runtime
 from attnport.verbs import fuse as fusing
 from attnport.verbs.bench import subjects
 from attnport.verbs.export import MODEL
@@ -72,6 +72,7 @@ class Tuning:
     until_s: float
     seed: int
     progress: Progress
+    keys: Sequence[Key]
     notes: list[str] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
 
@@ -96,9 +97,14 @@ class Tuning:
         for runtime in self.runtimes:
             for key, form in manifest.forms.items():
                 stale = form.integers and inputs and form.integers.inputs != inputs
-                if form.target == runtime.form and form.plan in self.probed[runtime.name].plans and not stale:
+                if form.target == runtime.form and self._wanted(runtime, form.plan) and not stale:
                     row = parity.get(name_of(runtime.name, form.plan))
                     self._judge_form(runtime, key, manifest, row, by_metric=metric is not None)
+
+    def _wanted(self, runtime: Runtime, plan: str) -> bool:
+        """Whether a precision was asked for, and the runtime has it here."""
+        name = name_of(runtime.name, plan)
+        return plan in self.probed[runtime.name].plans and any(key.covers(name) for key in self.keys)
 
     def _metric(self, manifest: Manifest, metric: str | None) -> Metric | None:
         if self.data is None:
@@ -140,7 +146,7 @@ class Tuning:
         manifest = open_folder(self.folder)
         lowering = lowerings.get(runtime.form)
         bits = 4 if decoder_roles(manifest.io) else 8  # reading weights is a decoder's work
-        known = (plan for plan in lowering.integers if plan in self.probed[runtime.name].plans)
+        known = (plan for plan in lowering.integers if self._wanted(runtime, plan))
         plan = next((plan for plan in known if PLANS[plan].bits == bits), None)
         earlier = manifest.forms.get(lowering.form_key(plan)) if plan else None
         if plan is None or (earlier and earlier.integers and earlier.integers.inputs == inputs):

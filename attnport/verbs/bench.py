@@ -20,8 +20,8 @@ from attnport.folder.openings import (
     model_files,
     model_openings,
     not_in,
+    of_keys,
     of_plan,
-    of_runtime,
     openings_at,
     stage_of,
     why_none,
@@ -49,7 +49,7 @@ from attnport.options import (
 )
 from attnport.processes.isolated import TIMEOUT_S, Limits, absent, probe_all, unavailable
 from attnport.runtimes import base
-from attnport.runtimes.base import Opening, Runtime, physical_cores
+from attnport.runtimes.base import Key, Opening, Runtime, physical_cores
 from attnport.verbs._arguments import verb
 from attnport.verbs._needs import ready
 from attnport.why import Why
@@ -63,7 +63,11 @@ def bench(
     folder: Folder,
     runtimes: Annotated[
         Sequence[str],
-        Option("A runtime; default: all but torch_compile. The report has only these, and the baseline.", "--runtime"),
+        Option(
+            "A runtime, or one precision of it, openvino.bf16; default: all but torch_compile. The report has only "
+            "these, and the baseline.",
+            "--runtime",
+        ),
     ] = (),
     shapes: Shapes = (),
     text: Text = None,
@@ -71,8 +75,8 @@ def bench(
     *,
     lengths: Lengths = None,
     batch: Batch = MANY,
-    plan: Annotated[
-        str | None, Option("One precision plan alone, modules cast to it; writes latency.PLAN.json.", "--dtype")
+    precision: Annotated[
+        str | None, Option("One precision alone, modules cast to it; writes latency.PRECISION.json.")
     ] = None,
     baseline: Annotated[str, Option("The runtime that others are compared with.")] = BASELINE,
     bundle: Annotated[
@@ -80,9 +84,7 @@ def bench(
     ] = None,
     pin: Annotated[bool, Option("Keep processes on as many cores as threads.")] = True,
     cold: Annotated[bool, Option("Measure load, first call and memory in new processes.")] = True,
-    precision: Annotated[
-        float, Option("Measure until every ratio is known within this share.", above=0, most=1)
-    ] = 0.03,
+    within: Annotated[float, Option("Measure until every ratio is known within this share.", above=0, most=1)] = 0.03,
     samples: Annotated[int, Option("The fewest calls of each runtime, if there is time; p99 needs 1000.", least=0)] = 0,
     starts: Annotated[
         int,
@@ -111,34 +113,35 @@ def bench(
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
         SpecError: to load the source would run code that was not asked for on this machine; names it.
-        UsageError: an unknown runtime or precision plan, a shape, text or lengths that do not fit.
+        UsageError: an unknown runtime or precision, a shape, text or lengths that do not fit.
     """
     began_s = time.monotonic()
     open_folder(folder)
     chosen = [one for one in base.chosen(runtimes, bundle=bundle is not None) if runtimes or one.timed]
+    keys = [Key.parse(name) for name in runtimes or ()]
     baseline = base.get(baseline).name
     if baseline not in {runtime.name for runtime in chosen}:
         chosen.insert(0, base.get(baseline))
-    stage, file = stage_of(STAGE, FILE, plan)
-    ready(folder, runtimes or (), progress, plan)
+    stage, file = stage_of(STAGE, FILE, precision)
+    ready(folder, runtimes or (), progress, precision)
     sentences = read_sentences(text) if text else []
     histogram = read_lengths(lengths) if lengths else {}
     effort = Effort(
-        threads or physical_cores(), budget_s, precision, samples, pin, seed, baseline, timeout_s, cold, starts
+        threads or physical_cores(), budget_s, within, samples, pin, seed, baseline, timeout_s, cold, starts
     )
     with change(folder) as edit:
-        manifest = of_plan(edit.manifest, plan) if plan else edit.manifest
+        manifest = of_plan(edit.manifest, precision) if precision else edit.manifest
         models = model_files(manifest)
         check_files(folder, manifest, *models)
         require(manifest.source, given=trust_source)
         progress("probing the runtimes")
         probed = probe_all(chosen, Limits(timeout_s))
-        settings = _settings(effort, probed) | ({"plan": plan} if plan else {})
+        settings = _settings(effort, probed) | ({"plan": precision} if precision else {})
         digest = digest_text(
             toolchain("numpy", *base.distributions(probed)),
             json.dumps([asdict(capabilities) for capabilities in probed.values()]),
             json.dumps([asdict(manifest.source), {name: manifest.files[name] for name in models}, settings]),
-            json.dumps([[runtime.name for runtime in chosen], list(shapes or []), sentences]),
+            json.dumps([[runtime.name for runtime in chosen], list(map(str, keys)), list(shapes or []), sentences]),
             json.dumps([list(histogram.items()), batch, asdict(effort), bundle_digest(bundle)], default=str),
         )
         if not force and fresh(folder, manifest, stage, digest):
@@ -146,7 +149,8 @@ def bench(
             return read(LatencyReport, folder / file)
         todo = workloads(folder, manifest, shapes, sentences, seed, histogram, batch)
         with tempfile.TemporaryDirectory(prefix="attnport-bench-") as scratch:
-            timed = subjects(chosen, probed, folder.resolve(), manifest, effort.threads, bundle, plan)
+            named = of_keys(manifest, keys)
+            timed = subjects(chosen, probed, folder.resolve(), named, effort.threads, bundle, precision)
             run = Measuring(folder.resolve(), manifest, timed, todo, effort, Path(scratch), progress, began_s)
             digests = {
                 name: model_digest(manifest, name, opening.plan)
@@ -201,12 +205,16 @@ def subjects(
 
 def raise_for(report: LatencyReport, named: Sequence[str]) -> None:
     """Raises UnavailableError if a runtime that the user named was not run on any workload."""
-    for name in (name.replace("-", "_") for name in named):
-        own_rows = [row for rows in report.shapes.values() for key, row in rows.items() if of_runtime(key, name)]
+    every = [(name, row) for rows in report.shapes.values() for name, row in rows.items()]
+    for key in map(Key.parse, named):
+        # What has nothing to open in this precision, and an engine, is called by the runtime's name.
+        found = [row for name, row in every if key.covers(name)]
+        own_rows = found or [row for name, row in every if Key(key.runtime).covers(name)]
         if all(row.median_ns is None for row in own_rows):
-            reasons = [report.absent[name]] if name in report.absent else [row.why.text for row in own_rows if row.why]
+            lacks = report.absent.get(key.runtime)
+            reasons = [lacks] if lacks else [row.why.text for row in own_rows if row.why]
             reason = next(iter(reasons), "it is not in the report")
-            raise UnavailableError(f"{name} was not run: {reason.rstrip('.')}.")
+            raise UnavailableError(f"{key} was not run: {reason.rstrip('.')}.")
 
 
 def _settings(effort: Effort, runtimes: Iterable[str]) -> dict[str, str | int | float | bool]:

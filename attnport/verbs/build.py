@@ -42,7 +42,7 @@ DEFAULT_PLAN = "fp16"
 def build(
     folder: Folder,
     target: Annotated[str, Option("tensorrt_rtx (builds without a GPU) or tensorrt.", "--target")],
-    plan: Annotated[str, Option("fp16, bf16, fp32, *_islands or auto.", "--dtype")] = DEFAULT_PLAN,
+    precision: Annotated[str, Option("fp16, bf16, fp32, *_islands or auto.")] = DEFAULT_PLAN,
     profiles: Annotated[
         Sequence[Profile | str],
         Option(
@@ -52,16 +52,15 @@ def build(
         ),
     ] = (),
     sm: Annotated[
-        Sequence[int],
-        Option("Compute capability, 86 for 8.6; several allowed; default: the builder's own.", "--sm"),
+        Sequence[int], Option("Compute capability, 86 for 8.6; several allowed; default: the builder's own.", "--sm")
     ] = (),
     *,
     budget: Annotated[
         float | str | None,
-        Option("With --dtype auto: allowed error, as a multiple of PyTorch's own in fp16; default 2x."),
+        Option("With --precision auto: allowed error, as a multiple of PyTorch's own in fp16; default 2x."),
     ] = None,
     trust_source: Annotated[
-        bool, Option("With --dtype auto: run the code that a folder from elsewhere names.")
+        bool, Option("With --precision auto: run the code that a folder from elsewhere names.")
     ] = False,
     force: Force = False,
     progress: Progress = lambda message: None,
@@ -81,12 +80,12 @@ def build(
         UnavailableError: the target is `tensorrt` and there is no GPU.
         EngineBuildError: TensorRT refused the form, or its builder died.
     """
-    target, plan = target.replace("-", "_"), plan.replace("-", "_")
+    target, plan = target.replace("-", "_"), precision.replace("-", "_")
     if target not in FLAVOURS:
         raise UsageError(f"target {target!r}: no engine is built for it; expected one of {', '.join(FLAVOURS)}.")
     allowed = parse_budget(budget)
     if budget is not None and plan != AUTO:
-        raise UsageError(f"--budget goes with --dtype {AUTO}; got the plan {plan}.")
+        raise UsageError(f"--budget goes with --precision {AUTO}; got {plan}.")
     manifest = open_folder(folder)
     parsed = tuple(parse_profile(item, manifest.io.dims) if isinstance(item, str) else item for item in profiles)
     checked = check_profiles(manifest.io, parsed)
@@ -98,7 +97,7 @@ def build(
         _write_searched_form(folder, lowering, allowed, force=force, progress=progress)
     elif key not in manifest.forms:
         progress(f"lowering for {key}")
-        fusing.fuse(folder, targets=[target], plans={target: plan}, progress=progress)
+        fusing.fuse(folder, [f"{target}.{plan}"], progress=progress)
     manifest, sm = open_folder(folder), tuple(sorted(set(sm)))
     if key not in manifest.forms:
         raise ArtifactError(f"{folder} has no form {key}; it has {', '.join(manifest.forms) or 'none'}.")

@@ -61,8 +61,7 @@ def bundle(
     layout: Annotated[str, Option("Lay the files out for what reads them instead: triton, ovms or hub.")] = "",
     sign: Annotated[Path | None, Option("An Ed25519 private key (PEM) outside of both folders.")] = None,
     unverified: Annotated[
-        bool,
-        Option("Accept forms whose parity was not run; the bundle says so. Forms that failed are never accepted."),
+        bool, Option("Accept forms whose parity was not run; the bundle says so. Forms that failed are never accepted.")
     ] = False,
     force: Annotated[
         bool, Option("Write it even if nothing has changed, or if files of the earlier one were changed or added.")

@@ -20,7 +20,7 @@ from attnport.errors import (
     UnavailableError,
     UsageError,
 )
-from attnport.folder.openings import bundle_digest, model_files, not_in, of_plan, of_runtime, stage_of
+from attnport.folder.openings import bundle_digest, model_files, not_in, of_keys, of_plan, stage_of
 from attnport.folder.trust import require
 from attnport.folder.verdicts import files_of, model_digest, read_parity, rows_of, runtime_digest
 from attnport.folder.workspace import change, check_files, check_source, load_spec, open_folder
@@ -38,7 +38,7 @@ from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import add_eager
 from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all, process_failed, unavailable
 from attnport.runtimes import base
-from attnport.runtimes.base import Runtime
+from attnport.runtimes.base import Key, Runtime
 from attnport.verbs._arguments import verb
 from attnport.verbs._needs import ready
 
@@ -60,19 +60,23 @@ def check(
     folder: Folder,
     runtimes: Annotated[
         Sequence[str],
-        Option("A runtime; default: all but torch_compile. The report keeps others.", "--runtime"),
+        Option(
+            "A runtime, or one precision of it, openvino.bf16; default: all but torch_compile. The report keeps "
+            "others.",
+            "--runtime",
+        ),
     ] = (),
     text: Text = None,
     inputs: Annotated[Path | None, Option("An .npz with an array for each input, a further case.")] = None,
     *,
     shapes: Annotated[Sequence[str], Option('Further cases, full batches of "batch=1/8,seq=512".', "--shape")] = (),
-    plan: Annotated[
-        str | None, Option("One precision plan alone, modules cast to it; writes parity.PLAN.json.", "--dtype")
+    precision: Annotated[
+        str | None, Option("One precision alone, modules cast to it; writes parity.PRECISION.json.")
     ] = None,
     eager: Annotated[
         str,
         Option(
-            "The PyTorch runtime that computes the reference and the error bound; with --dtype also "
+            "The PyTorch runtime that computes the reference and the error bound; with --precision also "
             "torch_eager_cuda, on a GPU, where forms are not run without their target."
         ),
     ] = EAGER,
@@ -109,20 +113,22 @@ def check(
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
         SpecError: to load the source would run code that was not asked for on this machine; names it.
-        UsageError: an unknown runtime or precision plan, or inputs that do not fit. See `raise_for` for verdicts.
-        UnavailableError: `eager` cannot be run here, or not in the plan.
+        UsageError: an unknown runtime or precision, or inputs that do not fit. See `raise_for` for verdicts.
+        UnavailableError: `eager` cannot be run here, or not in the precision.
         ParityFailed: the float64 reference of a GPU is not what the processor computes.
     """
-    stage, file = stage_of(STAGE, FILE, plan)
+    stage, file = stage_of(STAGE, FILE, precision)
     eager = base.get(eager).name
-    if eager not in EAGERS or (eager != EAGER and plan is None):
-        raise UsageError(f"--eager {eager}: expected one of {', '.join(EAGERS)}, the latter with --dtype.")
+    if eager not in EAGERS or (eager != EAGER and precision is None):
+        raise UsageError(f"--eager {eager}: expected one of {', '.join(EAGERS)}, the latter with --precision.")
     open_folder(folder)
     chosen = base.chosen(runtimes, bundle=bundle is not None)
-    ready(folder, runtimes or (), progress, plan)
+    keys = [Key.parse(name) for name in runtimes or ()] or [Key(one.name) for one in chosen]
+    ready(folder, runtimes or (), progress, precision)
     sentences = read_sentences(text) if text else []
     with change(folder) as edit:
-        manifest = of_plan(edit.manifest, plan) if plan else edit.manifest
+        manifest = of_plan(edit.manifest, precision) if precision else edit.manifest
+        named = of_keys(manifest, keys)
         check_files(folder, manifest, *model_files(manifest))
         require(manifest.source, given=trust_source)
         given = digest_file(inputs) if inputs and inputs.is_file() else ""
@@ -132,12 +138,11 @@ def check(
         rows = [] if known is None else [*known.runtimes.values(), *known.forms.values()]
         thorough = thorough or any(row.basis and row.basis.cases == asked.digest(True) for row in rows)
         own = {runtime.form for runtime in chosen} if runtimes else {form.target for form in manifest.forms.values()}
-        forms = {name: form for name, form in manifest.forms.items() if form.target in own}
+        forms = {name: form for name, form in named.forms.items() if form.target in own}
         if known:
-            again = {runtime.name for runtime in chosen} if runtimes else set()
-            chosen = [
-                one for one in chosen if not asked.is_answered(rows_of(known, one.name), thorough, one.name in again)
-            ]
+            rows_by = {one.name: rows_of(known, *(key for key in keys if key.runtime == one.name)) for one in chosen}
+            again = set(rows_by) if runtimes else set()
+            chosen = [one for one in chosen if not asked.is_answered(rows_by[one.name], thorough, one.name in again)]
             forms = {
                 name: form
                 for name, form in forms.items()
@@ -152,30 +157,33 @@ def check(
         progress("probing the runtimes")
         probed = probe_all([base.get(name) for name in _needed(chosen, eager)], limits)
         found = probed[eager]
-        if why := not_in(found, plan or "fp32") if found.available else f"cannot be run: {unavailable(found)}":
+        if why := not_in(found, precision or "fp32") if found.available else f"cannot be run: {unavailable(found)}":
             raise UnavailableError(f"{eager}, by which the others are judged: {why}.")
         if known:
-            able = {name for name, found in probed.items() if found.available and (plan is None or plan in found.plans)}
+            able = {
+                name
+                for name, found in probed.items()
+                if found.available and (precision is None or precision in found.plans)
+            }
             chosen = [
-                one
-                for one in chosen
-                if not asked.is_answered(rows_of(known, one.name), thorough, one.name in again & able)
+                one for one in chosen if not asked.is_answered(rows_by[one.name], thorough, one.name in again & able)
             ]
             if not chosen and not forms:
                 return known
         every = cases_of(folder, manifest, sentences, inputs, seed, batch, _sizes(manifest, shapes))
         tried = every if thorough else few_batches(every, FEW_BATCHES)
+        ran = {one.name for one in chosen}
         with tempfile.TemporaryDirectory(prefix="attnport-check-") as scratch:
             store = References(Path(scratch))
-            given_to = folder, manifest, spec, tried, probed, threads, store, progress, limits, bundle
-            how: Any = {"plan": plan, "eager": eager} if plan else {}
-            run = (ComparisonAtPlan if plan else Comparison)(*given_to, **how, thorough=thorough)
+            given_to = folder, named, spec, tried, probed, threads, store, progress, limits, bundle
+            how: Any = {"plan": precision, "eager": eager} if precision else {}
+            run = (ComparisonAtPlan if precision else Comparison)(*given_to, **how, thorough=thorough)
             if left_out := sum(case.group == "text" for case in every) - sum(case.group == "text" for case in tried):
                 run.notes.append(f"{left_out} of the batches of sentences were left out; --thorough runs all")
             if not sentences and manifest.tokenizer:
                 run.notes.append("no sentences were given, so real text was not compared")
-            report = asked.recorded(run.report(chosen, forms), thorough)
-            report = _together(known, report, asked, thorough)
+            report = asked.recorded(_as_named(run.report(chosen, forms), keys), thorough)
+            report = _together(known, report, asked, thorough, [key for key in keys if key.runtime in ran])
         if GOLDEN in manifest.files:
             check_files(folder, manifest, GOLDEN)
             plans = {form.plan for form in manifest.forms.values()}
@@ -205,13 +213,13 @@ def check_and_bisect(
         options: The other arguments of `check`.
 
     Raises:
-        As `check`; ExportError: torch no longer traces the module. UsageError: `plan`, with which it does not go.
+        As `check`; ExportError: torch no longer traces the module. UsageError: `precision`, with which it does not go.
     """
     from attnport.parity.bisect import bisect
     from attnport.parity.layers import why_no_layers
 
-    if options.get("plan"):
-        raise UsageError("--bisect goes without --dtype.", hint="It searches what a check without it finds.")
+    if options.get("precision"):
+        raise UsageError("--bisect goes without --precision.", hint="It searches what a check without it finds.")
     same: Any = {"text": text, "inputs": inputs, "timeout_s": timeout_s, "isolate": isolate, "progress": progress}
     report = check(folder, runtimes, force=force, **same, **options)
     same |= {name: options[name] for name in ("seed", "batch", "threads") if name in options}
@@ -247,22 +255,22 @@ def raise_for(report: ParityReport, named: Sequence[str] = (), again: str = "") 
     for name, result in found.items():
         if result.verdict == "FAIL":
             raise ParityFailed(f"{name} fails: {result.reason}.", hint=_hint(report, name, result, again))
-    for name in (name.replace("-", "_") for name in named):
-        rows = [row for key, row in report.runtimes.items() if of_runtime(key, name)]
+    for key in map(Key.parse, named):
+        rows = list(rows_of(report, key).values())
         if all(row.verdict == "NOT_RUN" for row in rows):
             reason = rows[0].reason if rows else "it is not in the report"
-            raise UnavailableError(f"{name} was not run: {reason.rstrip('.')}.")
+            raise UnavailableError(f"{key} was not run: {reason.rstrip('.')}.")
 
 
 def _hint(report: ParityReport, name: str, row: RuntimeParity, again: str) -> str:
     """How to go on after a failure."""
-    told, short = [], name.partition(".")[0]
+    told, short = [], Key.parse(name).runtime
     form = report.forms.get(name)
     if form and form.verdict == "PASS" and form.ran and row.ran and form.ran.provider != row.ran.provider:
         told.append(f"{form.ran.provider} computes the right numbers from the same file, so {short} is at fault.")
     opened = name.startswith(FORM) or (short in base.names() and base.get(short).opens == "onnx")
     measured = any(one.verdict == "FAIL" and (one.rms_error is not None or one.nonfinite) for one in row.cases)
-    told.append(f"Every case: {FILE}, or of one plan parity.PLAN.json.")
+    told.append(f"Every case: {FILE}, or of one precision parity.PRECISION.json.")
     if EAGER in report.runtimes and report.runtimes[EAGER].verdict == "FAIL":
         told.append("The module itself fails: check that each mask input has the declared meaning, such as :hide.")
     if again and opened and measured:
@@ -309,7 +317,7 @@ class Asked:
             list(self.shapes),
             self.eager,
         ]
-        own = self.bundle if of_runtime(name, "bundle") else ""
+        own = self.bundle if Key("bundle").covers(name) else ""
         return digest_text(json.dumps([*cases, thorough, own]), *self.sentences)
 
     def told(self, thorough: bool) -> str:
@@ -365,12 +373,28 @@ def _known(folder: Path, manifest: Manifest, file: str, force: bool) -> ParityRe
         return None
 
 
-def _together(known: ParityReport | None, report: ParityReport, asked: Asked, thorough: bool) -> ParityReport:
-    """A report, and what is known from earlier ones, with a note on rows whose cases were others."""
+def _as_named(report: ParityReport, keys: Sequence[Key]) -> ParityReport:
+    """A report in which a runtime that could not run in the precision that was named is called by that name."""
+    told = {key.runtime: str(key) for key in keys if key.precision}
+    rows = {
+        told.get(name, name) if not any(key.covers(name, row.plan) for key in keys) else name: row
+        for name, row in report.runtimes.items()
+    }
+    return replace(report, runtimes=rows)
+
+
+def _together(
+    known: ParityReport | None, report: ParityReport, asked: Asked, thorough: bool, ran: Sequence[Key]
+) -> ParityReport:
+    """A report, and what is known from earlier ones, with a note on rows whose cases were others.
+
+    Args:
+        ran: What the report is of.
+    """
     if known is None:
         return report
-    again = {name.partition(".")[0] for name in report.runtimes}
-    others = {name: row for name, row in known.runtimes.items() if name.partition(".")[0] not in again}
+    again = rows_of(known, *ran)
+    others = {name: row for name, row in known.runtimes.items() if name not in again}
     forms = {name: row for name, row in known.forms.items() if name not in report.forms}
     earlier: dict[str, list[str]] = {}
     for name, row in (*others.items(), *((f"{FORM}{name}", row) for name, row in forms.items())):

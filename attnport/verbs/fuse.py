@@ -42,6 +42,7 @@ from attnport.jsonfile import digest_text, read, to_json
 from attnport.options import Folder, Force, Option, Progress
 from attnport.parity.finer import NothingHolds, fewest
 from attnport.runtimes import base as runtimes
+from attnport.runtimes.base import Key
 from attnport.verbs._arguments import verb
 from attnport.verbs.export import MODEL, WEIGHTS
 
@@ -61,13 +62,11 @@ Rewrite = Callable[["ir.Model", Collection[str]], None]
 def fuse(
     folder: Folder,
     targets: Annotated[
-        Sequence[str],
-        Option("A lowering target, also with its precision plan, as openvino.bf16; default: all.", "--target"),
+        Sequence[str], Option("A lowering target, also with its precision, as openvino.bf16; default: all.", "--target")
     ] = (),
     *,
-    plans: Annotated[
-        Mapping[str, str] | str | None,
-        Option("Precision plan of the targets that support it; default: each target's own.", "--dtype"),
+    precision: Annotated[
+        str | None, Option("The precision of targets that have it; default: each target's own.")
     ] = None,
     require: Annotated[bool, Option("Exit 5 if an attention is not fused.")] = False,
     force: Force = False,
@@ -80,13 +79,13 @@ def fuse(
     kept, and none of its attentions is proved fused.
 
     Raises:
-        UsageError: a target is unknown, or does not take the plan.
+        UsageError: a target is unknown, or does not have the precision.
         FusionMissing: `require`, and an attention is not fused.
         ArtifactError, IntegrityError: the folder is not an artifact, its model was changed, or a runtime cannot run a
             model that has no attention.
         ExportError: an operator has no form at a target's opset.
     """
-    chosen, plans = asked(targets, plans)
+    chosen, plans = asked(targets, precision)
     open_folder(folder)
     for number, lowering in enumerate(chosen, start=1):
         plan = plans.get(lowering.name, lowering.plans[0])
@@ -97,15 +96,12 @@ def fuse(
     return report
 
 
-def asked(
-    targets: Sequence[str] | None, plans: Mapping[str, str] | str | None
-) -> tuple[list[Lowering], dict[str, str]]:
+def asked(targets: Sequence[str], precision: str | None) -> tuple[list[Lowering], dict[str, str]]:
     """The targets, and the plan of those that do not use their default; arguments and errors as of `fuse`."""
-    parts = [name.partition(".") for name in targets or lowerings.names()]
-    chosen = list(dict.fromkeys(lowerings.get(name) for name, _, _ in parts))
-    if plans is None or isinstance(plans, str):
-        plans = plans_of(chosen, plans.replace("-", "_") if plans else None, named=bool(targets))
-    return chosen, {**plans, **{lowerings.get(name).name: plan for name, _, plan in parts if plan}}
+    keys = [Key.parse(name) for name in targets or lowerings.names()]
+    chosen = list(dict.fromkeys(lowerings.get(key.runtime) for key in keys))
+    plans = plans_of(chosen, precision.replace("-", "_") if precision else None, named=bool(targets))
+    return chosen, {**plans, **{key.runtime: key.precision for key in keys if key.precision}}
 
 
 def require_fused(report: FusionReport, chosen: Sequence[Lowering], plans: Mapping[str, str], *, named: bool) -> None:
@@ -134,8 +130,8 @@ def plans_of(chosen: Sequence[Lowering], plan: str | None, *, named: bool) -> di
     if not plans:
         known = sorted({target_plan for lowering in chosen for target_plan in lowering.plans})
         raise UsageError(
-            f"no target takes the plan {plan!r}; expected one of {', '.join(known)}.",
-            hint=f"{AUTO} is searched by: attnport build FOLDER --target TARGET --dtype {AUTO}",
+            f"no target has the precision {plan!r}; expected one of {', '.join(known)}.",
+            hint=f"{AUTO} is searched by: attnport build FOLDER --target TARGET --precision {AUTO}",
         )
     return plans
 

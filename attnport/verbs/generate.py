@@ -19,6 +19,7 @@ from attnport.folder.workspace import open_folder
 from attnport.options import Note, Option, Progress
 from attnport.printed import Printed
 from attnport.reporting import document as doc
+from attnport.runtimes.base import Key
 from attnport.verbs._arguments import verb
 from attnport.verbs._needs import ready
 from attnport_bundle.decoding.caches import Run, steps_of
@@ -166,7 +167,7 @@ def generating(
     """
     ready(folder, [runtime], progress)
     if encoder is not None:
-        ready(encoder, [runtime.partition(".")[0]], progress)
+        ready(encoder, [Key.parse(runtime).runtime], progress)
     with contextlib.ExitStack() as stack:
         manifest = open_folder(folder)
         reader = None
@@ -183,10 +184,10 @@ def _encoder(folder: Path, manifest: Manifest, runtime: str, threads: int | None
     try:
         return opened(folder, manifest, runtime, threads)
     except UnavailableError:
-        own, dot, _ = runtime.partition(".")
-        if not dot:
+        key = Key.parse(runtime)
+        if not key.precision:
             raise
-        return opened(folder, manifest, own, threads)
+        return opened(folder, manifest, key.runtime, threads)
 
 
 def _run(session: Session) -> Run:

@@ -22,7 +22,7 @@ from attnport.errors import AttnportError, ParityFailed, UnavailableError, Usage
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.given import Given
 from attnport.folder.machine import Machine, find_gpus, machine, versions
-from attnport.folder.openings import not_in, of_runtime
+from attnport.folder.openings import not_in
 from attnport.folder.portable import portable
 from attnport.jsonfile import read, to_json
 from attnport.latency.workloads import parse_grid
@@ -137,15 +137,14 @@ def gpu_check(
     work: Annotated[Path, Option("Artifacts, several GB; kept.")] = Path("out/gpu-check"),
     *,
     only: Annotated[Sequence[str], Option("A model, bert_encoder or llama_decoder; default: both.")] = (),
-    dtypes: Annotated[
-        Sequence[str], Option("A precision plan, fp16, bf16 or fp32; default: fp16, bf16.", "--dtype")
+    precisions: Annotated[
+        Sequence[str], Option("fp16, bf16 or fp32; several allowed; default: fp16, bf16.", "--precision")
     ] = (),
     runtimes: Annotated[
         Sequence[str], Option("A runtime; default: all but torch_compile_tuned_cuda.", "--runtime")
     ] = (),
     shapes: Annotated[
-        Sequence[str],
-        Option('With one --only: other calls, "batch=8,seq=512"; grids as in bench.', "--shape"),
+        Sequence[str], Option('With one --only: other calls, "batch=8,seq=512"; grids as in bench.', "--shape")
     ] = (),
     budget_s: Annotated[
         float | None, Option("Seconds; what is not done by then is left for the next run.", "--budget", above=0)
@@ -167,7 +166,7 @@ def gpu_check(
         ArtifactError: the file is there, and is not read: another version of attnport wrote it, or it is damaged.
     """
     until = None if budget_s is None else time.monotonic() + budget_s
-    subjects, plans, names = _chosen(only, shapes), _plans(dtypes), _runtimes(runtimes)
+    subjects, plans, names = _chosen(only, shapes), _plans(precisions), _runtimes(runtimes)
     device, sm = found_gpu()
     progress("probing the runtimes")
     probed = probe_all([base.get(name) for name in names])
@@ -237,7 +236,7 @@ class _Run:
         """Files, check and bench of a model in a precision plan, as far as there is time."""
         key = f"{subject.name} {plan}"
         piece, folder = Piece(subject.about), self.work / subject.name
-        options: dict[str, Any] = {**self.options, "plan": plan}
+        options: dict[str, Any] = {**self.options, "precision": plan}
         try:
             if why := not_in(self.report.runtimes[EAGER], plan):
                 raise UnavailableError(f"{EAGER}: {why}.")
@@ -317,7 +316,7 @@ class _Run:
                 if runtime.opens == "engine":
                     fused[runtime.name] = str(self._engine(folder, runtime, subject, plan, notes))
                 else:
-                    report = fuse(folder, targets=[runtime.form], plans={runtime.form: plan}, progress=self.making)
+                    report = fuse(folder, [f"{runtime.form}.{plan}"], progress=self.making)
                     fused[runtime.name] = str(report.targets[lowerings.get(runtime.form).table_key(plan)])
             except AttnportError as err:
                 notes.append(portable(f"{runtime.name}: {err.message} {err.hint}".strip(), folder))
@@ -360,7 +359,7 @@ def raise_for(report: GpuReport, named: tuple[str, ...] = ()) -> None:
         probed = report.runtimes.get(wanted)
         if probed is not None and not probed.available:
             raise UnavailableError(f"{wanted} was not run: {probed.reason}", hint=probed.hint)
-        rows = [row for one in judged.values() for key, row in one.runtimes.items() if of_runtime(key, wanted)]
+        rows = [row for one in judged.values() for key, row in one.runtimes.items() if base.Key(wanted).covers(key)]
         if rows and all(row.verdict == "NOT_RUN" for row in rows):
             raise UnavailableError(f"{wanted} was not run: {rows[0].reason.rstrip('.')}.")
 
@@ -400,11 +399,11 @@ def _chosen(only: Sequence[str], shapes: Sequence[str]) -> list[Subject]:
     return [dataclasses.replace(found[0], grids=tuple(shapes))]
 
 
-def _plans(dtypes: Sequence[str]) -> list[str]:
-    for plan in dtypes:
+def _plans(precisions: Sequence[str]) -> list[str]:
+    for plan in precisions:
         if plan not in DTYPES:
-            raise UsageError(f"--dtype {plan!r}: expected one of {', '.join(DTYPES)}.")
-    return list(dict.fromkeys(dtypes)) or list(PLANS)
+            raise UsageError(f"--precision {plan!r}: expected one of {', '.join(DTYPES)}.")
+    return list(dict.fromkeys(precisions)) or list(PLANS)
 
 
 def _runtimes(wanted: Sequence[str]) -> list[str]:

@@ -24,8 +24,7 @@ def serve(
         Option("A bundle, or an artifact folder, of which one is made; it is served under its own name.", "FOLDER"),
     ] = None,
     engine: Annotated[
-        Literal["kserve", "ray"],
-        Option("KServe's endpoints in one process, or in replicas on a Ray cluster."),
+        Literal["kserve", "ray"], Option("KServe's endpoints in one process, or in replicas on a Ray cluster.")
     ] = "kserve",
     *,
     models: Annotated[

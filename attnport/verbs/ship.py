@@ -150,9 +150,7 @@ class _Ship:
         for number, (target, plan) in enumerate(forms, start=1):
             told = fusing.numbered(self.progress, number, len(forms))
             try:
-                report = fusing.fuse(
-                    self.folder, targets=[target], plans={target: plan}, force=self.force, progress=told
-                )
+                report = fusing.fuse(self.folder, [f"{target}.{plan}"], force=self.force, progress=told)
             except AttnportError as err:
                 problem = problem or err
         if problem is not None:
@@ -248,8 +246,7 @@ def ship(
     progress: Progress = lambda message: None,
     tell: Tell = lambda message: None,
     on_bug: Annotated[
-        Callable[[Exception], None],
-        Note("Called with each unexpected error of a stage; the other stages still run."),
+        Callable[[Exception], None], Note("Called with each unexpected error of a stage; the other stages still run.")
     ] = lambda error: None,
     begin: Annotated[
         Callable[[str, str, int, int], None],

@@ -43,7 +43,8 @@ _MOST_ITEMS = 400
 def tune(
     folder: Folder,
     runtimes: Annotated[
-        Sequence[str], Option("ort_cpu or openvino; default: both, as far as they are installed.", "--runtime")
+        Sequence[str],
+        Option("ort_cpu, openvino, or one precision, openvino.bf16; default: all that are installed.", "--runtime"),
     ] = (),
     shapes: Shapes = (),
     text: Annotated[
@@ -62,8 +63,7 @@ def tune(
         float | str, Option("How much worse the metric may be than in float32, 0.5% or 0.005.", metavar="SHARE")
     ] = "0.5%",
     threads: Annotated[
-        Sequence[int],
-        Option("Compute threads; several allowed; default: the physical cores.", "--threads", least=1),
+        Sequence[int], Option("Compute threads; several allowed; default: the physical cores.", "--threads", least=1)
     ] = (),
     budget_s: Annotated[
         float, Option("Seconds for the search for integers and the timing.", "--budget", least=1)
@@ -94,6 +94,7 @@ def tune(
     manifest = open_folder(folder)
     require(manifest.source, given=trust_source)
     most = parse_share(max_drop)
+    keys = [base.Key.parse(name) for name in runtimes or RUNTIMES]
     chosen = base.chosen(runtimes or RUNTIMES)
     if other := [runtime.name for runtime in chosen if runtime.name not in RUNTIMES]:
         raise UsageError(f"--runtime {other[0]}: tune tries {' and '.join(RUNTIMES)}.")
@@ -102,14 +103,14 @@ def tune(
     counts = tuple(dict.fromkeys(threads or (physical_cores(),)))
     progress("probing the runtimes")
     probed = probe_all([*chosen, base.get(BASELINE)], Limits())
-    settings = [list(probed), list(shapes or ()), batch, metric, most, counts, budget_s, seed]
+    settings = [list(probed), list(map(str, keys)), list(shapes or ()), batch, metric, most, counts, budget_s, seed]
     digest = _digest(manifest, sentences, [inputs, lengths, _file_of(metric)], settings, probed)
     if not force and fresh(folder, manifest, STAGE, digest):
         check_source(manifest)
         return read(TuneReport, folder / FILE)
     ready = [runtime for runtime in chosen if probed[runtime.name].available]
-    _write_plain(folder, ready, probed, progress)
-    names = [runtime.name for runtime in ready]
+    _write_plain(folder, ready, probed, keys, progress)
+    names = [str(key) for key in keys if base.get(key.runtime) in ready]
     parity = check(folder, names, text, trust_source=trust_source, progress=progress) if ready else None
     manifest = open_folder(folder)
     todo = workloads(folder, manifest, shapes, sentences, seed, read_lengths(lengths) if lengths else {}, batch)
@@ -124,6 +125,7 @@ def tune(
         until_s=time.monotonic() + budget_s,
         seed=seed,
         progress=progress,
+        keys=keys,
     )
     run.judge(parity.runtimes if parity else {}, metric)
     return run.finish(digest)
@@ -159,13 +161,19 @@ def _data(folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Pa
 
 
 def _write_plain(
-    folder: Path, runtimes: Sequence[Runtime], probed: Mapping[str, Capabilities], progress: Progress
+    folder: Path,
+    runtimes: Sequence[Runtime],
+    probed: Mapping[str, Capabilities],
+    keys: Sequence[base.Key],
+    progress: Progress,
 ) -> None:
-    """Writes the forms that are not in integers, in every precision that the runtime has here."""
+    """Writes the forms that are not in integers, in every precision that is wanted and that the runtime has here."""
     for runtime in runtimes:
-        for plan in lowerings.get(runtime.form).plans:
+        usual, *further = lowerings.get(runtime.form).plans
+        wanted = [plan for plan in further if any(key.covers(f"{runtime.name}.{plan}") for key in keys)]
+        for plan in (usual, *wanted):  # integers are compared with the usual one
             if plan in probed[runtime.name].plans:
-                fusing.fuse(folder, targets=[runtime.form], plans={runtime.form: plan}, progress=progress)
+                fusing.fuse(folder, [f"{runtime.form}.{plan}"], progress=progress)
 
 
 def _file_of(metric: str | None) -> Path | None:

@@ -58,12 +58,10 @@ class VerifyResult(Printed):
 def verify(
     path: Annotated[Path, Option("A bundle or an artifact folder.")],
     key: Annotated[
-        Path | None,
-        Option("The Ed25519 public key (PEM) that a bundle must be signed with, from outside the folder."),
+        Path | None, Option("The Ed25519 public key (PEM) that a bundle must be signed with, from outside the folder.")
     ] = None,
     timeout_s: Annotated[
-        float,
-        Option("Seconds for the check of a bundle; one that takes longer is refused.", "--timeout", above=0),
+        float, Option("Seconds for the check of a bundle; one that takes longer is refused.", "--timeout", above=0)
     ] = TIMEOUT_S,
 ) -> VerifyResult:
     """Checks a bundle (files, then golden cases if a runtime is installed) or an artifact folder (files).

@@ -226,7 +226,7 @@ def _ship(model: Model, spec: str, ours: Path) -> None:
     sizes = ("--dim", model.sizes) if model.sizes else ()
     commands: list[tuple[str, ...]] = [("export", spec, "-o", str(ours), "--outputs", model.output, *sizes)]
     commands += [
-        ("fuse", str(ours), "--target", target, "--dtype", plan) for target in TARGETS for plan in get(target).plans
+        ("fuse", str(ours), "--target", target, "--precision", plan) for target in TARGETS for plan in get(target).plans
     ]
     if model.everything:
         shape = ("--shape", "batch=8,seq=128", "--budget", "90", "--threads", "1")

@@ -279,8 +279,8 @@ def test_the_commands_are_told_without_the_builders_folders(wide: Path, tmp_path
     app = bundle(wide, tmp_path / "app", forms=["tensorrt_rtx", "ort_cpu"])
     assert [shlex.join(command) for command in manifest.read(app).provenance.commands] == [
         "attnport export model.py:make --input 'x=float32[batch]' --dim batch=1:2:8 -o out/",
-        "attnport fuse out/ --target tensorrt_rtx --dtype fp16",
-        "attnport build out/ --target tensorrt_rtx --dtype fp16 --profile batch=1:2:4,seq=1:4:8 --sm 86",
+        "attnport fuse out/ --target tensorrt_rtx --precision fp16",
+        "attnport build out/ --target tensorrt_rtx --precision fp16 --profile batch=1:2:4,seq=1:4:8 --sm 86",
         "attnport fuse out/ --target ort_cpu",
     ]
     assert not [path for path in app.rglob("*") if path.is_file() and b"alice" in path.read_bytes()]

@@ -125,7 +125,7 @@ def test_a_target_of_float32_takes_no_searched_plan(target: str) -> None:
 def test_a_searched_plan_is_not_lowered_without_a_search() -> None:
     with pytest.raises(UsageError, match="searched when an engine is built") as told:
         base.get("tensorrt_rtx").lower(graph("y = Neg(x)"), (), plan=AUTO)
-    assert told.value.hint == "Run: attnport build FOLDER --target tensorrt_rtx --dtype auto"
+    assert told.value.hint == "Run: attnport build FOLDER --target tensorrt_rtx --precision auto"
 
 
 def as_written(name: str) -> tuple[ir.Model, dict[str, tuple[str, ...]]]:

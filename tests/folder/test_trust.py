@@ -114,7 +114,7 @@ def test_a_report_leaves_the_maps_out_and_says_why(here: Path, mark: Path) -> No
         ["check", "--bisect"],
         ["bench"],
         ["bench", "--runtime", "ort_cpu"],
-        ["build", "--target", "tensorrt_rtx", "--dtype", "auto"],
+        ["build", "--target", "tensorrt_rtx", "--precision", "auto"],
     ],
     ids=" ".join,
 )

@@ -11,7 +11,7 @@ import pytest
 from fake_distributions import install_distribution
 
 from attnport.artifacts import ParityReport
-from attnport.errors import ParityFailed
+from attnport.errors import ParityFailed, UsageError
 from attnport.folder.verdicts import MADE_AGAIN, read_parity
 from attnport.folder.workspace import change, open_folder
 from attnport.verbs.bundle import bundle
@@ -152,10 +152,26 @@ def test_an_upgrade_of_onnxruntime_gpu_is_another_question_to_fuse_and_bench(
 
 
 def test_a_new_precision_asks_its_runtime_again(checked: Path, measured: Callable[[], list[str]]) -> None:
-    fuse(checked, targets=["openvino"], plans={"openvino": "bf16"})
+    fuse(checked, targets=["openvino.bf16"])
     assert rows(checked) == dict.fromkeys(sorted(NAMED), "PASS")
     check(checked, NAMED)
     assert measured() == ["openvino"]
+
+
+def test_one_precision_of_a_runtime_is_checked_beside_what_is_known(
+    checked: Path, measured: Callable[[], list[str]]
+) -> None:
+    fuse(checked, targets=["openvino.bf16"])
+    before = rows(checked)
+    report = check(checked, ["openvino.bf16"])
+    assert set(report.runtimes) == {*before, "openvino.bf16"}
+    assert report.runtimes["openvino.bf16"].plan == "bf16"
+    assert report.runtimes["openvino"].verdict == "PASS"
+    measured()
+    check(checked, ["openvino.fp32", "openvino.bf16"])
+    assert measured() == []
+    with pytest.raises(UsageError, match="--runtime torch_eager --precision bf16"):
+        check(checked, ["torch_eager.bf16"])
 
 
 def test_a_report_that_was_changed_is_not_believed(checked: Path, measured: Callable[[], list[str]]) -> None:

@@ -33,7 +33,9 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         pretend(patch, runtimes=("torch_eager", "ort_cpu"))
         patch.setattr(verb, "bench", lambda *given, **options: pytest.fail("no time is left"))
-        gpu_check(folder, folder, dtypes=("fp32",), threads=1, tell=Later(patch, "tiny fp32: parity,"), budget_s=1e6)
+        gpu_check(
+            folder, folder, precisions=("fp32",), threads=1, tell=Later(patch, "tiny fp32: parity,"), budget_s=1e6
+        )
     return folder
 
 
@@ -116,7 +118,7 @@ def test_what_does_not_answer_is_waited_for_no_longer_than_the_budget(
     monkeypatch.setattr("attnport.verbs.check.probe_all", lambda runtimes, limits: verb.probe_all(runtimes))
     monkeypatch.setattr(verb, "CALL_S", 2.0)
     began_s = time.monotonic()
-    report = gpu_check(tmp_path, work, dtypes=("fp32",), threads=1, budget_s=6.0, **options)
+    report = gpu_check(tmp_path, work, precisions=("fp32",), threads=1, budget_s=6.0, **options)
     assert time.monotonic() - began_s < 6.0 + SPARE_S
     assert report.left == (left,)
     assert kept(tmp_path) == report
@@ -132,7 +134,7 @@ def test_an_export_that_has_begun_is_finished_and_kept(
 ) -> None:
     with monkeypatch.context() as patch:
         late = Later(patch, "checking sizes")
-        report = gpu_check(tmp_path, tmp_path / "work", dtypes=("fp32",), threads=1, budget_s=1e6, progress=late)
+        report = gpu_check(tmp_path, tmp_path / "work", precisions=("fp32",), threads=1, budget_s=1e6, progress=late)
     assert report.left == ("tiny fp32",)
     assert (tmp_path / "work" / "tiny" / "model.onnx").is_file()
 
@@ -164,19 +166,19 @@ def test_bench_has_the_time_that_is_left_and_its_result_stays(
     monkeypatch.setattr(verb, "CALL_S", 500.0)
     monkeypatch.setattr(measuring, "precise", lambda *given: False)
     began_s = time.monotonic()
-    report = gpu_check(tmp_path, work, dtypes=("fp32",), threads=1, budget_s=20.0)
+    report = gpu_check(tmp_path, work, precisions=("fp32",), threads=1, budget_s=20.0)
     assert time.monotonic() - began_s < 20.0 + SPARE_S
     assert report.left == ()
     latency = report.pieces["tiny fp32"].latency
     assert latency is not None
     assert [note for note in latency.notes if re.match(r"only \d+ s of its budget of 1000 s were left", note)]
     monkeypatch.setattr(measuring, "Child", None)  # starting one would fail
-    assert gpu_check(tmp_path, work, dtypes=("fp32",), threads=1, budget_s=60.0).pieces == report.pieces
+    assert gpu_check(tmp_path, work, precisions=("fp32",), threads=1, budget_s=60.0).pieces == report.pieces
 
 
 def test_each_step_tells_how_long_it_took(tmp_path: Path, work: Path, started: list[int]) -> None:
     told: list[str] = []
-    gpu_check(tmp_path, work, dtypes=("fp32",), threads=1, cold=False, tell=told.append)
+    gpu_check(tmp_path, work, precisions=("fp32",), threads=1, cold=False, tell=told.append)
     steps = [f"tiny fpN: {step}, N s" for step in ("files", "parity", "latency")]
     assert [re.sub(r"\d+", "N", line) for line in told] == steps
 
@@ -187,7 +189,7 @@ def test_other_calls_than_the_model_s_own_are_checked_and_timed_without_cold_sta
 ) -> None:
     shapes = ("batch=2,seq=3", "batch=1,seq=7")
     report = gpu_check(
-        tmp_path, tmp_path / "work", only=("tiny",), dtypes=("fp32",), shapes=shapes, threads=1, cold=False
+        tmp_path, tmp_path / "work", only=("tiny",), precisions=("fp32",), shapes=shapes, threads=1, cold=False
     )
     piece = report.pieces["tiny fp32"]
     calls = ["batch=2,seq=3", "batch=1,seq=7"]

@@ -57,7 +57,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, work: Path) -> tuple[GpuR
     folder = tmp_path_factory.mktemp("gpu-check")
     with pytest.MonkeyPatch.context() as patch:
         pretend(patch)
-        return gpu_check(folder, work, dtypes=("fp32",), threads=1), folder
+        return gpu_check(folder, work, precisions=("fp32",), threads=1), folder
 
 
 def test_parity_and_latency_of_every_runtime_are_written_as_one_file(measured: tuple[GpuReport, Path]) -> None:
@@ -91,7 +91,7 @@ def test_what_was_done_with_the_same_inputs_stays(
     report, folder = measured
     pretend(monkeypatch)
     said: list[str] = []
-    again = gpu_check(folder, work, dtypes=("fp32",), threads=1, progress=said.append)
+    again = gpu_check(folder, work, precisions=("fp32",), threads=1, progress=said.append)
     assert again.pieces == report.pieces
     assert not [line for line in said if "reference" in line or "round" in line or "tracing" in line]
 
@@ -108,7 +108,7 @@ def test_a_run_out_of_time_says_what_is_left_and_the_next_continues(
         return found
 
     eager_alone.setattr(verb, "check", slow)
-    report = gpu_check(tmp_path, work, dtypes=("fp32", "fp16"), threads=1, budget_s=1e6, tell=told.append)
+    report = gpu_check(tmp_path, work, precisions=("fp32", "fp16"), threads=1, budget_s=1e6, tell=told.append)
     assert report.left == ("tiny fp32: latency", "tiny fp16")
     assert [line for line in told if line.startswith("out of time")] == [
         "out of time: tiny fp32: latency is left for the next run",
@@ -121,7 +121,7 @@ def test_a_run_out_of_time_says_what_is_left_and_the_next_continues(
     eager_alone.undo()
     pretend(eager_alone, runtimes=("torch_eager",))
     said: list[str] = []
-    report = gpu_check(tmp_path, work, dtypes=("fp32",), threads=1, progress=said.append)
+    report = gpu_check(tmp_path, work, precisions=("fp32",), threads=1, progress=said.append)
     assert report.pieces["tiny fp32"].parity == piece.parity
     assert report.pieces["tiny fp32"].latency is not None
     assert not [line for line in said if "reference" in line]
@@ -135,14 +135,14 @@ def test_a_run_of_another_model_or_an_interrupted_one_keeps_what_the_file_has(
         raise KeyboardInterrupt
 
     eager_alone.setattr(verb, "SUBJECTS", (subject(), subject("other")))
-    first = gpu_check(tmp_path, work, only=("tiny",), dtypes=("fp32",), threads=1, cold=False)
-    report = gpu_check(tmp_path, work, only=("other",), dtypes=("fp32",), threads=1, budget_s=1e-9)
+    first = gpu_check(tmp_path, work, only=("tiny",), precisions=("fp32",), threads=1, cold=False)
+    report = gpu_check(tmp_path, work, only=("other",), precisions=("fp32",), threads=1, budget_s=1e-9)
     assert report.left == ("other fp32",)
     assert report.pieces == first.pieces
     assert list(first.pieces) == ["tiny fp32"]
     eager_alone.setattr(verb, "export", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        gpu_check(tmp_path, work, only=("other",), dtypes=("fp32",), threads=1)
+        gpu_check(tmp_path, work, only=("other",), precisions=("fp32",), threads=1)
     assert read(GpuReport, tmp_path / file_name(DEVICE)) == report
 
 
@@ -152,7 +152,7 @@ def test_a_model_that_fails_keeps_no_other_from_being_measured(
     told: list[str] = []
     broken = dataclasses.replace(subject("broken"), spec=f"{TINY}:nothing")
     eager_alone.setattr(verb, "SUBJECTS", (broken, subject()))
-    report = gpu_check(tmp_path, work, dtypes=("fp32",), threads=1, tell=told.append)
+    report = gpu_check(tmp_path, work, precisions=("fp32",), threads=1, tell=told.append)
     assert "there is no 'nothing'" in report.pieces["broken fp32"].problem
     assert [line for line in told if line.startswith("broken fp32: ") and "there is no 'nothing'" in line]
     parity = report.pieces["tiny fp32"].parity
@@ -170,7 +170,7 @@ def test_a_piece_without_a_sound_reference_has_a_problem_and_no_latency(
 
     eager_alone.setattr(verb, "check", unsound)
     eager_alone.setattr(verb, "bench", lambda *given, **options: pytest.fail("nothing is there to judge it by"))
-    report = gpu_check(tmp_path, work, dtypes=("fp32",), threads=1)
+    report = gpu_check(tmp_path, work, precisions=("fp32",), threads=1)
     with pytest.raises(ParityFailed, match=r"tiny fp32 was not measured: float64 on .* is not the processor's"):
         raise_for(report)
 
@@ -197,9 +197,9 @@ def test_a_file_that_is_not_read_is_refused_in_words_and_stays(
     path = tmp_path / file_name(DEVICE)
     path.write_text(text)
     with pytest.raises(ArtifactError, match=f"{path.name} is not a valid GpuReport"):
-        gpu_check(tmp_path, tmp_path, dtypes=("fp32",), budget_s=1e-9)
+        gpu_check(tmp_path, tmp_path, precisions=("fp32",), budget_s=1e-9)
     assert path.read_text() == text
-    report = gpu_check(tmp_path, tmp_path, dtypes=("fp32",), budget_s=1e-9, force=True)
+    report = gpu_check(tmp_path, tmp_path, precisions=("fp32",), budget_s=1e-9, force=True)
     assert report.left == ("tiny fp32",)
     assert read(GpuReport, path) == report
 
@@ -263,7 +263,7 @@ def test_a_gpu_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     if not find_gpus()[0]:
         pytest.skip("there is no GPU here to be measured")
     monkeypatch.setattr(verb, "SUBJECTS", (subject(),))
-    report = gpu_check(tmp_path, tmp_path / "work", dtypes=("fp16",), budget_s=300)
+    report = gpu_check(tmp_path, tmp_path / "work", precisions=("fp16",), budget_s=300)
     piece = report.pieces["tiny fp16"]
     assert piece.parity is not None
     assert piece.parity.runtimes["torch_eager_cuda"].verdict == "PASS"

@@ -39,7 +39,7 @@ def timed(_tiny_exported: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     sentences = folder.parent / "text"
     sentences.write_text("\n".join(SENTENCES))
     names = ["ort_cpu", "onnx_reference", "tensorrt_rtx"]
-    return folder, bench(folder, names, text=sentences, threads=1, budget_s=60.0, precision=9.0)
+    return folder, bench(folder, names, text=sentences, threads=1, budget_s=60.0, within=9.0)
 
 
 def alive(pid: int) -> bool:
@@ -108,7 +108,7 @@ def test_the_report_is_on_disk_and_is_not_made_again(
     assert read(LatencyReport, folder / "latency.json") == report
     monkeypatch.setattr(verb, "Child", None)  # starting one would fail
     names = ["ort_cpu", "onnx_reference", "tensorrt_rtx"]
-    assert bench(folder, names, text=folder.parent / "text", threads=1, budget_s=60.0, precision=9.0) == report
+    assert bench(folder, names, text=folder.parent / "text", threads=1, budget_s=60.0, within=9.0) == report
 
 
 def with_forms(folder: Path, target: str, *plans: str) -> None:

@@ -56,14 +56,14 @@ def test_a_budget_that_was_too_small_is_said_and_has_no_cold_starts(tiny_artifac
 
 @pytest.mark.slow
 def test_one_that_was_kept_is_not_said_and_has_them(tiny_artifact: Path, started: list[int]) -> None:
-    report = measured(tiny_artifact, budget_s=60.0, precision=9.0)
+    report = measured(tiny_artifact, budget_s=60.0, within=9.0)
     assert not any("budget" in note or "measured" in note for note in report.notes)
     assert all(row.peak_bytes is not None and row.load_ns and row.first_ns for row in report.shapes[CALL].values())
     assert len(started) == 4
 
 
 def test_cold_starts_are_made_unless_they_are_not_wanted(tiny_artifact: Path, started: list[int]) -> None:
-    report = measured(tiny_artifact, budget_s=60.0, precision=9.0, cold=False)
+    report = measured(tiny_artifact, budget_s=60.0, within=9.0, cold=False)
     assert without_cold(report)
     assert len(started) == 2
     assert "load time, first call and peak memory were not measured, as was asked for" in report.notes
@@ -76,7 +76,7 @@ def test_the_end_of_the_verb_that_runs_it_counts_whatever_its_own_budget_is(
     monkeypatch.setattr(measuring, "MAX_ROUNDS", 1_000_000)
     began_s = time.monotonic()
     with ending_at(began_s + 12):
-        report = measured(tiny_artifact, budget_s=1000.0, precision=1e-9)
+        report = measured(tiny_artifact, budget_s=1000.0, within=1e-9)
     assert time.monotonic() - began_s < 16
     assert [note for note in report.notes if re.match(r"only \d+ s of its budget of 1000 s were left", note)]
     assert report.settings["budget_s"] == 1000
@@ -93,7 +93,7 @@ def test_a_cold_start_that_takes_too_long_is_ended_and_the_rest_is_kept(
             monkeypatch.setattr(measuring.Child, "send", lambda self, op, **fields: None)  # no answer comes
 
     with ending_at(None):
-        report = measured(tiny_artifact, precision=9.0, progress=hang)
+        report = measured(tiny_artifact, within=9.0, progress=hang)
         assert time.monotonic() - deadline.end_s() < 3
     assert without_cold(report)
     assert report.shapes[CALL]["ort_cpu"].ratio is not None
@@ -119,7 +119,7 @@ def test_without_time_for_the_least_rounds_nothing_is_written_and_no_process_sta
 
 
 def test_a_runtime_that_is_alone_disturbs_nobody(tiny_artifact: Path, started: list[int]) -> None:
-    report = bench(tiny_artifact, ["torch_eager"], [CALL], threads=1, cold=False, precision=9.0)
+    report = bench(tiny_artifact, ["torch_eager"], [CALL], threads=1, cold=False, within=9.0)
     assert not [key for key in report.settings if key.startswith("idle processor share")]
     assert report.settings["spinning"] is False
     assert "while others ran" not in report.shapes[CALL]["torch_eager"].reason

@@ -68,7 +68,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, tiny_artifact: Path) -> Any:
 
     def run(keeps: bool) -> LatencyRow:
         monkeypatch.setattr(OrtCpu, "keeps", keeps)
-        report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, precision=9.0, force=True)
+        report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, within=9.0, force=True)
         assert report.shapes["batch=1,seq=3"]["torch_eager"].cached_first_ns is None
         return report.shapes["batch=1,seq=3"]["ort_cpu"]
 

@@ -67,7 +67,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("pretended")
 def test_copies_and_computing_are_told_apart_and_a_graph_has_a_row_of_its_own(tiny_artifact: Path) -> None:
-    report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, precision=9.0)
+    report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, within=9.0)
     rows = report.shapes["batch=1,seq=3"]
     assert list(rows) == ["torch_eager", "ort_cpu", "ort_cpu (graph)"]
     assert rows["torch_eager"].parts_ns == {}

@@ -34,7 +34,7 @@ def saved(_tiny_exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     arguments = ["--runtime", "ort_cpu", "--shape", "batch=1/2,seq=3", "--lengths", folder.parent / "lengths"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "COMMAND", (idle_worker.__file__,))
-        done = call(folder, *arguments, "--batch", 4, "--threads", 1, "--precision", 1, "--save", path)
+        done = call(folder, *arguments, "--batch", 4, "--threads", 1, "--within", 1, "--save", path)
     assert done.exit_code == 0, done.output
     return path
 
@@ -51,7 +51,18 @@ def test_the_report_is_saved_with_what_names_its_model(saved: Path) -> None:
 
 @pytest.mark.usefixtures("idle")
 def test_one_plan_is_measured_by_any_baseline_into_a_file_of_its_own(tiny_artifact: Path) -> None:
-    options = ["--dtype", "fp32", "--baseline", "ort-cpu", "--shape", "batch=1,seq=3", "--threads", 1, "--budget", 1]
+    options = [
+        "--precision",
+        "fp32",
+        "--baseline",
+        "ort-cpu",
+        "--shape",
+        "batch=1,seq=3",
+        "--threads",
+        1,
+        "--budget",
+        1,
+    ]
     done = call(tiny_artifact, "--runtime", "torch_eager", "--no-cold", *options)
     assert done.exit_code == 0, done.output
     report = read(LatencyReport, tiny_artifact / "latency.fp32.json")
@@ -128,7 +139,7 @@ def test_several_pairs_of_reports_are_compared(saved: Path, tmp_path: Path) -> N
         (["--compare", "A", "A", "--shape", "batch=1"], "takes no --shape"),
         (["--compare", "A", "A", "--budget", "60"], "takes no --budget"),
         (["FOLDER", "--fail-on-regression"], "goes with --compare"),
-        (["FOLDER", "--precision", "0"], "0<x<=1"),
+        (["FOLDER", "--within", "0"], "0<x<=1"),
         (["FOLDER", "--batch", "0"], "--batch"),
         (["FOLDER", "--save", "FOLDER"], "it is a folder"),
         (["FOLDER", "--save", "FOLDER/none/x.json"], "there is no folder"),

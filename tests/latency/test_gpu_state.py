@@ -113,7 +113,7 @@ def test_bench_records_it_before_and_after_each_call_where_something_is_timed_on
 ) -> None:
     def settings() -> tuple[dict[str, Any], tuple[str, ...]]:
         calls = ["batch=1,seq=3", "batch=2,seq=3"]
-        report = bench(tiny_artifact, ["ort_cpu"], calls, threads=1, precision=9.0, cold=False, force=True)
+        report = bench(tiny_artifact, ["ort_cpu"], calls, threads=1, within=9.0, cold=False, force=True)
         found = {name: value for name, value in report.settings.items() if name.startswith("gpu ")}
         return found, tuple(note for note in report.notes if "clocks" in note)
 

@@ -143,7 +143,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, idle: None) -> type[Seen]:
 
 
 def test_every_start_is_timed_in_new_processes(tiny_artifact: Path, seen: type[Seen]) -> None:
-    found = bench(tiny_artifact, ["ort_cpu"], [CALL], threads=1, precision=9.0, starts=3, cold=False)
+    found = bench(tiny_artifact, ["ort_cpu"], [CALL], threads=1, within=9.0, starts=3, cold=False)
     assert seen.started == 2 * 3
     for row in found.shapes[CALL].values():
         assert len(row.starts) == 3
@@ -155,14 +155,14 @@ def test_every_start_is_timed_in_new_processes(tiny_artifact: Path, seen: type[S
 
 
 def test_one_start_is_not_told_in_rows(tiny_artifact: Path) -> None:
-    found = bench(tiny_artifact, ["ort_cpu"], [CALL], threads=1, precision=9.0, cold=False)
+    found = bench(tiny_artifact, ["ort_cpu"], [CALL], threads=1, within=9.0, cold=False)
     assert {row.starts for row in found.shapes[CALL].values()} == {()}
 
 
 @pytest.mark.slow
 def test_what_fails_in_a_later_start_is_not_run(tiny_artifact: Path, seen: type[Seen]) -> None:
     seen.failing = 2
-    found = bench(tiny_artifact, ["ort_cpu"], [CALL], threads=1, precision=9.0, starts=3, cold=False)
+    found = bench(tiny_artifact, ["ort_cpu"], [CALL], threads=1, within=9.0, starts=3, cold=False)
     row = found.shapes[CALL]["ort_cpu"]
     assert row.verdict == "NOT_RUN"
     assert row.why.text

@@ -64,7 +64,7 @@ def folder(tiny_artifact: Path) -> Path:
 @pytest.mark.usefixtures("gpu")
 def test_eager_on_a_gpu_judges_what_computes_in_the_plan(folder: Path) -> None:
     names, shapes = [GPU, "liar", "ort_cpu", "ort_cuda"], ["batch=3,seq=5"]
-    report = check(folder, names, plan="fp16", eager=GPU, shapes=shapes, threads=1)
+    report = check(folder, names, precision="fp16", eager=GPU, shapes=shapes, threads=1)
     rows = report.runtimes
     not_run = dict.fromkeys(("ort_cpu", "ort_cuda"), "NOT_RUN")
     assert {name: row.verdict for name, row in rows.items()} == {GPU: "PASS", "liar": "FAIL", **not_run}
@@ -75,7 +75,7 @@ def test_eager_on_a_gpu_judges_what_computes_in_the_plan(folder: Path) -> None:
     assert not (folder / "parity.json").exists()
     assert open_folder(folder).stages["check:fp16"].files == ("parity.fp16.json",)
     said: list[str] = []
-    assert check(folder, names, plan="fp16", eager=GPU, shapes=shapes, threads=1, progress=said.append) == report
+    assert check(folder, names, precision="fp16", eager=GPU, shapes=shapes, threads=1, progress=said.append) == report
     assert not [line for line in said if "reference" in line]
 
 
@@ -95,7 +95,7 @@ def test_a_gpu_is_bounded_by_eager_on_that_gpu_without_being_told(
 
     monkeypatch.setattr(type(base.get(GPU)), "open", off)
     monkeypatch.setattr(Liar, "gpu", on_gpu)
-    report = check(folder, ["liar"], plan="fp16", threads=1)
+    report = check(folder, ["liar"], precision="fp16", threads=1)
     assert report.runtimes["liar"].verdict == ("PASS" if on_gpu else "FAIL")
 
 
@@ -108,7 +108,7 @@ def test_where_eager_does_not_fit_on_the_gpu_the_processor_s_bound_stands(
 
     monkeypatch.setattr(type(base.get(GPU)), "open", full)
     monkeypatch.setattr(Liar, "gpu", True)
-    report = check(folder, ["liar"], plan="fp16", threads=1)
+    report = check(folder, ["liar"], precision="fp16", threads=1)
     assert report.runtimes["liar"].verdict == "FAIL"
     assert [note for note in report.notes if "not enough memory for the weights" in note]
 
@@ -122,22 +122,22 @@ def test_a_device_whose_float64_is_not_the_processors_judges_nothing(
         Sliced, "run", lambda self, feeds: {name: a * (1 + 1e-7) for name, a in exact(self, feeds).items()}
     )
     with pytest.raises(ParityFailed, match=r"float64 on Pretended GPU .* is not the processor's"):
-        check(folder, [GPU], plan="fp16", eager=GPU, threads=1)
+        check(folder, [GPU], precision="fp16", eager=GPU, threads=1)
     assert not (folder / "parity.fp16.json").exists()
 
 
 def test_what_cannot_be_asked_for_is_refused(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"--eager torch_eager_cuda: .*--dtype"):
+    with pytest.raises(UsageError, match=r"--eager torch_eager_cuda: .*--precision"):
         check(folder, [], eager=GPU)
     with pytest.raises(UsageError, match="--eager ort_cpu"):
-        check(folder, [], eager="ort-cpu", plan="fp16")
+        check(folder, [], eager="ort-cpu", precision="fp16")
     with pytest.raises(UsageError, match=r"int8.*expected one of fp32, fp16"):
-        check(folder, [], plan="int8")
-    with pytest.raises(UsageError, match="--bisect goes without --dtype"):
+        check(folder, [], precision="int8")
+    with pytest.raises(UsageError, match="--bisect goes without --precision"):
         check_and_bisect(folder, [], plan="fp16")
     if not base.get(GPU).probe().available:
         with pytest.raises(UnavailableError, match="torch_eager_cuda, by which the others are judged"):
-            check(folder, [], plan="fp16", eager=GPU)
+            check(folder, [], precision="fp16", eager=GPU)
 
 
 class Counting:
@@ -196,7 +196,7 @@ def test_forms_and_engines_of_other_plans_are_left_out(folder: Path) -> None:
     assert opened("tensorrt_rtx") == ["tensorrt_rtx"]
     assert opened("onnx_reference") == []
     assert why_none(base.get("onnx_reference"), "fp16") == "it runs the model as exported, which is in fp32"
-    assert why_none(base.get("ort_cuda"), "fp16").endswith("attnport fuse FOLDER --target ort_cuda --dtype fp16")
+    assert why_none(base.get("ort_cuda"), "fp16").endswith("attnport fuse FOLDER --target ort_cuda --precision fp16")
 
 
 def test_bench_casts_modules_to_the_plan_and_says_what_has_none(folder: Path) -> None:

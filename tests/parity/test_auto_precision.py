@@ -1,4 +1,4 @@
-"""`build --dtype auto`: which parts stay in float32, that each has to, and what is said where no plan is found."""
+"""`build --precision auto`: which parts stay in float32, that each has to, and what is said where no plan is found."""
 
 from __future__ import annotations
 
@@ -181,14 +181,14 @@ def test_a_budget_is_a_multiple(text: str | None, number: float) -> None:
 @pytest.mark.parametrize("text", ["0x", "abc", "-1", "inf", "nan", "", "x", "2.01x", "2xx", "1,5"])
 def test_what_is_no_budget_is_refused(text: str, exported: Folder) -> None:
     done = CliRunner().invoke(
-        cli, ["build", str(exported("fine")), "--target", "tensorrt_rtx", "--dtype", "auto", "--budget", text]
+        cli, ["build", str(exported("fine")), "--target", "tensorrt_rtx", "--precision", "auto", "--budget", text]
     )
     assert done.exit_code == 2
     assert "expected a multiple of PyTorch eager's error" in done.stderr
 
 
 def test_a_budget_without_a_search_is_refused(exported: Folder) -> None:
-    with pytest.raises(UsageError, match="--budget goes with --dtype auto; got the plan fp16"):
+    with pytest.raises(UsageError, match="--budget goes with --precision auto; got fp16"):
         build(exported("fine"), "tensorrt_rtx", budget="2x")
 
 
@@ -197,7 +197,7 @@ def built(exported: Folder, tmp_path: Path) -> Path:
     """A copy of the folder with overflowing norms, with its engine."""
     pytest.importorskip("tensorrt_rtx")
     folder = Path(shutil.copytree(exported("norm"), tmp_path / "norm"))
-    done = CliRunner().invoke(cli, ["build", str(folder), "--target", "tensorrt-rtx", "--dtype", "auto"])
+    done = CliRunner().invoke(cli, ["build", str(folder), "--target", "tensorrt-rtx", "--precision", "auto"])
     assert done.exit_code == 0, done.stderr
     assert "fp16, 5 of 26 parts in fp32" in done.stdout
     assert "2/2 attentions fused" in done.stdout

@@ -370,7 +370,7 @@ def test_a_failure_names_the_command_that_finds_the_operator_and_who_is_at_fault
     hint = hint_of(failed("openvino", "openvino 1", form))
     assert hint == (
         "CPUExecutionProvider computes the right numbers from the same file, so openvino is at fault. "
-        "Every case: parity.json, or of one plan parity.PLAN.json. "
+        "Every case: parity.json, or of one precision parity.PRECISION.json. "
         "Where it goes wrong: attnport check 'my out' --runtime openvino --bisect"
     )
     assert "Where it goes wrong" not in hint_of(failed("openvino", "openvino 1", form), again="")

@@ -44,7 +44,7 @@ THREE = ["torch_eager", "ort_cpu", "onnx_reference"]
 def _layered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("layered") / "layered"
     export(SPEC, folder)
-    fuse(folder, targets=["ort_cpu", "tensorrt_rtx"], plans={"tensorrt_rtx": "fp16"})
+    fuse(folder, targets=["ort_cpu", "tensorrt_rtx.fp16"])
     return folder
 
 
@@ -179,7 +179,7 @@ def test_openvino_is_searched_in_its_own_process(layered: Path, plan: str, amoun
     if plan not in base.get("openvino").probe().plans:
         pytest.skip(f"OpenVINO does not compute in {plan} on this CPU")
     name = "openvino" if plan == "fp32" else f"openvino.{plan}"
-    fuse(layered, targets=["openvino"], plans={"openvino": plan})
+    fuse(layered, targets=[f"openvino.{plan}"])
     plant(layered, name, other_weight("layers.1.attention.value", amount))
     found = {one.subject: one for one in searched(layered, ["torch_eager", "openvino", "onnx_reference"])}
     assert found[name].reason == ""

@@ -19,7 +19,7 @@ FORM = "tensorrt_rtx.fp16_islands"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("half") / "out"
     export("self_attention", made)
-    fuse(made, targets=["tensorrt_rtx"], plans={"tensorrt_rtx": "fp16_islands"})
+    fuse(made, targets=["tensorrt_rtx.fp16_islands"])
     return made
 
 

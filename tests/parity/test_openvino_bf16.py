@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("bf16") / "out"
     export(f"{MODEL}:spec", made)
     fuse(made, targets=["openvino"])
-    fuse(made, targets=["openvino"], plans={"openvino": "bf16"})
+    fuse(made, targets=["openvino.bf16"])
     return made
 
 
@@ -46,7 +46,7 @@ def test_the_form_is_a_graph_in_float32_and_proved_as_it_is_computed(folder: Pat
     form = open_folder(folder).forms["openvino.bf16"]
     assert form.plan == "bf16"
     assert half_types(read_graph(folder / form.file)) == set()
-    table = fuse(folder, targets=["openvino"], plans={"openvino": "bf16"}).targets["openvino.bf16"]
+    table = fuse(folder, targets=["openvino.bf16"]).targets["openvino.bf16"]
     assert (table.proved_by, str(table)) == ("openvino", "1/1")
 
 
@@ -88,11 +88,10 @@ def test_a_plan_goes_to_the_targets_that_take_it() -> None:
     assert plans_of(every, None, named=False) == {}
     assert set(plans_of(every, "bf16", named=False)) == {"openvino", "ort_cuda", "tensorrt", "tensorrt_rtx"}
     assert "openvino" not in plans_of(every, "fp16", named=False)
-    with pytest.raises(UsageError, match=r"no target takes the plan 'int3'; expected one of bf16, .*fp32"):
+    with pytest.raises(UsageError, match=r"no target has the precision 'int3'; expected one of bf16, .*fp32"):
         plans_of(every, "int3", named=False)
 
 
 def test_a_named_target_that_does_not_take_the_plan_is_an_error(folder: Path) -> None:
-    named = [lowerings.get("openvino")]
     with pytest.raises(UsageError, match="target openvino: got plan 'fp16'; expected one of fp32, bf16"):
-        fuse(folder, targets=["openvino"], plans=plans_of(named, "fp16", named=True))
+        fuse(folder, targets=["openvino"], precision="fp16")

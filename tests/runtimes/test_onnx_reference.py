@@ -188,7 +188,7 @@ def test_scores_that_overflow_half_precision_show(tmp_path: Path) -> None:
 
 
 def test_each_step_is_rounded_to_the_type_that_the_graph_declares() -> None:
-    """A search for what overflows (`--dtype auto`) finds nothing where an evaluator computes fp16 in float32."""
+    """A search for what overflows (`--precision auto`) finds nothing where an evaluator computes fp16 in float32."""
     body = "two = Constant<value_float = 2.0>() t = CastLike(two, a) p = Mul(a, t) y = Div(p, t)"
     large = arrays(np.float16) | {"a": np.full((7, K), 60000, np.float16)}
     assert np.isinf(evaluate(body, "float16", large, ours=True)).all()

@@ -112,15 +112,15 @@ def test_form_that_is_not_there_is_made_first(tmp_path: Path, monkeypatch: pytes
         edit.finish("fuse", "")
     asked: list[object] = []
 
-    def lower(place: Path, **options: object) -> None:
-        asked.append({name: options[name] for name in ("targets", "plans")})
+    def lower(place: Path, targets: object, **options: object) -> None:
+        asked.append(targets)
         with change(place) as edit:
             edit.manifest = dataclasses.replace(edit.manifest, forms=forms)
             edit.finish("fuse", "")
 
     monkeypatch.setattr("attnport.verbs.fuse.fuse", lower)
     record, table = build(folder, "tensorrt_rtx", "bf16")
-    assert asked == [{"targets": ["tensorrt_rtx"], "plans": {"tensorrt_rtx": "bf16"}}]
+    assert asked == [["tensorrt_rtx.bf16"]]
     assert (record.form, table.fused) == ("tensorrt_rtx.bf16", 1)
     monkeypatch.setattr("attnport.verbs.fuse.fuse", lambda *_args, **_options: None)
     with pytest.raises(ArtifactError, match=r"has no form tensorrt_rtx\.fp16; it has tensorrt_rtx\.bf16"):

@@ -145,7 +145,7 @@ class Lowering(abc.ABC):
         if plan == AUTO and islands is None and self.searched:
             raise UsageError(
                 f"target {self.name}: plan {AUTO} is searched when an engine is built.",
-                hint=f"Run: attnport build FOLDER --target {self.name} --dtype {AUTO}",
+                hint=f"Run: attnport build FOLDER --target {self.name} --precision {AUTO}",
             )
         if plan in INTEGERS and plan in self.integers:
             raise UsageError(
