@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_attention as tiny
+import tiny_model
 from bundle_folders import python, tree
 from killing import Armed, in_child
 
@@ -23,7 +24,7 @@ from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageEr
 from attnport.folder.workspace import change
 from attnport.jsonfile import to_json
 from attnport.masks.spec import MaskSpec
-from attnport.parity.golden import bounds
+from attnport.parity.golden import bounds, write_golden
 from attnport.verbs import bundle as verb
 from attnport.verbs.bundle import bundle
 from attnport_bundle.format import files, manifest
@@ -210,6 +211,7 @@ def test_a_bundle_is_made_again_only_when_something_changed(
 def test_a_form_that_is_lacking_is_written_and_checked_first(tiny_artifact: Path, tmp_path: Path) -> None:
     with change(tiny_artifact) as edit:
         edit.manifest = dataclasses.replace(edit.manifest, forms={})
+        write_golden(tiny_model.spec(), edit.path("golden.npz"))
         edit.finish("fuse", "")
     app = bundle(tiny_artifact, tmp_path / "app")
     assert manifest.read(app).forms["ort_cpu"].parity.verdict == "PASS"

@@ -124,7 +124,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".attnport-lock").touch()
     refuse_stranger(tmp_path)
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(UsageError, match=r"holds thesis\.tex"):
+    with pytest.raises(UsageError, match=r"holds other files \(thesis\.tex\)"):
         refuse_stranger(tmp_path)
     (tmp_path / MANIFEST).touch()
     refuse_stranger(tmp_path)
