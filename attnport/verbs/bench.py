@@ -28,8 +28,8 @@ from attnport.folder.openings import (
 )
 from attnport.folder.trust import require
 from attnport.folder.verdicts import model_digest
-from attnport.folder.workspace import change, check_files, check_source, fresh, open_folder, toolchain
-from attnport.jsonfile import digest_text, read
+from attnport.folder.workspace import check_files, check_source, open_folder, stage, toolchain
+from attnport.jsonfile import digest_text
 from attnport.latency.measuring import BASELINE, Effort, Measuring, Subject
 from attnport.latency.statistics import CONFIDENCE
 from attnport.latency.workloads import MANY, read_lengths, workloads
@@ -122,46 +122,47 @@ def bench(
     baseline = base.get(baseline).name
     if baseline not in {runtime.name for runtime in chosen}:
         chosen.insert(0, base.get(baseline))
-    stage, file = stage_of(STAGE, FILE, precision)
+    name, file = stage_of(STAGE, FILE, precision)
     ready(folder, runtimes or (), progress, precision)
     sentences = read_sentences(text) if text else []
     histogram = read_lengths(lengths) if lengths else {}
     effort = Effort(
         threads or physical_cores(), budget_s, within, samples, pin, seed, baseline, timeout_s, cold, starts
     )
-    with change(folder) as edit:
-        manifest = of_plan(edit.manifest, precision) if precision else edit.manifest
-        models = model_files(manifest)
-        check_files(folder, manifest, *models)
-        require(manifest.source, given=trust_source)
-        progress("probing the runtimes")
-        probed = probe_all(chosen, Limits(timeout_s))
-        settings = _settings(effort, probed) | ({"plan": precision} if precision else {})
-        digest = digest_text(
-            toolchain("numpy", *base.distributions(probed)),
-            json.dumps([asdict(capabilities) for capabilities in probed.values()]),
-            json.dumps([asdict(manifest.source), {name: manifest.files[name] for name in models}, settings]),
-            json.dumps([[runtime.name for runtime in chosen], list(map(str, keys)), list(shapes or []), sentences]),
-            json.dumps([list(histogram.items()), batch, asdict(effort), bundle_digest(bundle)], default=str),
-        )
-        if not force and fresh(folder, manifest, stage, digest):
+    manifest = open_folder(folder)
+    manifest = of_plan(manifest, precision) if precision else manifest
+    models = model_files(manifest)
+    check_files(folder, manifest, *models)
+    require(manifest.source, given=trust_source)
+    progress("probing the runtimes")
+    probed = probe_all(chosen, Limits(timeout_s))
+    settings = _settings(effort, probed) | ({"plan": precision} if precision else {})
+    digest = digest_text(
+        toolchain("numpy", *base.distributions(probed)),
+        json.dumps([asdict(capabilities) for capabilities in probed.values()]),
+        json.dumps([asdict(manifest.source), {each: manifest.files[each] for each in models}, settings]),
+        json.dumps([[runtime.name for runtime in chosen], list(map(str, keys)), list(shapes or []), sentences]),
+        json.dumps([list(histogram.items()), batch, asdict(effort), bundle_digest(bundle)], default=str),
+    )
+    with stage(folder, name, digest, force=force, began_s=began_s) as run:
+        if run.kept:
             check_source(manifest)
-            return read(LatencyReport, folder / file)
+            return run.read(LatencyReport, file)
         todo = workloads(folder, manifest, shapes, sentences, seed, histogram, batch)
         with tempfile.TemporaryDirectory(prefix="attnport-bench-") as scratch:
             named = of_keys(manifest, keys)
             timed = subjects(chosen, probed, folder.resolve(), named, effort.threads, bundle, precision)
-            run = Measuring(folder.resolve(), manifest, timed, todo, effort, Path(scratch), progress, began_s)
+            measuring = Measuring(folder.resolve(), manifest, timed, todo, effort, Path(scratch), progress, began_s)
             digests = {
-                name: model_digest(manifest, name, opening.plan)
-                for name, (_, opening) in timed.items()
+                key: model_digest(manifest, key, opening.plan)
+                for key, (_, opening) in timed.items()
                 if isinstance(opening, Opening)
             }
-            report = replace(run.report(settings), models=digests)
-        edit.write(file, report)
+            report = replace(measuring.report(settings), models=digests)
+        run.write(file, report)
         reasons = [row.why for rows in report.shapes.values() for row in rows.values() if row.why]
         final = not any(why.kind in ("late", "died") for why in reasons)
-        edit.finish(stage, digest if final else "")
+        run.record(final=final)
     return report
 
 
