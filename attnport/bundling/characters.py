@@ -92,7 +92,7 @@ def _require_bert(value: Mapping[str, Any]) -> None:
     if [place.id for part in template.single for kind, place in part.items() if kind == "Sequence"] != ["A"]:
         raise ValueError("post_processor.single: expected one place for the text")
     for key in ("truncation", "padding"):  # older files do not say where they cut and pad
-        if value.get(key) and value[key].get("direction", "Right") != "Right":
+        if value.get(key) is not None and value[key].get("direction", "Right") != "Right":
             raise ValueError(f"{key}.direction: expected 'Right'")
 
 

@@ -60,7 +60,7 @@ class WordPiece:
             ) from err
 
     def _read(self, value: Any) -> None:
-        model, after, padding = value["model"], value["post_processor"], value.get("padding") or {}
+        model, after, padding = value["model"], value["post_processor"], value.get("padding")
         self._vocab: Mapping[str, int] = model["vocab"]
         if not all(type(index) is int and 0 <= index < _IDS for index in self._vocab.values()):
             raise ValueError("model.vocab: expected an id for each piece")
@@ -76,7 +76,7 @@ class WordPiece:
         longest_first = sorted(self._added, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if self._added else None
         known = [self._added[token] for token in PAD_TOKENS if token in self._added]
-        self.pad_id = _id(padding.get("pad_id", next(iter(known), 0)))
+        self.pad_id = _id(next(iter(known), 0) if padding is None else padding["pad_id"])
         self._parts: list[tuple[tuple[int, ...] | None, int]] = []  # ids, None for those of the text, and the type id
         for part in after["single"]:
             ((kind, place),) = part.items()

@@ -289,7 +289,7 @@ def test_nesting_has_a_limit_that_brackets_in_texts_do_not_count_for() -> None:
     assert parse(b'"\\"' + b"[" * 10_000 + b'"', "here")
     for depth in (MAX_DEPTH + 1, 200_000):
         with pytest.raises(IntegrityError, match="nested deeper"):
-            parse(b"[" * depth, "here")
+            parse(b"[" * depth + b"]" * depth, "here")
 
 
 # --- ONNX ---------------------------------------------------------------------------------------------------------

@@ -162,6 +162,7 @@ OTHERS: dict[str, Callable[[Any], None]] = {
     "a token that takes spaces": lambda value: value["added_tokens"][1].update(lstrip=True),
     "texts cut at their beginning": lambda value: value["truncation"].update(direction="Left"),
     "padding before the text": lambda value: value["padding"].update(direction="Left"),
+    "truncation as a list": lambda value: value.update(truncation=[]),
     "a prefix that is no text": lambda value: value["model"].update(continuing_subword_prefix=7),
 }
 BROKEN: dict[str, Callable[[Any], None]] = {
@@ -178,6 +179,7 @@ BROKEN: dict[str, Callable[[Any], None]] = {
         type_id=1 << 40
     ),
     "an added token that is none": lambda value: value.update(added_tokens=[7]),
+    "padding without an id": lambda value: value["padding"].pop("pad_id"),
     "padding as a list": lambda value: value.update(padding=[7]),
     "a length as text": lambda value: value["model"].update(max_input_chars_per_word="7"),
     "a list as the model": lambda value: value.update(model=[7]),
