@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 FILE = "fusion.json"
 ENGINE = "engine"
 """The name of the prover that is a TensorRT engine and not a runtime."""
-MOST_TRIES = 32
+MOST_TRIES = 20
 """Forms that are tried to find the part that a runtime refuses."""
 Rewrite = Callable[["ir.Model", Collection[str]], None]
 """Writes the linear layers of a lowered graph in integers, in place, but those with these names."""
@@ -242,13 +242,16 @@ def _accepted(
 
     names = [*steps, *attentions]
     try:
-        left_out = frozenset(fewest(names, lambda name: float(name in steps), error, MOST_TRIES).names)
+        found = fewest(names, lambda name: 2.0 * (name in steps), error, MOST_TRIES)
     except NothingHolds:  # so it is the model, or another part of it
         if not attentions:
             raise refused[frozenset()] from None
         return attempt({}, refused[frozenset(names)].message)
+    left_out = frozenset(found.names)
     if not left_out:
         return made[0]
+    if found.capped and not error(left_out.difference(steps)):  # too many attentions were tried to try the steps
+        left_out = left_out.difference(steps)
     whole = refused[frozenset()]
     return attempt({name: refused.get(left_out - {name}, whole).message for name in left_out})
 
