@@ -29,7 +29,7 @@ from attnport.folder.openings import (
 from attnport.folder.trust import require
 from attnport.folder.verdicts import model_digest
 from attnport.folder.workspace import check_files, check_source, open_folder, stage, toolchain
-from attnport.jsonfile import digest_text
+from attnport.jsonfile import digest_text, read
 from attnport.latency.measuring import BASELINE, Effort, Measuring, Subject
 from attnport.latency.statistics import CONFIDENCE
 from attnport.latency.workloads import MANY, read_lengths, workloads
@@ -147,7 +147,7 @@ def bench(
     with stage(folder, name, digest, force=force, began_s=began_s) as run:
         if run.kept:
             check_source(manifest)
-            return run.read(LatencyReport, file)
+            return read(LatencyReport, folder / file)
         todo = workloads(folder, manifest, shapes, sentences, seed, histogram, batch)
         with tempfile.TemporaryDirectory(prefix="attnport-bench-") as scratch:
             named = of_keys(manifest, keys)

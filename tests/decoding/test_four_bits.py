@@ -19,7 +19,7 @@ from attnport.errors import UnavailableError
 from attnport.folder.workspace import open_folder
 from attnport.parity.scoring import Perplexity
 from attnport.runtimes import base
-from attnport.verbs import _tuning
+from attnport.verbs import tune as tuning
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.fuse import fuse
@@ -52,16 +52,16 @@ def of_openvino(plan: str) -> str:
 def tuned(made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, prefer: str = "int4", **options: Any) -> TuneReport:
     """As on a machine where one precision is the fastest."""
 
-    def choose(candidates: Sequence[Candidate], *given: object) -> tuple[Candidate, ...]:
+    def rank(candidates: Sequence[Candidate], *given: object) -> tuple[Candidate, ...]:
         able = [one for one in candidates if one.plan == prefer and not one.verdict]
         return tuple(
             dataclasses.replace(one, verdict="chosen" if one in able[:1] else one.verdict or "slower")
             for one in candidates
         )
 
-    monkeypatch.setattr(_tuning, "choose", choose)
-    monkeypatch.setattr(_tuning.Tuning, "_slower", lambda *given: "")
-    monkeypatch.setattr(_tuning, "_LEAST_S", 1.0)
+    monkeypatch.setattr(tuning, "rank", rank)
+    monkeypatch.setattr(tuning.Tuning, "_slower", lambda *given: "")
+    monkeypatch.setattr(tuning, "_LEAST_S", 1.0)
     folder, lines = made
     given: dict[str, Any] = {"text": lines, "threads": [1], "budget_s": 1.0, "max_drop": 0.9, **options}
     return tune(folder, given.pop("runtimes", ["ort_cpu"]), **given)

@@ -15,7 +15,7 @@ import pytest
 from attnport.artifacts import Candidate
 from attnport.errors import SpecError, UsageError
 from attnport.folder.workspace import open_folder
-from attnport.verbs import _tuning
+from attnport.verbs import tune as tuning
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.export import export
@@ -57,7 +57,7 @@ def items(folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch, idle: None) -> None:
-    monkeypatch.setattr(_tuning, "_LEAST_S", 1.0)
+    monkeypatch.setattr(tuning, "_LEAST_S", 1.0)
 
 
 def run(folder: Path, items: Path | None, **options: Any) -> Any:
@@ -68,32 +68,32 @@ def run(folder: Path, items: Path | None, **options: Any) -> Any:
 def prefer_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine where int8 is the fastest."""
 
-    def choose(candidates: Sequence[Candidate], *given: object) -> tuple[Candidate, ...]:
+    def rank(candidates: Sequence[Candidate], *given: object) -> tuple[Candidate, ...]:
         return tuple(
             dataclasses.replace(one, verdict="chosen" if one.plan == "int8" else "slower") for one in candidates
         )
 
-    monkeypatch.setattr(_tuning, "choose", choose)
-    monkeypatch.setattr(_tuning.Tuning, "_slower", lambda *given: "")
+    monkeypatch.setattr(tuning, "rank", rank)
+    monkeypatch.setattr(tuning.Tuning, "_slower", lambda *given: "")
 
 
 @pytest.mark.slow
 def test_a_form_in_int8_that_is_not_faster_is_not_kept(
     folder: Path, items: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_tuning.Tuning, "_slower", lambda *given: "")
-    real = _tuning.choose
+    monkeypatch.setattr(tuning.Tuning, "_slower", lambda *given: "")
+    real = tuning.rank
     seen: list[str] = []
 
-    def choose(candidates: Sequence[Candidate], latency: Any, compare: Any) -> tuple[Candidate, ...]:
+    def rank(candidates: Sequence[Candidate], latency: Any) -> tuple[Candidate, ...]:
         seen.extend(one.form for one in candidates)
         slow = [
             dataclasses.replace(one, ms=dict.fromkeys(one.ms, 1000.0)) if one.plan == "int8" else one
             for one in candidates
         ]
-        return real(slow, latency, compare)
+        return real(slow, latency)
 
-    monkeypatch.setattr(_tuning, "choose", choose)
+    monkeypatch.setattr(tuning, "rank", rank)
     report = run(folder, items, max_drop=0.5)
     assert seen == ["ort_cpu", "ort_cpu.int8"]
     assert report.chosen is not None
@@ -150,7 +150,7 @@ def test_it_is_not_run_again_unless_something_changed(
     def timed_again(*given: object) -> None:
         raise AssertionError("it was run again")
 
-    monkeypatch.setattr(_tuning.Tuning, "judge", timed_again)
+    monkeypatch.setattr(tuning.Tuning, "judge", timed_again)
     assert run(folder, items) == first
     with pytest.raises(AssertionError, match="again"):
         run(folder, items, max_drop=0.1)
@@ -166,11 +166,11 @@ def test_what_an_interrupted_run_has_written_is_used(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(_tuning.Tuning, "finish", interrupted)
+        patched.setattr(tuning.Tuning, "finish", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(folder, items, max_drop=0.5)
     assert "ort_cpu.int8" in open_folder(folder).forms
-    monkeypatch.setattr(_tuning, "plan_integers", interrupted)
+    monkeypatch.setattr(tuning, "plan_integers", interrupted)
     assert run(folder, items, max_drop=0.5).chosen.form == "ort_cpu.int8"
 
 
