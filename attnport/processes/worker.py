@@ -138,7 +138,6 @@ class Worker:
         folder = Path(message["folder"])
         manifest = open_folder(folder)
         runtime = base.get(message["runtime"])
-        base.available(runtime)
         engine = manifest.engines[message["engine"]] if message["engine"] else None
         opening = base.Opening(
             manifest.io,
