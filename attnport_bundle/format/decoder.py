@@ -82,7 +82,9 @@ class Rules:
         Raises:
             FeedError: a value has no meaning.
         """
-        return dataclasses.replace(self, **({"min_length": 0} if "min_tokens" in given else {}) | given)
+        if "min_tokens" in given:
+            given["min_length"] = 0
+        return dataclasses.replace(self, **given)
 
 
 _USUAL = {field.name: field.default for field in dataclasses.fields(Rules)}

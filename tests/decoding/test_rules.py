@@ -171,7 +171,7 @@ def test_a_call_says_otherwise(configured: Any) -> None:
         ({"repetition_penalty": 0.0}, "repetition_penalty: got 0.0"),
         ({"no_repeat_ngram": -1}, "no_repeat_ngram: got -1"),
         ({"suppress": [-1]}, "suppress: got"),
-        ({"bad_words": [[]]}, "bad_words: expected"),
+        ({"bad_words": [[]]}, "bad_words: got"),
         ({"suppress": range(101)}, NO_TOKEN),
         ({"suppress": range(101), "beams": 2}, NO_TOKEN),
         ({"suppress": range(101), "temperature": 1.0}, NO_TOKEN),
