@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,10 @@ import pytest
 from decoders import exported
 
 import attnport
-from attnport.artifacts import Candidate, Score, Session, TuneReport
+from attnport.artifacts import Score, Session, TuneReport
 from attnport.errors import UnavailableError
 from attnport.folder.workspace import open_folder
+from attnport.latency import choice
 from attnport.parity.scoring import Perplexity
 from attnport.runtimes import base
 from attnport.verbs import tune as tuning
@@ -51,15 +50,10 @@ def of_openvino(plan: str) -> str:
 
 def tuned(made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, prefer: str = "int4", **options: Any) -> TuneReport:
     """As on a machine where one precision is the fastest."""
-
-    def rank(candidates: Sequence[Candidate], *given: object) -> tuple[Candidate, ...]:
-        able = [one for one in candidates if one.plan == prefer and not one.verdict]
-        return tuple(
-            dataclasses.replace(one, verdict="chosen" if one in able[:1] else one.verdict or "slower")
-            for one in candidates
-        )
-
-    monkeypatch.setattr(tuning, "rank", rank)
+    best = choice._best
+    monkeypatch.setattr(
+        choice, "_best", lambda timed: next((one for one in timed if one.plan == prefer), None) or best(timed)
+    )
     monkeypatch.setattr(tuning.Tuning, "_slower", lambda *given: "")
     monkeypatch.setattr(tuning, "_LEAST_S", 1.0)
     folder, lines = made

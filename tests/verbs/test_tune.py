@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from attnport.artifacts import Candidate
 from attnport.errors import SpecError, UsageError
 from attnport.folder.workspace import open_folder
+from attnport.latency import choice
 from attnport.verbs import tune as tuning
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
@@ -65,15 +63,12 @@ def run(folder: Path, items: Path | None, **options: Any) -> Any:
     return tune(folder, ["ort_cpu"], **given)
 
 
-def prefer_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine where int8 is the fastest."""
-
-    def rank(candidates: Sequence[Candidate], *given: object) -> tuple[Candidate, ...]:
-        return tuple(
-            dataclasses.replace(one, verdict="chosen" if one.plan == "int8" else "slower") for one in candidates
-        )
-
-    monkeypatch.setattr(tuning, "rank", rank)
+def prefer(monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
+    """As on a machine where a precision is the fastest."""
+    best = choice._best
+    monkeypatch.setattr(
+        choice, "_best", lambda timed: next((one for one in timed if one.plan == plan), None) or best(timed)
+    )
     monkeypatch.setattr(tuning.Tuning, "_slower", lambda *given: "")
 
 
@@ -81,21 +76,9 @@ def prefer_int8(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_form_in_int8_that_is_not_faster_is_not_kept(
     folder: Path, items: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning.Tuning, "_slower", lambda *given: "")
-    real = tuning.rank
-    seen: list[str] = []
-
-    def rank(candidates: Sequence[Candidate], latency: Any) -> tuple[Candidate, ...]:
-        seen.extend(one.form for one in candidates)
-        slow = [
-            dataclasses.replace(one, ms=dict.fromkeys(one.ms, 1000.0)) if one.plan == "int8" else one
-            for one in candidates
-        ]
-        return real(slow, latency)
-
-    monkeypatch.setattr(tuning, "rank", rank)
+    prefer(monkeypatch, "fp32")
     report = run(folder, items, max_drop=0.5)
-    assert seen == ["ort_cpu", "ort_cpu.int8"]
+    assert {one.form for one in report.candidates} == {"ort_cpu", "ort_cpu.int8"}
     assert report.chosen is not None
     assert report.chosen.form == "ort_cpu"
     manifest = open_folder(folder)
@@ -107,7 +90,7 @@ def test_a_form_in_int8_that_is_not_faster_is_not_kept(
 def test_a_form_in_int8_that_is_chosen_is_checked_by_its_metric_and_bundled(
     folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefer_int8(monkeypatch)
+    prefer(monkeypatch, "int8")
     report = run(folder, items, max_drop=0.5)
     assert report.chosen is not None
     assert report.chosen.form == "ort_cpu.int8"
@@ -130,7 +113,7 @@ def test_a_form_in_int8_that_is_chosen_is_checked_by_its_metric_and_bundled(
 def test_a_bundle_in_int8_that_computes_something_else_fails_where_it_lands(
     folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefer_int8(monkeypatch)
+    prefer(monkeypatch, "int8")
     run(folder, items, max_drop=0.5)
     check(folder, ["ort_cpu"])
     app = bundle(folder, tmp_path / "app", forms=["ort_cpu.int8"])
@@ -160,7 +143,7 @@ def test_it_is_not_run_again_unless_something_changed(
 def test_what_an_interrupted_run_has_written_is_used(
     folder: Path, items: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefer_int8(monkeypatch)
+    prefer(monkeypatch, "int8")
 
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
@@ -178,7 +161,7 @@ def test_what_an_interrupted_run_has_written_is_used(
 def test_a_drop_that_is_not_allowed_leaves_no_form(
     folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefer_int8(monkeypatch)
+    prefer(monkeypatch, "int8")
     metric = tmp_path / "mine.py"
     metric.write_text("def mine(model):\n    return 1.0 if model._session.ran.precision == 'fp32' else 0.9\n")
     report = run(folder, items, metric=f"{metric}:mine")
