@@ -63,7 +63,7 @@ help:
 	@echo "make serve-test the bundle behind KServe and Ray: servers, clusters, load, kills (15 minutes at most)"
 	@echo "make bench-serve throughput, latency and memory of the servers, into benchmarks/ and docs/serve.md (30 minutes)"
 	@echo "make embedders embedders and rerankers beside sentence-transformers' own output, into docs/embedders.md (40 minutes)"
-	@echo "make gpu-check parity and latency on an NVIDIA GPU, into benchmarks/; gigabytes of packages the first time"
+	@echo "make gpu-check parity and latency on an NVIDIA GPU, into out/gpu-check; gigabytes of packages the first time"
 	@echo "make gpu-test  the tests that need an NVIDIA GPU, in the environment of gpu-check"
 	@echo "make lint      ruff and mypy"
 	@echo "make fuzz      the bundle's readers against made-up files, 60 s in Python and 90 s in C++; what is new goes"

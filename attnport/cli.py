@@ -266,7 +266,7 @@ def gpu_check(out: Reporter, run: Run) -> Finish:
     """
     from attnport.verbs.gpu_check import raise_for
 
-    return out.finish(run(), partial(raise_for, named=run.keywords["runtimes"]))
+    return out.finish(run(), raise_for)
 
 
 @cli.verb("list")

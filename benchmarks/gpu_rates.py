@@ -1,7 +1,7 @@
 """The rates that runtimes reach on a GPU, beside what it reaches at most.
 
-    python benchmarks/gpu_rates.py PEAKS.json                  measures the peaks, if the file is not there
-    python benchmarks/gpu_rates.py PEAKS.json gpu-NAME.json    prints rates of what `attnport gpu-check` wrote, too
+    python benchmarks/gpu_rates.py PEAKS.json             measures the peaks, if the file is not there
+    python benchmarks/gpu_rates.py PEAKS.json GPU.json    prints rates of what `attnport gpu-check --json` printed, too
 
 The data sheet says what a chip could do; a runtime is compared with what this one does, at its clock and temperature:
 the best square matrix product in each type, and a copy within the device's memory, in turns. TFLOP/s are of the matrix
@@ -24,11 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from attnport.artifacts import LatencyRow
-from attnport.jsonfile import read
 from attnport.latency.gpu_state import gpu_state
 from attnport.verbs._gpu_models import BERT, LLAMA
-from attnport.verbs.gpu_check import GpuReport
 
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 INT64_BYTES = 8
@@ -146,14 +143,16 @@ def peaks(
     }
 
 
-def rates(row: LatencyRow, work: Work, plan: str, per_s: Mapping[str, float]) -> tuple[str, str, list[str]] | None:
+def rates(
+    row: Mapping[str, Any], work: Work, plan: str, per_s: Mapping[str, float]
+) -> tuple[str, str, list[str]] | None:
     """TFLOP/s and GB/s of a row in words, with their share of the peaks, and why a share above 1 cannot be right.
 
     The time is that of computing alone where events tell it, otherwise (`*`) that of the whole call with its copies.
     None for a row without a time.
     """
-    device_ns = row.parts_ns.get("device")
-    ns = device_ns or row.median_ns
+    device_ns = row.get("parts_ns", {}).get("device")
+    ns = device_ns or row.get("median_ns")
     if not ns:
         return None
     cells, notes = [], []
@@ -169,12 +168,12 @@ def rates(row: LatencyRow, work: Work, plan: str, per_s: Mapping[str, float]) ->
     return cells[0], cells[1], notes
 
 
-def table(report: GpuReport, per_s: Mapping[str, float]) -> list[str]:
+def table(report: Mapping[str, Any], per_s: Mapping[str, float]) -> list[str]:
     """A line for each call and runtime of the report, and notes."""
     lines, notes = [], dict[str, None]()
-    for key, piece in report.pieces.items():
+    for key, piece in report["pieces"].items():
         model, _, plan = key.partition(" ")
-        for call, rows in (piece.latency.shapes if piece.latency else {}).items():
+        for call, rows in (piece["latency"] or {"shapes": {}})["shapes"].items():
             sizes = {dim: int(size) for dim, size in (part.split("=") for part in call.split(","))}
             work = WORK[model](sizes, ELEMENT_BYTES[plan])
             for name, row in rows.items():
@@ -189,7 +188,7 @@ def main() -> None:
     """Measures peaks where there are none, and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peaks", type=Path, help="measured and written where it is not there")
-    parser.add_argument("report", type=Path, nargs="?", help="gpu-NAME.json")
+    parser.add_argument("report", type=Path, nargs="?", help="what gpu-check --json printed")
     given = parser.parse_args()
     if not given.peaks.exists():
         from attnport.runtimes._torch_device import TorchDevice
@@ -203,7 +202,7 @@ def main() -> None:
         print(f"measured peak: {rate / 1e9:.4g} GB/s (a copy)" if plan == "copy" else
               f"measured peak: {plan} {rate / 1e12:.3g} TFLOP/s")  # fmt: skip
     if given.report:
-        print("\n".join(table(read(GpuReport, given.report), found["per_s"])))
+        print("\n".join(table(json.loads(given.report.read_text()), found["per_s"])))
 
 
 if __name__ == "__main__":

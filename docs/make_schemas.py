@@ -17,7 +17,6 @@ from typing import Any
 from attnport.artifacts import EngineRecord, FusionReport, LatencyReport, Manifest, ParityReport, TuneReport
 from attnport.console.run import Written
 from attnport.latency.regression import RegressionReport
-from attnport.machines import MachinesReport
 from attnport.parity.bisect import Bisected
 from attnport.verbs.audit import AuditReport
 from attnport.verbs.doctor import DoctorReport
@@ -25,6 +24,7 @@ from attnport.verbs.generate import Generated
 from attnport.verbs.gpu_check import GpuReport
 from attnport.verbs.inspect import Inspection
 from attnport.verbs.listing import Listing
+from attnport.verbs.machines import MachinesReport
 from attnport.verbs.ship import ShipResult
 from attnport.verbs.verify import VerifyResult
 

@@ -285,7 +285,7 @@ tests/latency/test_choosing.py
     - able = sorted((one for one in candidates if not one.verdict and one.ms), key=mean)
     + able = sorted((one for one in candidates if one.ms), key=mean)
 tests/processes/test_probe_cache.py
-  attnport/processes/probe_cache.py: what was found before an installation is believed
+  attnport/processes/isolated.py: what was found before an installation is believed
     - parts = json.dumps([_state(), installed, [list(_places(name)) for name in modules]])
     + parts = json.dumps([_state()])
   attnport/processes/isolated.py: a probe that failed is kept
@@ -311,7 +311,7 @@ tests/auditing/test_audit_text.py
     - yield from (("environment", match[0]) for match in _VARIABLES.finditer(text))
     + yield from ()
 tests/auditing/test_unreferenced_bytes.py
-  attnport/auditing/unreferenced.py: bytes behind the last tensor are not seen
+  attnport/auditing/onnx_file.py: bytes behind the last tensor are not seen
     - if at < size_bytes:
     + if at < 0:
 tests/exporter/test_lowering_forms.py

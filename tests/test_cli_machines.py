@@ -1,17 +1,16 @@
-"""`--ray` and `--page`: what goes together, what a verb is told, and how it ends by what the machines answered."""
+"""`--ray`: what goes together, what a verb is told, and how it ends by what the machines answered."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from refusing import call, refused
 
-from attnport.machines import MachineResult, MachinesReport
 from attnport.parities import ParityReport
 from attnport.verbs import machines
+from attnport.verbs.machines import MachineResult, MachinesReport
 
 VERBS = ("check", "bench", "tune")
 
@@ -34,11 +33,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_several_folders_and_a_page_need_a_cluster(verb: str, tmp_path: Path) -> None:
+def test_several_folders_need_a_cluster(verb: str) -> None:
     refused(call(verb, "a", "b"), "several folders go with --ray ADDRESS; got a, b")
-    refused(call(verb, "a", "--page", tmp_path / "page.html"), "--page goes with --ray ADDRESS")
     refused(call(verb, "--ray", "auto"), "Missing argument")
-    assert not (tmp_path / "page.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -81,12 +78,9 @@ def test_every_option_is_an_argument_of_the_verb(verb: str, told: list[Any]) -> 
     assert set(told[0][3]) <= set(inspect.signature(function).parameters)
 
 
-def test_the_exit_code_is_that_of_the_worst_and_stderr_says_why(told: list[Any], tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    done = call("check", "a", "--ray", "auto", "--json", "--page", page)
+def test_the_exit_code_is_that_of_the_worst_and_stderr_says_why(told: list[Any]) -> None:
+    done = call("check", "a", "--ray", "auto", "--json")
     assert done.exit_code == 4
     assert "second, a: ort_cpu fails: why" in done.stderr
     assert [row["machine"] for row in json.loads(done.stdout)["results"]] == ["first", "second"]
-    assert "ort_cpu fails: why" in page.read_text()
     assert "second" in call("check", "a", "--ray", "auto").stdout
-    refused(call("check", "a", "--ray", "auto", "--page", tmp_path), "--page", "it is a folder")

@@ -22,13 +22,13 @@ from attnport.artifacts import (
     RuntimeParity,
     Ulps,
 )
-from attnport.auditing.findings import Finding
+from attnport.auditing.text import Finding
 from attnport.console.run import Reporter
 from attnport.console.terminal import render
 from attnport.console.terminal import shown as printed
 from attnport.printed import Printed
 from attnport.reporting.document import Detail
-from attnport.reporting.files import exported
+from attnport.reporting.report import exported
 from attnport.verbs.audit import AuditReport
 from attnport.verbs.listing import Listing, listing
 from attnport.verbs.ship import ShipResult, StageResult

@@ -2,7 +2,7 @@
 
     attnport_bundle < bodies, budget, errors, jsonfile, module_path, onnx_walk, optional, options, patches,
         printed, registry, transaction, user_cache, user_code, version, why
-        < dims, example_values, known, masks < latencies, machines, parities, precisions < artifacts < decoders
+        < dims, example_values, known, masks < latencies, parities, precisions < artifacts < decoders
         < {sources | models | exporter | runtimes | cases | bundling | reporting | auditing}
         < folder < processes < parity < latency < verbs < console < artifact < testing < cli
 
@@ -48,7 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "why",
     ),
     ("dims", "example_values", "known", "masks"),
-    ("latencies", "machines", "parities", "precisions"),
+    ("latencies", "parities", "precisions"),
     ("artifacts",),
     ("decoders",),
     SIBLINGS,

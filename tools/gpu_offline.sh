@@ -4,7 +4,7 @@
 #
 #   tools/gpu_offline.sh WHEELS [OPTION of gpu-check]...
 #
-# Each model and precision is a command of its own, which ends after its time; what it measured until then is in benchmarks/,
+# Each model and precision is a command of its own, which ends after its time; what it measured until then is in out/gpu-check,
 # and the same command goes on there. Variables, and what they are by default:
 #   PYTHON=python3          the Python that has PyTorch with CUDA
 #   SITE=out/gpu-offline    where the wheels are laid out; kept for the next run

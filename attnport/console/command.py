@@ -101,8 +101,6 @@ class Verb(click.Command):
                 if cluster["address"] is not None:
                     refuse(own, "{} goes without --ray.")
                     return on_cluster(out, str(self.name), folders, values, **cluster)
-                if cluster["page"] is not None:
-                    raise click.UsageError("--page goes with --ray ADDRESS.")
                 if len(folders) > 1:
                     raise click.UsageError(
                         f"several folders go with --ray ADDRESS; got {', '.join(map(str, folders))}."

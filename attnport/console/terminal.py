@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.console.arguments import readable
 from attnport.console.streams import no_command
-from attnport.reporting import choice, files, fusion, latency, machines, parity  # noqa: F401  # they register their values
 from attnport.reporting import document as doc
+from attnport.reporting import report  # noqa: F401  # it and what it imports register their values
+from attnport.reporting.document import NONE
 from attnport.reporting.facts import times
-from attnport.reporting.measures import NONE
 from attnport_bundle.errors import escape_all
 
 if TYPE_CHECKING:

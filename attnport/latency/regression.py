@@ -18,7 +18,7 @@ from attnport.errors import UsageError
 from attnport.latency.statistics import change_interval, family_confidence, half_width, mean_change
 from attnport.printed import Printed
 from attnport.reporting import document as doc
-from attnport.reporting.measures import interval, milliseconds
+from attnport.reporting.document import interval, milliseconds
 
 WIDE = 0.05
 """The largest half width of an interval at which a slowdown that matters would be seen."""

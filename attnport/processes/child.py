@@ -1,9 +1,13 @@
-"""The parent's side of a worker process: start, ask, kill. If it dies, the error has its last lines of output."""
+"""The parent's side of a worker process: start, ask, kill. If it dies, the error has its last lines of output.
+
+While a verb waits for an answer, it also looks at the time at which its work has to end, see `ending_at`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import select
 import signal
@@ -11,7 +15,8 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +32,6 @@ from attnport.errors import (
     UnavailableError,
 )
 from attnport.module_path import child_command, child_environment
-from attnport.processes.deadline import end_s, in_time
 from attnport.processes.worker import MAX_FRAME_BYTES, read_frame, write_frame
 
 WORKER: tuple[str, ...] = ("-m", "attnport.processes.worker")
@@ -52,6 +56,32 @@ class Died(ChildError):
 
 
 _KINDS["MemoryError"] = Died
+_END_S: ContextVar[float] = ContextVar("end_s", default=math.inf)
+
+
+class OutOfTime(BaseException):
+    """The time is over. No `Exception`: as for Ctrl-C, no runtime's row may take it for a failure of its own."""
+
+
+@contextlib.contextmanager
+def ending_at(until_s: float | None) -> Iterator[None]:
+    """Inside, `in_time` raises from `until_s` on, a time of `time.monotonic`; None = no limit."""
+    before = _END_S.set(math.inf if until_s is None else until_s)
+    try:
+        yield
+    finally:
+        _END_S.reset(before)
+
+
+def end_s() -> float:
+    """When the time is over, of `time.monotonic`; infinity where there is no limit."""
+    return _END_S.get()
+
+
+def in_time() -> None:
+    """Raises OutOfTime if the time is over."""
+    if time.monotonic() > _END_S.get():
+        raise OutOfTime
 
 
 class Child:
@@ -127,7 +157,7 @@ class Child:
                 memory.
             ChildError: it answered with an error.
             AttnportError: it answered with an error of this class, such as a changed source or a damaged file.
-            OutOfTime: the time of the verb is over, see `deadline`; the process goes on.
+            OutOfTime: the time of the verb is over; the process goes on.
         """
         while "said" in (answer := self._read(time.monotonic() + timeout_s)):
             listen(str(answer["kind"]), str(answer["said"]))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from attnport.artifacts import Candidate, LatencyRow, TuneReport
 from attnport.reporting import document as doc
+from attnport.reporting.document import NONE, milliseconds
 from attnport.reporting.facts import short_shape, wanting, without
-from attnport.reporting.measures import NONE, milliseconds
 
 BASIS = (
     "Of what passed parity here, was timed on every workload and a bundle can carry: the fastest, or one in a plainer "

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from xml.etree import ElementTree
 
 from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, RuntimeParity, Verdict
-from attnport.reporting.facts import ran, tallies, times
+from attnport.reporting.facts import ran, share, tallies, times, worst
 from attnport.reporting.markup import printable
-from attnport.reporting.measures import share, worst
 
 WHOLE = "all cases"
 """Stands for the case of a verdict that is of no single one, as of a runtime that was not run."""

@@ -1,4 +1,4 @@
-"""What is shown of a value, independent of the format: text, tables, lists and charts.
+"""What is shown of a value, independent of the format: text, tables, lists and charts; and how numbers are written.
 
 `blocks` describes a value of any type that has a description: it stands beside the type, or in the file of this folder
 about its subject. `page` renders blocks to HTML, `markdown` to Markdown, and `console.terminal` to a terminal. Text is
@@ -7,14 +7,19 @@ never markup: each renderer escapes it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from attnport.artifacts import LatencyReport
-from attnport.reporting.heatmap import Heatmap
-from attnport.reporting.measures import NONE
+from attnport.artifacts import Interval, LatencyReport
+
+if TYPE_CHECKING:
+    import numpy as np
+
+NONE = "–"
+"""A missing value."""
 
 
 @dataclass(frozen=True)
@@ -223,12 +228,39 @@ class Ratios:
 
 
 @dataclass(frozen=True)
-class Maps:
-    """Attention weights of one sentence; `note` says why there are none."""
+class Heatmap:
+    """One attention's weights.
 
-    heatmaps: Sequence[Heatmap]
-    sentence: str
-    note: str
+    Attributes:
+        attention: Its name, as in the manifest.
+        queries: The S tokens that attend.
+        keys: The T tokens that are attended to.
+        weights_HST: Weights in 0..1; every row sums to 1.
+        hidden_ST: True where the mask hides a key from a query.
+    """
+
+    attention: str
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    weights_HST: np.ndarray[Any, Any]  # noqa: N815 - the shape suffix
+    hidden_ST: np.ndarray[Any, Any]  # noqa: N815 - the shape suffix
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The attention weights of a model.
+
+    Attributes:
+        heatmaps: One for each attention.
+        inputs: What the model read.
+        quoted: Whether that is a sentence of the user's.
+        note: Why there are no heatmaps.
+    """
+
+    heatmaps: Sequence[Heatmap] = ()
+    inputs: str = ""
+    quoted: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -375,3 +407,50 @@ def pairs(items: Mapping[str, str], style: str) -> Pairs:
 def pending(command: str) -> Text:
     """The text for a stage that has not run."""
     return Text(("Not run yet: ", Code(command)), "pending")
+
+
+def scientific(value: float | None) -> str:
+    """`1.23e-7`."""
+    if value is None:
+        return NONE
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """`0.0123`, `1.23`, `123`, `12 300`: three significant digits, thousands separated by a narrow space."""
+    if value is None:
+        return NONE
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded value: 99.96 counts as 100
+    places = digits - 1 - exponent
+    return f"{round(value, places):,.{max(0, places)}f}".replace(",", "\u202f")
+
+
+def count(value: int | None) -> str:
+    """A whole number, thousands separated by a narrow space."""
+    return NONE if value is None else f"{value:,}".replace(",", "\u202f")
+
+
+def milliseconds(value_ns: float | None) -> str:
+    """Nanoseconds as milliseconds."""
+    return significant(None if value_ns is None else value_ns / 1e6)
+
+
+def mebibytes(value_bytes: float | None) -> str:
+    """Bytes as mebibytes (2^20)."""
+    return significant(None if value_bytes is None else value_bytes / 2**20)
+
+
+def interval(of: Interval) -> str:
+    """`0.62 [0.60, 0.64]`: the middle of a ratio and its ends, with three decimals where two are too few."""
+    low, middle, high = of
+    digits = 3 if high - low < 0.1 * middle and middle < 10 else 2
+    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from attnport.artifacts import (
+    CaseResult,
+    InvarianceResult,
     LatencyReport,
     LatencyRow,
     Manifest,
     ParityReport,
     Ran,
     RuntimeParity,
+    Verdict,
 )
 from attnport.example_values import without_examples
 from attnport.parities import FACTORS
 from attnport.reporting import document as doc
-from attnport.reporting.measures import NONE, significant
+from attnport.reporting.document import NONE, significant
 
 T = TypeVar("T")
 _WORDS = {2.0: "twice", 3.0: "three times", 4.0: "four times"}
@@ -63,6 +67,43 @@ def tallies(report: ParityReport) -> list[str]:
         run = sum(item.verdict != "NOT_RUN" for item in members.values())
         lines.append(f"{passed} of {count(run, what)} within the bound")
     return lines
+
+
+def used(error: float | None, bound: float) -> float | None:
+    """An error divided by its bound; above 1 is a failure."""
+    if error is None:
+        return None
+    if bound == 0:
+        return 0.0 if error == 0 else math.inf
+    return error / bound
+
+
+def share(result: CaseResult | InvarianceResult) -> float | None:
+    """The larger of the RMS and the maximum error, each divided by its bound; None if nothing was comparable."""
+    if isinstance(result, CaseResult):
+        parts = (used(result.rms_error, result.rms_bound), used(result.max_error, result.max_bound))
+    else:
+        parts = (used(result.rms_difference, result.rms_bound), used(result.max_difference, result.max_bound))
+    known = [part for part in parts if part is not None]
+    return max(known) if known else None
+
+
+def worst(verdicts: list[Verdict]) -> Verdict:
+    """FAIL if any fails, else PASS if one passes, else NOT_RUN."""
+    return "FAIL" if "FAIL" in verdicts else "PASS" if "PASS" in verdicts else "NOT_RUN"
+
+
+def part_compared(results: Iterable[InvarianceResult]) -> str:
+    """`1 of 2 outputs` where not every output was compared with other padding; else ""."""
+    results = list(results)
+    every = {result.output for result in results}
+    left_out = {result.output for result in results if result.verdict == "NOT_RUN"}
+    return f"{len(every - left_out)} of {len(every)} outputs" if left_out else ""
+
+
+def largest(results: Iterable[CaseResult | InvarianceResult]) -> float | None:
+    """The largest error of some results, divided by its bound."""
+    return max((part for result in results if (part := share(result)) is not None), default=None)
 
 
 def failed(report: ParityReport) -> list[str]:

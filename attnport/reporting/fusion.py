@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attnport.artifacts import FusionItem, FusionReport, FusionTable, SourceAttention
 from attnport.reporting import document as doc
+from attnport.reporting.document import NONE
 from attnport.reporting.facts import count
-from attnport.reporting.measures import NONE
 
 FUSED = "Fused means that one runtime kernel covers it from QKᵀ to PV."
 EVIDENCE_CHARS = 6000

@@ -5,17 +5,29 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import struct
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from attnport.reporting import charts, heatmap
+from attnport.reporting import charts
 from attnport.reporting import document as doc
+from attnport.reporting.document import NONE
 from attnport.reporting.facts import times
 from attnport.reporting.markup import Html, details, el, join, name, text, verdict
-from attnport.reporting.measures import NONE
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _FOLDER = Path(__file__).parent
 _MOST_CHARTS = 12
+INK = (10, 58, 120)
+"""The colour of an attention map, opaque for weight 1; the style sheet inverts it on a dark page."""
+VEIL = (150, 96, 30, 72)
+"""Colour and opacity of hidden pairs."""
+IMAGE_BUDGET_BYTES = 1_000_000
+"""Beyond this size, whole attentions are left out, so that the page stays below two megabytes."""
 
 
 def code_digest() -> str:
@@ -122,7 +134,7 @@ def _block(block: doc.Block) -> Html:
     if isinstance(block, doc.Lines):
         return _lines(block)
     if isinstance(block, doc.Maps):
-        return heatmap.section(block.heatmaps, block.sentence, block.note)
+        return _maps(block)
     if isinstance(block, doc.Cards):
         cards = (el("section", el("h2", card.title), html(card.blocks), class_="card") for card in block.cards)
         return el("div", *cards, class_="cards")
@@ -217,3 +229,73 @@ def _ratios(block: doc.Ratios) -> Html:
             charts.ratio_legend(report.baseline, [row.verdict for row in all_rows]),
         )
     )
+
+
+def png(weights_ST: np.ndarray[Any, Any], hidden_ST: np.ndarray[Any, Any]) -> bytes:
+    """A PNG (RFC 2083) of S x T pixels: constant colour, opacity the square root of the weight.
+
+    The root keeps weights near 1/T visible beside those near 1; 8 bits resolve a weight to 0.004. Hidden pairs have
+    another colour. As the weight is an opacity, the same image works on the light and the dark page.
+    """
+    import numpy as np
+
+    rows, columns = weights_ST.shape
+    pixels = np.empty((rows, columns, 4), np.uint8)
+    pixels[..., :3] = INK
+    pixels[..., 3] = np.rint(np.sqrt(np.clip(np.nan_to_num(weights_ST), 0, 1)) * 255)
+    pixels[hidden_ST] = VEIL
+    # Each line starts with its filter type; 0 is none.
+    lines = b"".join(b"\0" + line.tobytes() for line in pixels)
+    header = struct.pack(">IIBBBBB", columns, rows, 8, 6, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+
+
+def _maps(block: doc.Maps) -> Html:
+    """A row for each attention, with an image for each head, on one scale; of many, every second, third, ..."""
+    maps = [item for item in block.heatmaps if len(item.weights_HST)]
+    if not maps:
+        return el("p", block.note or "The model has no attention to show.", class_="pending")
+    urls = [
+        [f"data:image/png;base64,{base64.b64encode(png(head, item.hidden_ST)).decode()}" for head in item.weights_HST]
+        for item in maps
+    ]
+    every = -(-sum(len(url) for row in urls for url in row) // IMAGE_BUDGET_BYTES)
+    maps, urls = maps[::every], urls[::every]
+    rows = [
+        el("tr", el("th", name(item.attention), scope="row"), *(_map(item, head, url) for head, url in enumerate(row)))
+        for item, row in zip(maps, urls, strict=True)
+    ]
+    numbers = (el("th", head, scope="col") for head in range(max(map(len, urls))))
+    caption = el("caption", f"{len(maps)} attentions by heads")
+    header = el("thead", el("tr", el("th", "head", scope="col"), *numbers))
+    tokens = {(item.queries, item.keys): item.attention for item in reversed(maps)}
+    steps = (el("span", el("i", el("b", style=f"opacity:{w**0.5:.2f}")), f"{w:g}") for w in (0, 0.06, 0.25, 0.56, 1))
+    return join(
+        (
+            el("p", *(("Sentence: ", el("q", block.inputs)) if block.quoted else ("Inputs: ", block.inputs))),
+            el("p", f"One of {every} attentions is shown, to keep the page small.") if every > 1 else None,
+            el("p", "Weight ", *steps, el("span", el("i", class_="hidden"), "hidden by the mask"), class_="scale"),
+            el(
+                "div", el("table", caption, header, el("tbody", *rows), class_="heads"),
+                class_="scroll", role="region", tabindex="0", aria_label="Attention maps by head",
+            ),
+            *(
+                el(
+                    *("p", f"{attention}: rows from the top ", el("code", " ".join(queries))),
+                    *("; columns from the left ", el("code", " ".join(keys))), class_="quiet",
+                )
+                for (queries, keys), attention in reversed(tokens.items())
+            ),
+        )
+    )  # fmt: skip
+
+
+def _map(item: doc.Heatmap, head: int, url: str) -> Html:
+    """The image of a head, with its strongest pair in words for readers who do not see it."""
+    query, key = divmod(int(item.weights_HST[head].argmax()), len(item.keys))
+    strongest = f"strongest: {item.queries[query]} to {item.keys[key]}, {item.weights_HST[head][query, key]:.2f}"
+    size = {"width": len(item.keys), "height": len(item.queries)}
+    return el("td", el("img", src=url, alt=f"{item.attention}, head {head}; {strongest}", title=strongest, **size))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attnport.artifacts import Interval, LatencyReport, LatencyRow, ParityReport
 from attnport.reporting import document as doc
+from attnport.reporting.document import NONE, count, interval, mebibytes, milliseconds, significant
 from attnport.reporting.facts import by_median, fastest_right, lacking, never_timed, ran, without
-from attnport.reporting.measures import NONE, count, interval, mebibytes, milliseconds, significant
 
 Figures = Mapping[str, Callable[[LatencyRow], str]]
 """What a row says, by the heading of its column."""

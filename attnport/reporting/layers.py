@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from attnport.artifacts import LayerReport
 from attnport.reporting import document as doc
-from attnport.reporting.measures import scientific
+from attnport.reporting.document import scientific
 
 LAYERS = (
     "RMS error against the float64 run, over the RMS of the layer’s own values. Each runtime ran its form with the "

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from attnport.reporting import document as doc
+from attnport.reporting.document import NONE
 from attnport.reporting.facts import times
 from attnport.reporting.markup import printable
-from attnport.reporting.measures import NONE
 
 _MARKUP = re.compile(r"([\\`*_\[\]|<>~&$]|:(?=//)|(?<=www)\.)")
 _AT_START = re.compile(r"((?<=^)[-+#=]|(?<=^\d)[.)]|(?<=^\d\d)[.)])")

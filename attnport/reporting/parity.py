@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from attnport.artifacts import INTEGERS, Argmax, CaseResult, InvarianceResult, NonFinite, ParityReport, RuntimeParity
 from attnport.parities import LARGE_VALUES
 from attnport.reporting import document as doc
-from attnport.reporting.facts import BOUND, lacking, not_checked, ran, times, without
-from attnport.reporting.measures import NONE, count, largest, part_compared, scientific, significant, worst
+from attnport.reporting.document import NONE, count, scientific, significant
+from attnport.reporting.facts import BOUND, lacking, largest, not_checked, part_compared, ran, times, without, worst
 
 _MOST_OUTPUTS = 4
 LEGEND = (

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from attnport.runtimes._torch_modes import HIDDEN, AttentionMode, operator_name
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from attnport.runtimes._written_attention import PRODUCTS
 
 # fmt: off
 # Operators that only change layout, type or a few elements between a softmax and the product that uses it.
@@ -24,7 +26,6 @@ _TRANSPARENT = {
     "chunk",
 }
 # fmt: on
-_PRODUCTS = {"matmul", "bmm", "baddbmm", "mm", "einsum"}
 
 
 def attention_probabilities(
@@ -39,8 +40,6 @@ def attention_probabilities(
 
     Source: the equivalent code in PyTorch's documentation of scaled_dot_product_attention.
     """
-    import torch
-
     if enable_gqa:
         k_BHTD = k_BHTD.repeat_interleave(q_BHSD.size(-3) // k_BHTD.size(-3), -3)
     scores = q_BHSD @ k_BHTD.transpose(-2, -1) * (q_BHSD.size(-1) ** -0.5 if scale is None else scale)
@@ -63,8 +62,7 @@ class Watch(AttentionMode):
         self._path = path
         self._calls: list[tuple[str, Tensor]] = []
         self._attentions: set[int] = set()
-        # By id. The tensor is kept alive, as Python may reuse an id once its object is gone.
-        self._traced: dict[int, tuple[Tensor, int]] = {}
+        self._origins: Any = WeakTensorKeyDictionary()  # the number of a call by what its probabilities became
 
     def found(self) -> Iterator[tuple[str, Tensor]]:
         """Module path and probabilities of each attention, in call order."""
@@ -82,36 +80,25 @@ class Watch(AttentionMode):
 
     def softmax(self, func: Any, scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Any:
         """Records the probabilities, which count if a product follows."""
-        import torch
-
         result = func(scores, dim, *args, **kwargs)
         hidden = scores.amax(dim, keepdim=True) <= HIDDEN
         weights = torch.where(hidden, torch.zeros((), dtype=result.dtype), result)
-        self._traced[id(result)] = (result, len(self._calls))
+        self._origins[result] = len(self._calls)
         self._calls.append((self._path(), weights.movedim(dim, -1)))
         return result
 
     def other(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Follows probabilities to the product that uses them."""
         result = func(*args, **kwargs)
-        origins = {self._traced[id(tensor)][1] for tensor in _tensors(args) if id(tensor) in self._traced}
+        tensors = (value for value in tree_leaves(args) if isinstance(value, Tensor))
+        origins = {self._origins[tensor] for tensor in tensors if tensor in self._origins}
         name = operator_name(func).removesuffix("_")
-        if origins and name in _PRODUCTS:
+        if name in PRODUCTS:
             self._attentions |= origins
         elif origins and name in _TRANSPARENT:
-            for tensor in _tensors((result,)):
-                self._traced[id(tensor)] = (tensor, max(origins))
+            for value in tree_leaves(result):
+                self._origins[value] = max(origins)
         return result
-
-
-def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
-    from torch import Tensor
-
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
 
 
 @contextmanager

@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from attnport.artifacts import MANIFEST as ARTIFACT
 from attnport.auditing.clean import IN_BUNDLE, clean, owner, replace_file
-from attnport.auditing.constants import audit_constants
-from attnport.auditing.findings import Finding, shown
-from attnport.auditing.onnx_file import audit_notes, load
-from attnport.auditing.tensors import Range, beside, external, tensors, unread
-from attnport.auditing.text import TEXTS, Builder, audit_bytes, audit_text, this_builder
-from attnport.auditing.unreferenced import audit_unreferenced
+from attnport.auditing.onnx_file import (
+    Range,
+    audit_constants,
+    audit_notes,
+    audit_unreferenced,
+    beside,
+    external,
+    load,
+    tensors,
+    unread,
+)
+from attnport.auditing.text import TEXTS, Builder, Finding, audit_bytes, audit_text, shown, this_builder
 from attnport.errors import ArtifactError, Disclosure, UsageError, first_line
 from attnport.folder.workspace import change, check_files, open_folder
 from attnport.jsonfile import digest_text, from_json, to_json
@@ -29,10 +35,8 @@ from attnport.reporting.facts import count
 from attnport.transaction import OWN
 from attnport.verbs._arguments import verb
 from attnport.verbs._confined import Told, carry_out, confined
-from attnport.verbs.inspect import ENGINE_SUFFIXES
+from attnport.verbs.inspect import Kind, kind_of
 from attnport.verbs.report import FILE as PAGE
-from attnport.verbs.report import RANDOM, SENTENCE
-from attnport_bundle.format.manifest import MANIFEST as BUNDLE
 
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
@@ -60,7 +64,7 @@ class AuditReport(Printed):
 
     schema: Literal["attnport/audit/1"] = field(default="attnport/audit/1", kw_only=True)
     path: str
-    kind: Literal["folder", "onnx", "engine", "bundle"]
+    kind: Kind
     files: tuple[str, ...]
     findings: tuple[Finding, ...]
     fixed: int = 0
@@ -137,7 +141,7 @@ class _Target:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.kind = _kind(path)
+        self.kind = kind_of(path)
         self.listed = set(open_folder(path).files) if self.kind == "folder" else set[str]()
         self.root = path if path.is_dir() else path.parent
         self.owner = None if path.is_dir() else owner(path)
@@ -206,20 +210,6 @@ class _Target:
         return replace(finding, fixable=False, advice=IN_BUNDLE if self.kind == "bundle" else _NOT_LISTED)
 
 
-def _kind(path: Path) -> Literal["folder", "onnx", "engine", "bundle"]:
-    if not path.exists():
-        raise ArtifactError(f"{path} does not exist.", hint="Give a folder, a bundle, an .onnx file or an engine.")
-    if path.is_dir():
-        return "bundle" if (path / BUNDLE).exists() else "folder"
-    if path.suffix in (".onnx", *ENGINE_SUFFIXES):
-        return "onnx" if path.suffix == ".onnx" else "engine"
-    raise ArtifactError(
-        f"{path} is none of the files that attnport audits: got suffix {path.suffix!r}; "
-        f"expected .onnx or one of {', '.join(ENGINE_SUFFIXES)}.",
-        hint="Give a folder, a bundle, an .onnx file or an engine.",
-    )
-
-
 def _on_disk(folder: Path) -> tuple[list[str], list[str]]:
     """The names of all regular files, and of links and the like; without the files of an unfinished writer."""
     files, others = list[str](), list[str]()
@@ -268,10 +258,9 @@ def _taken(tensor: TensorProto, folder: Path) -> Iterator[tuple[Path, Range]]:
 
 
 def _sentences(name: str, path: Path) -> Iterator[Finding]:
-    """The user's sentences in a report."""
+    """The user's sentences in a report, which alone are quoted there."""
     for quoted in re.findall(r"<q>([^<]*)</q>", path.read_text("utf-8", "replace")):
-        if unescape(quoted) != SENTENCE and not quoted.startswith(f"{RANDOM}, "):
-            yield Finding(name, "attention maps", "user_text", shown(unescape(quoted)), False, _ADVICE[PAGE])
+        yield Finding(name, "attention maps", "user_text", shown(unescape(quoted)), False, _ADVICE[PAGE])
 
 
 def _clean_folder(folder: Path, names: Sequence[str], builder: Builder) -> None:

@@ -28,7 +28,7 @@ from attnport.jsonfile import digest_file, digest_text, to_json
 from attnport.options import Folder, Option, Progress, Tell
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import read_goldens
-from attnport.reporting.measures import mebibytes
+from attnport.reporting.document import mebibytes
 from attnport.runtimes import base
 from attnport.user_cache import cache
 from attnport.verbs._arguments import verb

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
+
+from packaging.requirements import Requirement
+from packaging.version import InvalidVersion, Version
 
 from attnport import registry
 from attnport.artifacts import Capabilities
@@ -139,45 +142,31 @@ def requirements() -> list[str]:
 
 def _required(requirements: Sequence[str]) -> list[str]:
     """The distributions that attnport requires, those of its extras for runtimes and models included."""
-    names = [
-        normal(match[0])
-        for line in requirements
-        if (match := re.match(r"[A-Za-z0-9._-]+", line)) and "attnport" not in match[0]
-        if not any(f'extra == "{extra}"' in line.replace("'", '"') for extra in ("dev", "fuzz"))
-    ]
-    return list(dict.fromkeys(names))
+    return list(
+        dict.fromkeys(
+            normal(one.name)
+            for one in map(Requirement, requirements)
+            if not one.name.startswith("attnport")
+            if not any(f'extra == "{extra}"' in str(one.marker) for extra in ("dev", "fuzz"))
+        )
+    )
 
 
 def version_problems(installed: Mapping[str, str | None], wanted: Sequence[str]) -> tuple[Problem, ...]:
-    """Problems of packages that are older than attnport accepts; packages that are not installed are left out.
+    """Problems of packages of releases that attnport does not accept; packages that are not installed are left out.
 
     Args:
         installed: Version by distribution name.
         wanted: Requirements such as `torch>=2.11` or `onnxruntime>=1.26; extra == "cpu"`.
     """
     problems = []
-    for requirement in wanted:
-        match = re.match(r"([A-Za-z0-9._-]+)\s*>=\s*([0-9][0-9.]*)", requirement)
-        if not match:
-            continue
-        name, least = normal(match[1]), match[2]
-        got = installed.get(name)
-        if got and _release(got) < _release(least):
-            problems.append(
-                Problem(
-                    f"{name} {got} is too old; attnport needs {least} or later.", (f'pip install "{name}>={least}"',)
-                )
-            )
+    for one in map(Requirement, wanted):
+        got, needs = installed.get(normal(one.name)), f"{normal(one.name)}{one.specifier}"
+        with suppress(InvalidVersion):
+            if got and not one.specifier.contains(Version(got), prereleases=True):
+                what = f"{normal(one.name)} {got} is installed; attnport needs {needs}."
+                problems.append(Problem(what, (f'pip install "{needs}"',)))
     return tuple(problems)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """The release numbers of a version, `2.13.0+cpu` -> (2, 13); trailing zeros do not count."""
-    match = re.match(r"\d+(?:\.\d+)*", version)
-    numbers = [int(number) for number in match[0].split(".")] if match else []
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    return tuple(numbers)
 
 
 @doc.blocks.register(DoctorReport)

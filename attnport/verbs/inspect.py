@@ -27,6 +27,7 @@ from attnport_bundle.format import manifest as bundle_manifest
 from attnport_bundle.format.manifest import MANIFEST as BUNDLE
 
 ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
+Kind = Literal["folder", "onnx", "engine", "bundle"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Inspection(Printed):
 
     schema: Literal["attnport/inspect/1"] = field(default="attnport/inspect/1", kw_only=True)
     path: str
-    kind: Literal["folder", "onnx", "engine", "bundle"]
+    kind: Kind
     name: str
     digest: str
     size_bytes: int
@@ -81,19 +82,20 @@ def inspect(path: Annotated[Path, Option("A folder, an ONNX file, an engine or a
         BundleError: it is a bundle of an unknown version.
         IntegrityError: a file is not the one that its manifest or record names.
     """
+    return {"folder": _folder, "onnx": _onnx, "engine": _engine, "bundle": _bundle}[kind_of(path)](path)
+
+
+def kind_of(path: Path) -> Kind:
+    """What is at a path, by its name; raises ArtifactError where that is nothing of ours."""
+    hint = "Give a folder, a bundle, an .onnx file or an engine."
     if not path.exists():
-        raise ArtifactError(f"{path} does not exist.", hint="Give a folder, a bundle, an .onnx file or an engine.")
+        raise ArtifactError(f"{path} does not exist.", hint=hint)
     if path.is_dir():
-        return _bundle(path) if (path / BUNDLE).exists() else _folder(path)
-    if path.suffix in ENGINE_SUFFIXES:
-        return _engine(path)
-    if path.suffix == ".onnx":
-        return _onnx(path)
-    raise ArtifactError(
-        f"{path} is none of the files that attnport reads: got suffix {path.suffix!r}; "
-        f"expected .onnx or one of {', '.join(ENGINE_SUFFIXES)}.",
-        hint="Give a folder, a bundle, an .onnx file or an engine.",
-    )
+        return "bundle" if (path / BUNDLE).exists() else "folder"
+    if path.suffix in (".onnx", *ENGINE_SUFFIXES):
+        return "onnx" if path.suffix == ".onnx" else "engine"
+    suffixes = f"got suffix {path.suffix!r}; expected .onnx or one of {', '.join(ENGINE_SUFFIXES)}"
+    raise ArtifactError(f"{path} is none of the files that attnport reads: {suffixes}.", hint=hint)
 
 
 def _onnx(path: Path) -> Inspection:

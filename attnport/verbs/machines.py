@@ -10,31 +10,66 @@ import signal
 import socket
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attnport import optional
-from attnport.artifacts import MANIFEST
+from attnport.artifacts import MANIFEST, LatencyReport, ParityReport, TuneReport
 from attnport.errors import PRECEDENCE, AttnportError, UnavailableError, UsageError, whole_cause
 from attnport.folder.machine import machine
 from attnport.folder.trust import VARIABLE, passes, require
 from attnport.folder.workspace import check_files, open_folder
 from attnport.jsonfile import from_json, to_json
-from attnport.machines import MachineResult, MachinesReport
 from attnport.parity.evaluate import Progress
-from attnport.reporting.facts import count
-from attnport.sources.code import file_of_module
-from attnport.sources.digests import is_own
+from attnport.printed import Printed
+from attnport.reporting import document as doc
 from attnport.sources.file import is_file_name
 from attnport.version import __version__
 
 VERBS = ("check", "bench", "tune")
 _CONNECT_S = 10.0
-_METRIC = "metric"
-"""The option that names a function in a file or in a Python module."""
+
+
+@dataclass(frozen=True)
+class MachineResult:
+    """One artifact on one machine.
+
+    Attributes:
+        machine: Its name in the cluster.
+        folder: The artifact folder, as it was named.
+        cpu: Its processor; "" where nothing could be run, and likewise 0 for `cores`.
+        cores: Its physical cores.
+        exit_code: With which the verb would end there.
+        error: Why it is not 0, and how to fix it.
+        report: None where the verb ended before there was one.
+    """
+
+    machine: str
+    folder: str
+    cpu: str
+    cores: int
+    exit_code: int
+    error: str
+    report: ParityReport | LatencyReport | TuneReport | None
+
+
+@dataclass(frozen=True)
+class MachinesReport(Printed):
+    """A verb's results by machine, and for each machine by artifact.
+
+    Attributes:
+        verb: `check`, `bench` or `tune`.
+        exit_code: The first of `errors.PRECEDENCE` that a result has; 0 if none has one.
+    """
+
+    schema: Literal["attnport/machines/1"] = field(default="attnport/machines/1", kw_only=True)
+    verb: str
+    exit_code: int
+    results: tuple[MachineResult, ...]
 
 
 @dataclass(frozen=True)
@@ -70,8 +105,8 @@ def on_machines(
 
     A machine runs one artifact after another, and is given to each with all CPUs that Ray has of it. The artifact is
     sent there, with the files that options name; what the verb writes stays there, and is removed. attnport has to be
-    installed there in this version. Code that a folder names is run there as here: where it was asked for, and only if
-    it is the same code in the same place.
+    installed there in this version, and so has the package of a metric that is named as a module. Code that a folder
+    names is run there as here: where it was asked for, and only if it is the same code in the same place.
 
     Args:
         verb: `check`, `bench` or `tune`.
@@ -92,14 +127,14 @@ def on_machines(
     found = []
     with _cluster(address) as ray:
         sent = [ray.put(work) for work in works]
-        task = ray.remote(max_retries=0)(run_here)
+        task = ray.remote(max_retries=0, max_calls=1)(run_here)  # a process for each, which trusts this source alone
         nodes = _nodes(ray)
         todo = {
             _task(ray, task, node).remote(work): (name, str(folder))
             for name, node in nodes.items()
             for work, folder in zip(sent, folders, strict=True)
         }
-        progress(f"{verb} of {count(len(folders), 'artifact')} on {count(len(nodes), 'machine')}")
+        progress(f"{verb}: folders: {len(folders)}, machines: {len(nodes)}")
         left = list(todo)
         while left:
             done, left = ray.wait(left)
@@ -120,7 +155,8 @@ def run_here(work: Work) -> str:
         if work.version != __version__:
             raise UnavailableError(f"attnport {__version__} is installed there, {work.version} here.")
         verb: Any = importlib.import_module(f"attnport.verbs.{work.verb}")
-        with tempfile.TemporaryDirectory(prefix="attnport-machine-") as scratch, _trusting(work.trusted):
+        os.environ[VARIABLE] = f"{os.environ.get(VARIABLE, '')} {work.trusted}".strip()
+        with tempfile.TemporaryDirectory(prefix="attnport-machine-") as scratch:
             with zipfile.ZipFile(io.BytesIO(work.files)) as packed:
                 packed.extractall(scratch)
             report = getattr(verb, work.verb)(Path(scratch, "folder"), **_unpacked(work.options, Path(scratch)))
@@ -140,26 +176,18 @@ def _work(verb: str, folder: Path, trust_source: bool, options: Mapping[str, Any
     manifest = open_folder(folder)
     check_files(folder, manifest)
     require(manifest.source, given=trust_source)
-    files, told = {f"folder/{name}": folder / name for name in (*manifest.files, MANIFEST)}, {**options, "force": True}
+    files = {f"folder/{name}": folder / name for name in (*manifest.files, MANIFEST)}
+    sent = {**options, "force": True}
     for name, value in options.items():
-        path = _file_of(value) if name == _METRIC and value else value
+        place, _, function = str(value).rpartition(":") if name == "metric" else ("", "", "")
+        path = Path(place) if is_file_name(place) else value
         if not isinstance(path, Path):
             continue
         if not path.exists():
             raise UsageError(f"--{name} {path} does not exist.")
         files[f"{name}/{path.name}"] = path
-        kept = Path(name, path.name)
-        told[name] = f"{kept}:{value.rpartition(':')[2]}" if name == _METRIC else kept
-    return Work(verb, __version__, str(folder), _packed(files), told, passes(manifest.source))
-
-
-def _file_of(metric: str) -> Path | None:
-    """The file of a metric, which is sent; None for one of an installed package, which has to be installed there."""
-    place = metric.rpartition(":")[0]
-    if is_file_name(place):
-        return Path(place)
-    file = file_of_module(place) if is_own(place) else None
-    return Path(file) if file else None
+        sent[name] = Path(name, f"{path.name}:{function}" if function else path.name)
+    return Work(verb, __version__, str(folder), _packed(files), sent, passes(manifest.source))
 
 
 def _packed(paths: Mapping[str, Path]) -> bytes:
@@ -175,23 +203,8 @@ def _packed(paths: Mapping[str, Path]) -> bytes:
 
 def _unpacked(options: Mapping[str, Any], root: Path) -> dict[str, Any]:
     """The options, with paths of this machine."""
-    told = {name: root / value if isinstance(value, Path) else value for name, value in options.items()}
-    metric = str(told.get(_METRIC) or "")
-    return told | ({_METRIC: f"{root / metric}"} if is_file_name(metric.rpartition(":")[0]) else {})
-
-
-@contextmanager
-def _trusting(names: str) -> Iterator[None]:
-    """Lets this process run the code that was asked for elsewhere; Ray gives it other work afterwards."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = f"{before or ''} {names}".strip()
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
+    here = {name: root / value if isinstance(value, Path) else value for name, value in options.items()}
+    return here | ({"metric": str(here["metric"])} if here.get("metric") else {})
 
 
 @contextmanager
@@ -227,10 +240,11 @@ def _nodes(ray: Any) -> dict[str, Mapping[str, Any]]:
     if not alive:
         raise UnavailableError("the cluster has no machine with a CPU for Ray's tasks.")
     found: dict[str, Mapping[str, Any]] = {}
+    nodes_of: Counter[str] = Counter()
     for node in sorted(alive, key=lambda node: (node["NodeManagerHostname"], node["NodeManagerPort"])):
         host = str(node["NodeManagerHostname"])
-        same = sum(name == host or name.startswith(f"{host}#") for name in found)
-        found[f"{host}#{same + 1}" if same else host] = node
+        nodes_of[host] += 1
+        found[f"{host}#{nodes_of[host]}" if nodes_of[host] > 1 else host] = node
     return found
 
 
@@ -249,3 +263,16 @@ def _result(ray: Any, done: Any, name: str, folder: str) -> MachineResult:
         bug = isinstance(err, ray.exceptions.RayTaskError) and not isinstance(cause, ImportError)
         why = whole_cause(cause or err)
         return MachineResult(name, folder, "", 0, 1 if bug else UnavailableError.exit_code, why, None)
+
+
+@doc.blocks.register(MachinesReport)
+def _blocks(report: MachinesReport, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
+    """The tables of each machine and artifact, each after the other."""
+    for result in report.results:
+        yield doc.Text(f"{result.machine}, {result.folder}", "strong")
+        if result.cpu:
+            yield doc.Text(f"{result.cpu}, {result.cores} cores", "quiet")
+        if result.error:
+            yield doc.Text(result.error, "fail")
+        if result.report is not None:
+            yield from doc.blocks(result.report, detail)

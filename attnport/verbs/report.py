@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,8 +18,8 @@ from attnport.jsonfile import digest_text
 from attnport.optional import require
 from attnport.options import Folder, Force, Option, Progress
 from attnport.parity.layers import read_layers
+from attnport.reporting import document as doc
 from attnport.reporting import html, markdown
-from attnport.reporting.heatmap import Heatmap
 from attnport.reporting.report import Findings, document
 from attnport.verbs._arguments import verb
 from attnport.verbs._deployables import advise
@@ -32,25 +31,12 @@ STAGES = {"html": "report", "md": "report:md"}
 FILE = FILES["html"]
 Kind = Literal["html", "md"]
 
-SENTENCE = "The ferry that crosses the river at dawn carries letters, bread and anyone who cannot sleep."
+_SENTENCE = "The ferry that crosses the river at dawn carries letters, bread and anyone who cannot sleep."
 """The sentence for the attention maps if no text is given."""
-_TOKENS = range(14, 25)
 _MOST_TOKENS = 40
-RANDOM = "random inputs"
-"""The beginning of the caption of the maps for a model that does not read text."""
-_READ_SENTENCES = 256
 _POSITIONS = 20
 _PADDING = 4
 """The number of padded keys that are shown."""
-
-
-@dataclass(frozen=True)
-class Maps:
-    """The attention maps and their input, or a note why there are none."""
-
-    heatmaps: list[Heatmap] = field(default_factory=list)
-    sentence: str = ""
-    note: str = ""
 
 
 @verb
@@ -60,14 +46,16 @@ def report(
     kind: Annotated[
         Kind, Option("report.html, a page with charts, or report.md, the same as Markdown.", "--format")
     ] = "html",
-    text: Annotated[Path | None, Option("Sentences, one in each line; the attention maps show one of them.")] = None,
+    maps: Annotated[bool, Option("Show attention maps too, for which the model's code is run.")] = False,
+    text: Annotated[Path | None, Option("Sentences, one in each line, the first of which the maps show.")] = None,
     force: Force = False,
     progress: Progress = lambda message: None,
 ) -> Path:
     """Writes `report.html` or `report.md`; keeps the earlier one if nothing that it shows has changed.
 
-    For stages that have not run, the page names the command that runs them. If the source is missing or has changed,
-    the page says so instead of showing attention maps.
+    For stages that have not run, the page names the command that runs them.
+
+    If the source is missing or has changed, or is not trusted, the page says so instead of showing attention maps.
 
     Returns:
         The path of the page.
@@ -79,8 +67,10 @@ def report(
     from attnport.cases.text import read_sentences
 
     manifest = open_folder(folder)
-    sentences = read_sentences(text) if text else [SENTENCE]
-    with stage(folder, STAGES[kind], _inputs_digest(folder, manifest, sentences), force=force) as run:
+    sentence = next(filter(str.strip, read_sentences(text)), "") if text else ""
+    maps = kind == "html" and (maps or text is not None)
+    digest = _inputs_digest(folder, manifest, f"{maps} {sentence}")
+    with stage(folder, STAGES[kind], digest, force=force) as run:
         if run.kept:
             return folder / FILES[kind]
         manifest = run.manifest
@@ -98,29 +88,26 @@ def report(
             folder=str(folder),
             tuning=read_report(TuneReport, folder, manifest, "tune.json"),
         )
-        if kind == "md":  # only the HTML page has pictures
-            run.path(FILES[kind]).write_text(markdown.render(document(findings)), encoding="utf-8")
-            run.record()
-            return folder / FILES[kind]
-        progress("reading the attention weights of one sentence")
-        maps = _maps(folder, manifest, sentences)
-        findings = replace(findings, heatmaps=maps.heatmaps, sentence=maps.sentence, heatmap_note=maps.note)
-        run.path(FILES[kind]).write_text(html.page(document(findings)), encoding="utf-8")
-        # A page without maps is not final, as the source may be available next time.
-        run.record(final=bool(maps.heatmaps))
+        if maps:
+            progress("reading the attention weights of one sentence")
+            findings = replace(findings, maps=_maps(folder, manifest, sentence))
+        page = html.page if kind == "html" else markdown.render
+        run.path(FILES[kind]).write_text(page(document(findings)), encoding="utf-8")
+        # A page that lacks its maps is not final, as the source may be available next time.
+        run.record(final=findings.maps is None or bool(findings.maps.heatmaps))
     return folder / FILES[kind]
 
 
-def _inputs_digest(folder: Path, manifest: Manifest, sentences: Sequence[str]) -> str:
+def _inputs_digest(folder: Path, manifest: Manifest, maps: str) -> str:
     """The digest of everything that the page shows, except the machine and the time."""
     described = asdict(manifest)
     for kind, file in FILES.items():
         described["files"].pop(file, None)
         described["stages"].pop(STAGES[kind], None)
-    return digest_text(__version__, html.code_digest(), str(folder), json.dumps(described, sort_keys=True), *sentences)
+    return digest_text(__version__, html.code_digest(), str(folder), json.dumps(described, sort_keys=True), maps)
 
 
-def _maps(folder: Path, manifest: Manifest, sentences: Sequence[str]) -> Maps:
+def _maps(folder: Path, manifest: Manifest, sentence: str) -> doc.Maps:
     """The attention maps of the module for a sentence, or for random inputs if it does not read text."""
     from attnport.cases.text import reads_text
     from attnport.runtimes.torch_eager import attention_weights
@@ -129,35 +116,27 @@ def _maps(folder: Path, manifest: Manifest, sentences: Sequence[str]) -> Maps:
         spec = load_spec(manifest)
         if manifest.tokenizer and reads_text(manifest.io):
             check_files(folder, manifest, manifest.tokenizer)
-            sentence, feeds, tokens = _sentence(spec, folder / manifest.tokenizer, sentences)
-            caption = sentence
+            inputs, feeds, tokens = _sentence(spec, folder / manifest.tokenizer, sentence or _SENTENCE)
         else:
-            caption, feeds, tokens = _random(spec)
+            sentence = ""
+            inputs, feeds, tokens = _random(spec)
         weights_by_name = attention_weights(spec, feeds)
     except AttnportError as err:
-        return Maps(note=f"There are no attention maps: {err.message} {err.hint}".strip())
-    return Maps([_heatmap(name, _of_first(weights), tokens) for name, weights in weights_by_name.items()], caption)
+        return doc.Maps(note=f"There are no attention maps: {err.message} {err.hint}".strip())
+    heatmaps = [_heatmap(name, _of_first(weights), tokens) for name, weights in weights_by_name.items()]
+    return doc.Maps(heatmaps, inputs, quoted=bool(sentence))
 
 
-def _sentence(
-    spec: ModelSpec, tokenizer_file: Path, sentences: Sequence[str]
-) -> tuple[str, dict[str, Any], tuple[str, ...]]:
-    """The first sentence of moderate length (or the one nearest to it), its feeds and its tokens."""
+def _sentence(spec: ModelSpec, tokenizer_file: Path, sentence: str) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+    """The beginning of a sentence whose map can be read, its feeds and its tokens."""
     from attnport.cases.text import text_cases, tokenizers_errors
     from attnport.decoders import decoder_roles
 
     tokenizers = require("tokenizers")
-    with tokenizers_errors(tokenizer_file, "is no tokenizer"):
+    with tokenizers_errors(tokenizer_file, "cannot tokenise this sentence"):
         tokenizer: Any = tokenizers.Tokenizer.from_file(str(tokenizer_file))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    candidates = [sentence for sentence in sentences[:_READ_SENTENCES] if sentence.strip()]
-    with tokenizers_errors(tokenizer_file, "cannot tokenise these sentences"):
-        lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch(candidates)]
-        middle = (_TOKENS.start + _TOKENS.stop) // 2
-        best = min(range(len(candidates)), key=lambda i: (0 if lengths[i] in _TOKENS else abs(lengths[i] - middle), i))
-        sentence = candidates[best]
-        # The map of a longer sentence would be too fine to read, so only its beginning is shown.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
         while len(tokenizer.encode(sentence).ids) > _MOST_TOKENS and len(sentence) > 1:
             sentence = sentence[: len(sentence) * 3 // 4].rstrip()
         tokens = tuple(readable(token) for token in tokenizer.encode(sentence).tokens)
@@ -176,7 +155,7 @@ def _random(spec: ModelSpec) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     counted = batch_dim(spec.io)
     sizes = {dim.name: dim.at_least(1 if dim.name == counted else _POSITIONS) for dim in spec.io.dims}
     case = full_case(spec.io, sizes)
-    return f"{RANDOM}, {case.name}", dict(case.feeds), ()
+    return f"random, {case.name}", dict(case.feeds), ()
 
 
 def readable(token: str) -> str:
@@ -190,23 +169,22 @@ def _of_first(weights: Any) -> Any:
     return (weights[0] if weights.ndim > 2 else weights).reshape(-1, *weights.shape[-2:])
 
 
-def _heatmap(name: str, weights_HST: Any, tokens: tuple[str, ...]) -> Heatmap:
-    """The weights between real tokens; positions are numbered if the tokens do not fit the axis."""
+def _heatmap(name: str, weights_HST: Any, tokens: tuple[str, ...]) -> doc.Heatmap:
+    """The weights between real tokens; positions are numbered if the tokens do not fit the axis.
+
+    A weight of exactly 0 in every head is taken as hidden by the mask.
+    """
     count = len(tokens)
-    queries, keys = weights_HST.shape[1:]
-    if count and queries == keys >= count:
+    rows, columns = weights_HST.shape[1:]
+    if count and rows == columns >= count:
         # Some of the padding after the sentence shows that it gets no attention; padded queries mean nothing.
-        shown = min(keys, count + _PADDING)
-        part = weights_HST[:, :count, :shown]
-        return Heatmap(name, tokens, (*tokens, *["padding"] * (shown - count)), part, _hidden(part))
-    rows, columns = min(queries, _MOST_TOKENS), min(keys, _MOST_TOKENS)
+        rows, columns = count, min(columns, count + _PADDING)
+        queries, keys = tokens, (*tokens, *["padding"] * (columns - count))
+    else:
+        rows, columns = min(rows, _MOST_TOKENS), min(columns, _MOST_TOKENS)
+        queries, keys = tuple(map(str, range(rows))), tuple(map(str, range(columns)))
     part = weights_HST[:, :rows, :columns]
-    return Heatmap(name, tuple(map(str, range(rows))), tuple(map(str, range(columns))), part, _hidden(part))
-
-
-def _hidden(weights_HST: Any) -> Any:
-    """What the mask hides, recognised by a weight of exactly 0 in every head."""
-    return (weights_HST == 0).all(axis=0)
+    return doc.Heatmap(name, queries, keys, part, (part == 0).all(axis=0))
 
 
 def _environment() -> dict[str, str]:

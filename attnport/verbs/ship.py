@@ -209,7 +209,7 @@ class _Ship:
     def report(self) -> str:
         from attnport.verbs.report import report
 
-        return str(report(self.folder, **self._options()))
+        return str(report(self.folder, maps=True, **self._options()))
 
     def _options(self) -> Any:
         """What most verbs take."""

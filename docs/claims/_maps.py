@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attnport.reporting.heatmap import INK
+from attnport.reporting.html import INK
 from attnport.reporting.markup import Html, el
 from claims._svg import LETTER_PX, line, picture, words
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from attnport.artifacts import LatencyRow
-from attnport.reporting.measures import milliseconds
+from attnport.reporting.document import milliseconds
 from claims._artifacts import BOTH, ORT, absent, exported, here, model
 from claims._findings import Findings, Progress, of_ratio, shown, table
 from claims._models import ENCODER

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnport.errors import AttnportError
 from attnport.folder.machine import machine
-from attnport.reporting.measures import milliseconds, significant
+from attnport.reporting.document import milliseconds, significant
 from attnport.runtimes import base
 from attnport.verbs.build import build
 from attnport.verbs.export import WEIGHTS

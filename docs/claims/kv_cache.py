@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from attnport.artifacts import LatencyRow
-from attnport.reporting.measures import milliseconds
+from attnport.reporting.document import milliseconds
 from claims._artifacts import BOTH, ORT, absent, exported, here, model
 from claims._findings import Findings, Progress, Verdict, of_order, of_ratio, shown, table
 from claims._fit import exponent

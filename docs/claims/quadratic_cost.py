@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnport.artifacts import LatencyRow
 from attnport.errors import AttnportError
-from attnport.reporting.measures import significant
+from attnport.reporting.document import significant
 from attnport.verbs.build import build
 from claims._artifacts import BOTH, ORT, absent, exported, here, model
 from claims._findings import Findings, Progress, Verdict, both, of_exponent, of_ratio, table, unmeasured

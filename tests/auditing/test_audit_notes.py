@@ -9,9 +9,8 @@ import planted
 import pytest
 
 from attnport.auditing.clean import clean, replace_file
-from attnport.auditing.findings import Finding
 from attnport.auditing.onnx_file import KEPT, audit_notes, load
-from attnport.auditing.text import Builder
+from attnport.auditing.text import Builder, Finding
 from attnport.errors import ArtifactError
 
 NOBODY = Builder()

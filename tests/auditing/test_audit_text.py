@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnport.auditing.findings import MOST, shown
-from attnport.auditing.text import Builder, first_of_each, this_builder
+from attnport.auditing.text import MOST, Builder, first_of_each, shown, this_builder
 
 BUILDER = Builder(("alice",), ("workstation7",))
 

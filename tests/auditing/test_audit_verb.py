@@ -24,7 +24,6 @@ from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
-from attnport.verbs.report import SENTENCE
 from attnport.verbs.verify import verify
 
 pytestmark = pytest.mark.usefixtures("unconfined")
@@ -148,13 +147,9 @@ def test_a_file_that_the_manifest_does_not_name_is_found_and_left(
 
 def test_the_sentence_of_a_report_is_the_users(artifact: Path) -> None:
     audit(artifact, fix=True)
-    for said, found in (
-        (SENTENCE, set()),
-        ("random inputs, batch=1,seq=20", set()),
-        ("Mr. Jones &amp; his test", {"user_text"}),
-    ):
+    for said, found in (("Inputs: ours", set()), ("Sentence: <q>Mr. Jones &amp; his test</q>", {"user_text"})):
         with change(artifact) as edit:
-            edit.path("report.html").write_text(f"<p>Sentence: <q>{said}</q></p>")
+            edit.path("report.html").write_text(f"<p>{said}</p>")
             edit.finish("report", "1")
         report = audit(artifact)
         assert kinds(report) == found

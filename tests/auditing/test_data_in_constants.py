@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from attnport.auditing.constants import audit_constants
-from attnport.auditing.findings import Finding
+from attnport.auditing.onnx_file import audit_constants
+from attnport.auditing.text import Finding
 
 RANDOM = np.random.default_rng(0)
 SECRET = b"Dear Dr. Miller, thank you for your letter of May; the results of Mr. Jones are with us. Yours, B."

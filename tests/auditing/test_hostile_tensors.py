@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from attnport.auditing.findings import MOST
+from attnport.auditing.text import MOST
 from attnport.verbs.audit import AuditReport, audit
 
 pytestmark = pytest.mark.usefixtures("unconfined")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnport.auditing.tensors import Range
-from attnport.auditing.unreferenced import audit_unreferenced, gaps
+from attnport.auditing.onnx_file import Range, audit_unreferenced, gaps
 
 
 def taken(*ranges: tuple[int, int | None]) -> list[Range]:

@@ -99,11 +99,11 @@ def test_what_needs_no_source_works_on_a_folder_from_elsewhere_and_never_runs_it
 
 
 def test_a_report_leaves_the_maps_out_and_says_why(here: Path, mark: Path) -> None:
-    page = attnport.report(here / "out").read_text(encoding="utf-8")
+    page = attnport.report(here / "out", maps=True).read_text(encoding="utf-8")
     assert "There are no attention maps: the source of this folder was not exported by you on this machine" in page
     assert not mark.exists()
     trust.require(open_folder(here / "out").source, given=True)
-    assert "There are no attention maps" not in attnport.report(here / "out").read_text(encoding="utf-8")
+    assert "There are no attention maps" not in attnport.report(here / "out", maps=True).read_text(encoding="utf-8")
     assert mark.exists()
 
 

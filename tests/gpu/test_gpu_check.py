@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from attnport.artifacts import ParityReport, RuntimeParity
-from attnport.errors import ArtifactError, ParityFailed, ProfileError, UnavailableError, UsageError
-from attnport.folder.machine import find_gpus, machine
-from attnport.jsonfile import read
+from attnport.cli import cli
+from attnport.console.terminal import shown as as_text
+from attnport.errors import ParityFailed, ProfileError, UnavailableError, UsageError
+from attnport.folder.machine import Gpu, find_gpus
+from attnport.jsonfile import from_json, to_json
 from attnport.runtimes import base
 from attnport.verbs import gpu_check as verb
 from attnport.verbs._gpu_models import Subject
-from attnport.verbs.gpu_check import GpuReport, Piece, file_name, gpu_check, raise_for
+from attnport.verbs.gpu_check import GpuReport, Piece, gpu_check, raise_for
 
 TINY = Path(__file__).parent.parent / "tiny_model.py"
 DEVICE = "the processor, in the place of a GPU"
 RUNTIMES = ("ort_cpu", "tensorrt_rtx", "torch_eager")
 
 
-def subject(name: str = "tiny", *grids: str) -> Subject:
-    return Subject(name, f"{TINY}:spec", "one attention", grids or ("batch=1/3,seq=5",), ("batch=1:2:4,seq=1:5:16",))
+def subject(name: str = "tiny", spec: str = "spec") -> Subject:
+    calls = ("batch=1/3,seq=5",)
+    return Subject(name, f"{TINY}:{spec}", calls, calls, ("batch=1:2:4,seq=1:5:16",))
 
 
 def pretend(
     patch: pytest.MonkeyPatch, *subjects: Subject, runtimes: Sequence[str] = RUNTIMES, eager: str = "torch_eager"
 ) -> None:
     """Puts the processor in the place of a GPU."""
-    patch.setattr(verb, "found_gpu", lambda: (DEVICE, 90))
+    patch.setattr(verb, "find_gpus", lambda: ((Gpu(DEVICE, 90, 0),), "", ""))
     patch.setattr(verb, "EAGER", eager)
     patch.setattr(verb, "gpu_runtimes", lambda: list(runtimes))
     patch.setattr(verb, "SUBJECTS", subjects or (subject(),))
@@ -52,166 +55,107 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory, work: Path) -> tuple[GpuReport, Path]:
+def measured(work: Path) -> GpuReport:
     """A run on the processor."""
-    folder = tmp_path_factory.mktemp("gpu-check")
     with pytest.MonkeyPatch.context() as patch:
         pretend(patch)
-        return gpu_check(folder, work, precisions=("fp32",), threads=1), folder
+        return gpu_check(work, precisions=("fp32",))
 
 
-def test_parity_and_latency_of_every_runtime_are_written_as_one_file(measured: tuple[GpuReport, Path]) -> None:
-    report, folder = measured
-    path = folder / "gpu-the-processor-in-the-place-of-a-gpu.json"
-    assert read(GpuReport, path) == report
-    assert [one.name for one in folder.iterdir()] == [path.name]
-    assert list(report.pieces) == ["tiny fp32"]
-    piece = report.pieces["tiny fp32"]
+def test_parity_and_latency_of_every_runtime_are_measured(measured: GpuReport, work: Path) -> None:
+    assert from_json(GpuReport, to_json(measured), "the report") == measured
+    assert list(measured.pieces) == ["tiny fp32"]
+    piece = measured.pieces["tiny fp32"]
+    assert (piece.problem, piece.exit_code, piece.notes) == ("", 0, ())
     assert piece.parity is not None
     found = piece.parity.runtimes
-    assert {name: row.verdict for name, row in found.items()} == {
-        "torch_eager": "PASS",
-        "ort_cpu": "PASS",
-        "tensorrt_rtx": "NOT_RUN",
-    }
+    assert found["torch_eager"].verdict == found["ort_cpu"].verdict == "PASS"
+    assert found["tensorrt_rtx"].verdict == "NOT_RUN"
     assert "batch=3,seq=5" in {case.case for case in found["ort_cpu"].cases}  # a timed call is judged too
     assert found["ort_cpu"].invariance
-    assert found["tensorrt_rtx"].reason
     assert piece.fused == {"ort_cpu": "1/1"}
     assert piece.latency is not None
     assert list(piece.latency.shapes) == ["batch=1,seq=5", "batch=3,seq=5"]
     assert piece.latency.baseline == "torch_eager"
-    assert report.left == ()
-    raise_for(report)
+    assert {path.name for path in (work / "tiny").iterdir()} >= {"parity.fp32.json", "latency.fp32.json"}
+    raise_for(measured)
 
 
 def test_what_was_done_with_the_same_inputs_stays(
-    measured: tuple[GpuReport, Path], work: Path, monkeypatch: pytest.MonkeyPatch
+    measured: GpuReport, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report, folder = measured
     pretend(monkeypatch)
     said: list[str] = []
-    again = gpu_check(folder, work, precisions=("fp32",), threads=1, progress=said.append)
-    assert again.pieces == report.pieces
+    assert gpu_check(work, precisions=("fp32",), progress=said.append) == measured
     assert not [line for line in said if "reference" in line or "round" in line or "tracing" in line]
 
 
-def test_a_run_out_of_time_says_what_is_left_and_the_next_continues(
-    tmp_path: Path, work: Path, eager_alone: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    check = verb.check
-
-    def slow(*given: Any, **options: Any) -> ParityReport:
-        found = check(*given, **options)
-        eager_alone.setattr(time, "monotonic", lambda: 1e12)
-        return found
-
-    eager_alone.setattr(verb, "check", slow)
-    report = gpu_check(tmp_path, work, precisions=("fp32", "fp16"), threads=1, budget_s=1e6, tell=told.append)
-    assert report.left == ("tiny fp32: latency", "tiny fp16")
-    assert [line for line in told if line.startswith("out of time")] == [
-        "out of time: tiny fp32: latency is left for the next run",
-        "out of time: tiny fp16 is left for the next run",
-    ]
-    piece = report.pieces["tiny fp32"]
-    assert piece.parity is not None
-    assert piece.latency is None
-
-    eager_alone.undo()
-    pretend(eager_alone, runtimes=("torch_eager",))
-    said: list[str] = []
-    report = gpu_check(tmp_path, work, precisions=("fp32",), threads=1, progress=said.append)
-    assert report.pieces["tiny fp32"].parity == piece.parity
-    assert report.pieces["tiny fp32"].latency is not None
-    assert not [line for line in said if "reference" in line]
-    assert report.left == ()
+def test_it_is_shown_within_80_columns_with_every_reason(measured: GpuReport) -> None:
+    piece = dataclasses.replace(measured.pieces["tiny fp32"], notes=("it is built for [others]",))
+    report = GpuReport(DEVICE, {"tiny fp32": piece, "tiny fp16": Piece("out of memory", 3)})
+    text = as_text(report)
+    assert max(map(len, text.splitlines())) <= 80
+    plain = " ".join(text.split())
+    for words in (DEVICE, "1/1", "tensorrt_rtx", "batch=3,seq=5", "[others]", "tiny fp16: out of memory"):
+        assert words in plain, words
 
 
-def test_a_run_of_another_model_or_an_interrupted_one_keeps_what_the_file_has(
-    tmp_path: Path, work: Path, eager_alone: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*given: Any, **options: Any) -> None:
-        raise KeyboardInterrupt
-
-    eager_alone.setattr(verb, "SUBJECTS", (subject(), subject("other")))
-    first = gpu_check(tmp_path, work, only=("tiny",), precisions=("fp32",), threads=1, cold=False)
-    report = gpu_check(tmp_path, work, only=("other",), precisions=("fp32",), threads=1, budget_s=1e-9)
-    assert report.left == ("other fp32",)
-    assert report.pieces == first.pieces
-    assert list(first.pieces) == ["tiny fp32"]
-    eager_alone.setattr(verb, "export", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        gpu_check(tmp_path, work, only=("other",), precisions=("fp32",), threads=1)
-    assert read(GpuReport, tmp_path / file_name(DEVICE)) == report
-
-
-def test_a_model_that_fails_keeps_no_other_from_being_measured(
-    tmp_path: Path, work: Path, eager_alone: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    broken = dataclasses.replace(subject("broken"), spec=f"{TINY}:nothing")
-    eager_alone.setattr(verb, "SUBJECTS", (broken, subject()))
-    report = gpu_check(tmp_path, work, precisions=("fp32",), threads=1, tell=told.append)
+def test_a_model_that_fails_keeps_no_other_from_being_measured(work: Path, eager_alone: pytest.MonkeyPatch) -> None:
+    eager_alone.setattr(verb, "SUBJECTS", (subject("broken", "nothing"), subject()))
+    report = gpu_check(work, precisions=("fp32",), cold=False)
     assert "there is no 'nothing'" in report.pieces["broken fp32"].problem
-    assert [line for line in told if line.startswith("broken fp32: ") and "there is no 'nothing'" in line]
+    assert str(work) not in report.pieces["broken fp32"].problem
     parity = report.pieces["tiny fp32"].parity
     assert parity is not None
     assert parity.runtimes["torch_eager"].verdict == "PASS"
-    with pytest.raises(UnavailableError, match=r"broken fp32 was not measured: .*there is no 'nothing'"):
+    with pytest.raises(UnavailableError, match=r"broken fp32: .*there is no 'nothing'"):
         raise_for(report)
 
 
-def test_a_piece_without_a_sound_reference_has_a_problem_and_no_latency(
-    tmp_path: Path, work: Path, eager_alone: pytest.MonkeyPatch
-) -> None:
+def test_without_a_sound_reference_nothing_is_timed(work: Path, eager_alone: pytest.MonkeyPatch) -> None:
     def unsound(*given: Any, **options: Any) -> None:
         raise ParityFailed("float64 on a GPU is not the processor's")
 
     eager_alone.setattr(verb, "check", unsound)
     eager_alone.setattr(verb, "bench", lambda *given, **options: pytest.fail("nothing is there to judge it by"))
-    report = gpu_check(tmp_path, work, precisions=("fp32",), threads=1)
-    with pytest.raises(ParityFailed, match=r"tiny fp32 was not measured: float64 on .* is not the processor's"):
+    report = gpu_check(work, precisions=("fp32",))
+    with pytest.raises(ParityFailed, match=r"tiny fp32: float64 on .* is not the processor's"):
         raise_for(report)
 
 
-def test_what_a_device_cannot_do_is_an_error_only_where_it_does_nothing_else() -> None:
-    rows = {"torch_eager": RuntimeParity("PASS", "", "fp16"), "ort_cpu": RuntimeParity("NOT_RUN", "SM 90.", "fp16")}
-    did, cannot = (
-        Piece("about", parity=ParityReport("PASS", rows, {}, ())),
-        Piece("about", problem="no bf16 here", exit_code=3),
-    )
-    report = GpuReport("0", DEVICE, "torch_eager", machine(), {}, {}, pieces={"a bf16": cannot, "a fp16": did})
-    raise_for(report)
-    raise_for(report, ("torch-eager",))
-    with pytest.raises(UnavailableError, match="ort_cpu was not run: SM 90"):
-        raise_for(report, ("torch_eager", "ort-cpu"))
-    with pytest.raises(UnavailableError, match="a bf16 was not measured: no bf16 here"):
-        raise_for(dataclasses.replace(report, pieces={"a bf16": cannot}))
-
-
-@pytest.mark.parametrize("text", ['{"format": 1', '{"schema": "attnport/gpu-check/1", "format": 2}'])
-def test_a_file_that_is_not_read_is_refused_in_words_and_stays(
-    tmp_path: Path, text: str, eager_alone: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / file_name(DEVICE)
-    path.write_text(text)
-    with pytest.raises(ArtifactError, match=f"{path.name} is not a valid GpuReport"):
-        gpu_check(tmp_path, tmp_path, precisions=("fp32",), budget_s=1e-9)
-    assert path.read_text() == text
-    report = gpu_check(tmp_path, tmp_path, precisions=("fp32",), budget_s=1e-9, force=True)
-    assert report.left == ("tiny fp32",)
-    assert read(GpuReport, path) == report
+@pytest.mark.parametrize(
+    ("row", "runtimes", "error"),
+    [
+        (RuntimeParity("FAIL", "far off", "fp32"), (), ParityFailed),
+        (RuntimeParity("NOT_RUN", "SM 90", "fp32"), (), None),
+        (RuntimeParity("NOT_RUN", "SM 90", "fp32"), ("ort-cpu",), UnavailableError),
+    ],
+)
+def test_verdicts_become_exit_codes(
+    row: RuntimeParity, runtimes: tuple[str, ...], error: type[Exception] | None, work: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    pretend(monkeypatch, runtimes=("torch_eager", "ort_cpu"))
+    rows = {"torch_eager": RuntimeParity("PASS", "", "fp32"), "ort_cpu": row}
+    monkeypatch.setattr(verb, "check", lambda *given, **options: ParityReport("PASS", rows, {}))
+    monkeypatch.setattr(verb, "bench", lambda *given, **options: None)
+    report = gpu_check(work, precisions=("fp32",), runtimes=runtimes)
+    if error is None:
+        raise_for(report)
+        return
+    with pytest.raises(error, match=f"tiny fp32: ort_cpu .*{row.reason}"):
+        raise_for(report)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"only": ("gpt",)}, ["gpt", "tiny"]),
-        ({"dtypes": ("int8",)}, ["int8", "fp16"]),
+        ({"precisions": ("int8",)}, ["int8", "fp16"]),
         ({"runtimes": ("openvino",)}, ["openvino", "ort_cpu, tensorrt_rtx, torch_eager"]),
         ({"runtimes": ("nothing",)}, ["nothing"]),
         ({"shapes": ("batch=2,seq=4",)}, ["--shape batch=2,seq=4", "one model"]),
+        ({"shapes": ("batch=2,seq=4",), "only": ("tiny", "other")}, ["--shape batch=2,seq=4", "one model"]),
         ({"shapes": ("batch=2,seq=x",), "only": ("tiny",)}, ["seq=x"]),
         ({"shapes": ("batch=2,seq=99",), "only": ("tiny",)}, ["seq=99"]),
     ],
@@ -219,8 +163,8 @@ def test_a_file_that_is_not_read_is_refused_in_words_and_stays(
 def test_what_there_is_not_is_refused_before_a_gpu_is_looked_for(
     tmp_path: Path, options: dict[str, Any], words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(monkeypatch)
-    monkeypatch.setattr(verb, "found_gpu", lambda: pytest.fail("too late"))
+    pretend(monkeypatch, subject(), subject("other"))
+    monkeypatch.setattr(verb, "find_gpus", lambda: pytest.fail("too late"))
     with pytest.raises((UsageError, ProfileError)) as caught:
         gpu_check(tmp_path, **options)
     for word in words:
@@ -229,7 +173,7 @@ def test_what_there_is_not_is_refused_before_a_gpu_is_looked_for(
 
 def test_without_a_gpu_it_says_what_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "find_gpus", lambda: ((), "no NVIDIA driver: libcuda.so.1 cannot be loaded.", ""))
-    with pytest.raises(UnavailableError, match=r"libcuda\.so\.1.*PyTorch: ") as caught:
+    with pytest.raises(UnavailableError, match=r"no CUDA GPU here: .*libcuda\.so\.1 cannot be loaded\.$") as caught:
         gpu_check(tmp_path)
     assert "docs/gpu.md" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
@@ -257,13 +201,27 @@ def test_it_measures_the_runtimes_that_compute_on_a_gpu() -> None:
     assert verb.EAGER in verb.gpu_runtimes()
 
 
+def test_the_command_line_passes_all_of_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def run(**options: Any) -> None:
+        given.update(options)
+        raise UnavailableError("there is no GPU here.")
+
+    monkeypatch.setattr(verb, "gpu_check", run)
+    line = "gpu-check --only tiny --shape batch=8/16 --shape batch=1 --no-cold --budget 7"
+    assert CliRunner().invoke(cli, line.split()).exit_code == UnavailableError.exit_code
+    assert given["shapes"] == ("batch=8/16", "batch=1")
+    assert (given["cold"], given["budget_s"], given["only"]) == (False, 7.0, ("tiny",))
+
+
 @pytest.mark.gpu
 @pytest.mark.timeout(1800)
 def test_a_gpu_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not find_gpus()[0]:
         pytest.skip("there is no GPU here to be measured")
     monkeypatch.setattr(verb, "SUBJECTS", (subject(),))
-    report = gpu_check(tmp_path, tmp_path / "work", precisions=("fp16",), budget_s=300)
+    report = gpu_check(tmp_path, precisions=("fp16",), budget_s=300)
     piece = report.pieces["tiny fp16"]
     assert piece.parity is not None
     assert piece.parity.runtimes["torch_eager_cuda"].verdict == "PASS"

@@ -12,8 +12,8 @@ import attnport_bundle
 from attnport.artifacts import Capabilities
 from attnport.console.terminal import shown
 from attnport.folder.machine import machine
-from attnport.processes import isolated, probe_cache
-from attnport.processes.probe_cache import keep_probe, kept_probe
+from attnport.processes import isolated
+from attnport.processes.isolated import keep_probe, kept_probe
 from attnport.runtimes import base
 from attnport.verbs.doctor import DoctorReport, doctor
 from attnport_bundle.runtimes.kernels import VARIABLE
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _probes_are_not_kept:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(isolated, "kept_probe", kept_probe)
     monkeypatch.setattr(isolated, "keep_probe", keep_probe)
-    probe_cache._state.cache_clear()
+    isolated._state.cache_clear()
     return tmp_path / "cache"
 
 
@@ -92,18 +92,18 @@ def test_another_machine_or_package_is_probed_anew(
     elif change == "version":
         install_distribution(package.parent, package.name, "9.9")
     elif change == "compiler":
-        monkeypatch.setattr(probe_cache.shutil, "which", lambda name: str(package / "__init__.py"))
+        monkeypatch.setattr(isolated.shutil, "which", lambda name: str(package / "__init__.py"))
     elif change == "library":
-        monkeypatch.setattr(probe_cache, "_LIBRARIES_OF_SYSTEM", str(package / "__init__.py"))
+        monkeypatch.setattr(isolated, "_LIBRARIES_OF_SYSTEM", str(package / "__init__.py"))
     elif change == "machine":
-        there = dataclasses.replace(probe_cache.machine(), cuda="13.0")
-        monkeypatch.setattr(probe_cache, "machine", lambda: there)
+        there = dataclasses.replace(isolated.machine(), cuda="13.0")
+        monkeypatch.setattr(isolated, "machine", lambda: there)
     else:
         code = tmp_path / "runtimes"
         code.mkdir()
         (code / "base.py").touch()
         monkeypatch.setattr(base if change == "code" else attnport_bundle, "__file__", str(code / "base.py"))
-    probe_cache._state.cache_clear()
+    isolated._state.cache_clear()
     assert kept_probe("ort_cpu") is None
 
 

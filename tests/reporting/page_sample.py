@@ -1,7 +1,6 @@
 """Values to render: the shape of a real port of a six-layer encoder, and hostile and empty ones.
 
-`python tests/reporting/page_sample.py OUT.html [MODEL_FOLDER]` writes a page to look at; with a folder of a
-transformers model, its attention weights are real.
+`python tests/reporting/page_sample.py OUT.html` writes a page to look at.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ from attnport.artifacts import (
 from attnport.dims import Dim, Profile, TensorSpec
 from attnport.latency.choice import choose
 from attnport.masks.spec import MaskSpec
+from attnport.reporting import document as doc
 from attnport.reporting.choice import Choice, Deployable
-from attnport.reporting.heatmap import Heatmap
 from attnport.reporting.report import Findings, document
 from attnport.why import Why
 
@@ -320,15 +319,14 @@ def findings(**changes: Any) -> Findings:
         "latency": latency(),
         "layers": layers(),
         "recommendation": recommendation(),
-        "heatmaps": heatmaps(),
+        "maps": maps(),
         "environment": ENVIRONMENT,
         "folder": "out/minilm",
-        "sentence": SENTENCE,
     }
     return Findings(**{**values, **changes})
 
 
-def heatmaps(layers: int = LAYERS, heads: int = 12) -> list[Heatmap]:
+def maps(layers: int = LAYERS, heads: int = 12) -> doc.Maps:
     """Weights that look like attention: a diagonal, a column that collects, and noise, mixed by head."""
     rng = np.random.default_rng(5)
     tokens = ("[CLS]", *SENTENCE.lower().rstrip(".").split(), ".", "[SEP]")
@@ -343,25 +341,8 @@ def heatmaps(layers: int = LAYERS, heads: int = 12) -> list[Heatmap]:
         hidden = np.zeros((size, size), dtype=bool)
         hidden[:, size - layer :] = True
         weights = np.where(hidden, 0, weights)
-        made.append(Heatmap(f"model.encoder.layer.{layer}.attention.self", tokens, tokens, weights, hidden))
-    return made
-
-
-def real_heatmaps(folder: Path, sentence: str = SENTENCE) -> list[Heatmap]:
-    """The weights of a transformers encoder, by its own eager attention."""
-    import torch
-    from transformers import AutoModel, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    model = AutoModel.from_pretrained(folder, trust_remote_code=False, attn_implementation="eager").eval()
-    encoded = tokenizer(sentence, return_tensors="pt")
-    with torch.no_grad():
-        weights = model(**encoded, output_attentions=True).attentions
-    tokens = tuple(tokenizer.convert_ids_to_tokens(encoded["input_ids"][0]))
-    return [
-        Heatmap(f"model.encoder.layer.{layer}.attention.self", tokens, tokens, item[0].numpy())
-        for layer, item in enumerate(weights)
-    ]
+        made.append(doc.Heatmap(f"model.encoder.layer.{layer}.attention.self", tokens, tokens, weights, hidden))
+    return doc.Maps(made, SENTENCE, quoted=True)
 
 
 ENVIRONMENT = {"Made": "2026-11-20 10:41 UTC", "CPU": "AMD EPYC 9B45, 2 cores", "System": "Linux x86-64"}
@@ -370,8 +351,7 @@ ENVIRONMENT = {"Made": "2026-11-20 10:41 UTC", "CPU": "AMD EPYC 9B45, 2 cores", 
 def main() -> None:
     from attnport.reporting import html
 
-    maps = real_heatmaps(Path(sys.argv[2])) if len(sys.argv) > 2 else heatmaps()
-    page = html.page(document(findings(heatmaps=maps, latency=grid_latency())))
+    page = html.page(document(findings(latency=grid_latency())))
     Path(sys.argv[1]).write_text(page, encoding="utf-8")
 
 

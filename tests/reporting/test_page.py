@@ -28,6 +28,7 @@ from attnport.artifacts import (
     RuntimeParity,
     Ulps,
 )
+from attnport.reporting import document as doc
 from attnport.reporting import markdown
 from attnport.reporting.facts import without
 from attnport.reporting.report import document
@@ -59,7 +60,7 @@ def test_a_failure_shows_in_the_head_the_matrix_and_the_metrics() -> None:
 
 
 def test_what_has_not_run_is_named_with_its_command() -> None:
-    page = full(fusion=None, parity=None, latency=None, heatmaps=[], heatmap_note="the source is gone", folder="my out")
+    page = full(fusion=None, parity=None, latency=None, maps=doc.Maps(note="the source is gone"), folder="my out")
     assert faults(page) == []
     seen = text_of(page)
     for verb in ("fuse", "check", "bench"):
@@ -133,9 +134,8 @@ def test_a_model_without_attention_and_with_empty_reports_has_a_page() -> None:
         fusion=FusionReport({}),
         parity=ParityReport("NOT_RUN", {}, {}),
         latency=LatencyReport("torch_eager", {}, {}, {}, {}),
-        heatmaps=[],
+        maps=doc.Maps(),
         environment={},
-        sentence="",
     )
     assert faults(page) == []
     assert "0 attentions" in text_of(page)
@@ -195,9 +195,10 @@ def test_names_and_reasons_are_text_wherever_they_stand() -> None:
         fusion=FusionReport({EVIL: FusionTable(2, 1, items, EVIL, EVIL, EVIL)}),
         parity=ParityReport("PASS", {EVIL: found, "x": RuntimeParity("NOT_RUN", EVIL, EVIL)}, {EVIL: found}, (EVIL,)),
         latency=dataclasses.replace(latency, shapes={EVIL: rows}, settings={EVIL: EVIL}, baseline=EVIL),
-        heatmaps=[dataclasses.replace(item, attention=EVIL + str(i)) for i, item in enumerate(sample.heatmaps(2))],
+        maps=doc.Maps(
+            [dataclasses.replace(item, attention=EVIL + str(i)) for i, item in enumerate(sample.maps(2).heatmaps)], EVIL
+        ),
         environment={EVIL: EVIL},
-        sentence=EVIL,
         folder=EVIL,
     )
     assert faults(page) == []

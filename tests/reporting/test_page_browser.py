@@ -12,6 +12,7 @@ import pytest
 from browser import CHROMIUM, Browser, browser
 from test_page_colours import contrast
 
+from attnport.reporting import document as doc
 from attnport.reporting.html import page as whole
 from attnport.reporting.report import document
 
@@ -55,7 +56,7 @@ def test_the_page_fits_its_window_says_nothing_to_the_console_and_asks_nobody(
 def test_a_page_of_a_folder_where_nothing_was_run_fits_a_phone(chromium: Browser, tmp_path: Path) -> None:
     nothing = dict.fromkeys(("fusion", "parity", "latency", "layers"))
     path = tmp_path / "empty.html"
-    path.write_text(whole(document(sample.findings(**nothing, heatmaps=[], folder="a/" * 60))), encoding="utf-8")
+    path.write_text(whole(document(sample.findings(**nothing, maps=None, folder="a/" * 60))), encoding="utf-8")
     page = chromium.open(path, 390)
     assert (page.overflow, page.console) == (0, [])
 
@@ -68,7 +69,7 @@ def test_a_page_of_very_long_and_hostile_names_fits_a_phone_and_runs_nothing_of_
     table = sample.fusion().targets["ort_cpu"]
     items = tuple(dataclasses.replace(item, kernel=evil, form=evil) for item in table.items)
     fusion = dataclasses.replace(sample.fusion(), targets={evil: dataclasses.replace(table, items=items)})
-    heatmaps = [dataclasses.replace(item, keys=(evil, *item.keys[1:])) for item in sample.heatmaps(layers=2)]
+    maps = doc.Maps([dataclasses.replace(item, keys=(evil, *item.keys[1:])) for item in sample.maps(layers=2).heatmaps])
     plain = sample.layers()
     layers = dataclasses.replace(
         plain,
@@ -77,7 +78,7 @@ def test_a_page_of_very_long_and_hostile_names_fits_a_phone_and_runs_nothing_of_
     )
     environment = {evil: evil}
     page = chromium.open(
-        _page(tmp_path, manifest=manifest, fusion=fusion, heatmaps=heatmaps, layers=layers, environment=environment),
+        _page(tmp_path, manifest=manifest, fusion=fusion, maps=maps, layers=layers, environment=environment),
         390,
     )
     assert str(page.run("document.title")).startswith("<script>")
@@ -182,7 +183,7 @@ def test_the_maps_are_images_of_equal_size_that_say_their_strongest_pair(chromiu
     page = chromium.open(_page(tmp_path), 1280)
     images = "[...document.querySelectorAll('.heads img')]"
     sizes = page.run(f"{images}.map((one) => [one.naturalWidth, one.width])")
-    heatmap = sample.heatmaps()[2]
+    heatmap = sample.maps().heatmaps[2]
     assert {natural for natural, _ in sizes} == {len(heatmap.keys)}
     assert min(shown for _, shown in sizes) >= 80
     title = page.run(f"{images}[{2 * 12 + 5}].title")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import math
 import struct
 import zlib
@@ -13,10 +12,12 @@ import page_sample as sample
 import pytest
 
 from attnport.artifacts import CaseResult, LatencyRow
+from attnport.reporting import document as doc
 from attnport.reporting.charts import domain, place, ticks
-from attnport.reporting.heatmap import IMAGE_BUDGET_BYTES, INK, VEIL, Heatmap, png, section, short_names
+from attnport.reporting.document import mebibytes, milliseconds, scientific, significant
+from attnport.reporting.facts import share
+from attnport.reporting.html import IMAGE_BUDGET_BYTES, INK, VEIL, html, png
 from attnport.reporting.markup import Html, el, join, name, text
-from attnport.reporting.measures import mebibytes, milliseconds, scientific, share, significant
 
 
 def test_text_is_escaped_and_markup_is_not() -> None:
@@ -89,12 +90,12 @@ def _pixels(image: bytes) -> np.ndarray:
 
 def test_an_image_holds_the_weights_to_four_thousandths() -> None:
     weights = np.random.default_rng(0).random((5, 7))
-    alpha = _pixels(png(weights))[..., 3].astype(float)
+    alpha = _pixels(png(weights, np.zeros((5, 7), dtype=bool)))[..., 3].astype(float)
     assert (alpha / 255) ** 2 == pytest.approx(weights, abs=0.004)
 
 
 def test_weights_that_are_no_numbers_are_clear() -> None:
-    assert _pixels(png(np.array([[np.nan, -1.0, 2.0]])))[0, :, 3].tolist() == [0, 0, 255]
+    assert _pixels(png(np.array([[np.nan, -1.0, 2.0]]), np.zeros((1, 3), dtype=bool)))[0, :, 3].tolist() == [0, 0, 255]
 
 
 def test_what_is_hidden_has_a_colour_of_its_own() -> None:
@@ -103,51 +104,30 @@ def test_what_is_hidden_has_a_colour_of_its_own() -> None:
     assert image[0, 0].tolist() == [*INK, 255]
 
 
-def test_a_mask_is_said_in_words() -> None:
-    hidden = np.array([[False, True, True], [True, False, True]])
-    item = Heatmap("a", ("q1", "q2"), ("k1", "k2", "k3"), np.full((1, 2, 3), 0.5), hidden)
-    assert "Masks hide 67 % of the pairs of each attention" in section([item], "s", "")
-    assert "hide no key from any query here" in section([dataclasses.replace(item, hidden_ST=None)], "s", "")
-    with pytest.raises(ValueError, match=r"got a mask of shape \[1, 3\]"):
-        dataclasses.replace(item, hidden_ST=hidden[:1])
-
-
-def test_weights_that_do_not_fit_their_tokens_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"got weights of shape \[1, 2, 2\]; expected \[heads, 1, 2\]"):
-        Heatmap("a", ("x",), ("x", "y"), np.zeros((1, 2, 2)))
-    with pytest.raises(ValueError, match="at least one"):
-        Heatmap("a", (), (), np.zeros((1, 0, 0)))
+def drawn(*heatmaps: doc.Heatmap) -> str:
+    return html([doc.Maps(heatmaps, "s")])
 
 
 def test_the_images_of_a_large_model_stay_within_their_budget_and_the_rest_is_counted() -> None:
     tokens = tuple(f"t{i}" for i in range(32))
     weights = np.random.default_rng(1).random((32, 32, 32))
-    many = [Heatmap(f"layer.{i}", tokens, tokens, weights) for i in range(40)]
-    made = section(many, "s", "")
+    hidden = np.zeros((32, 32), dtype=bool)
+    made = drawn(*(doc.Heatmap(f"layer.{i}", tokens, tokens, weights, hidden) for i in range(40)))
     assert len(made) < 2 * IMAGE_BUDGET_BYTES
     shown = made.count('<th scope="row">')
     assert 1 < shown < 40
-    assert f"{40 - shown} of 40 attentions are left out" in made
-    assert 'title="layer.0"' in made
-    assert 'title="layer.39"' in made
+    assert f"One of {-(-40 // shown)} attentions is shown" in made
+    assert "layer.<wbr>0<" in made
 
 
 def test_cross_attention_has_its_own_tokens_on_each_axis() -> None:
-    made = section([Heatmap("a", ("q",), ("k1", "k2"), np.array([[[0.25, 0.75]]]))], "s", "")
+    made = drawn(doc.Heatmap("a", ("q",), ("k1", "k2"), np.array([[[0.25, 0.75]]]), np.zeros((1, 2), dtype=bool)))
     assert "strongest: q to k2, 0.75" in made
-    assert "Rows of a from the top: <code>q</code>" in made
-    assert "Columns of a from the left: <code>k1 k2</code>" in made
-
-
-def test_names_are_shortened_to_what_differs() -> None:
-    assert short_names([f"m.layer.{i}.attention.self" for i in range(3)]) == ["layer.0", "layer.1", "layer.2"]
-    assert short_names(["only.one"]) == ["only.one"]
-    assert short_names(["a", "b"]) == ["a", "b"]
-    assert short_names(["enc.0.attn", "dec.0.attn", "dec.0.cross"]) == ["enc.0.attn", "dec.0.attn", "dec.0.cross"]
+    assert "a: rows from the top <code>q</code>; columns from the left <code>k1 k2</code>" in made
 
 
 def test_an_image_in_the_page_is_the_image_of_its_head() -> None:
-    item = sample.heatmaps(layers=1, heads=2)[0]
-    made = section([item], "s", "")
+    item = sample.maps(layers=1, heads=2).heatmaps[0]
+    made = drawn(item)
     urls = [part.split('"')[0] for part in made.split("base64,")[1:]]
     assert base64.b64decode(urls[1]) == png(item.weights_HST[1], item.hidden_ST)

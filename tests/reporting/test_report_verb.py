@@ -84,7 +84,7 @@ def _add(folder: Path, **reports: Any) -> None:
 def test_the_page_shows_the_reports_and_the_maps_of_a_sentence(folder: Path, tmp_path: Path) -> None:
     _add(folder, fusion=sample.fusion(), parity=sample.parity(), latency=sample.latency())
     text = tmp_path / "text.txt"
-    text.write_text("the ferry\n\nthe ferry that crosses the river at dawn carries letters and bread\nthe dawn\n")
+    text.write_text("\nthe ferry that crosses the river at dawn carries letters and bread\nthe dawn\n")
     page = verb.report(folder, text=text).read_text(encoding="utf-8")
     assert faults(page) == []
     assert "<q>the ferry that crosses the river at dawn carries letters and bread</q>" in page
@@ -96,7 +96,7 @@ def test_the_page_shows_the_reports_and_the_maps_of_a_sentence(folder: Path, tmp
 def test_the_maps_are_the_weights_of_the_module(folder: Path) -> None:
     manifest = open_folder(folder)
     read = "the ferry crosses the river at dawn and the bread cannot sleep"
-    maps = verb._maps(folder, manifest, [read])
+    maps = verb._maps(folder, manifest, read)
     (found,) = maps.heatmaps
     assert found.queries == (
         "the",
@@ -119,11 +119,9 @@ def test_the_maps_are_the_weights_of_the_module(folder: Path) -> None:
 
 
 def test_padding_stands_beside_the_sentence_and_is_drawn_as_what_the_mask_hides(folder: Path) -> None:
-    (found,) = verb._maps(
-        folder, open_folder(folder), ["the ferry crosses river at dawn and letters cannot sleep"]
-    ).heatmaps
+    read = "the ferry crosses river at dawn and letters cannot sleep"
+    (found,) = verb._maps(folder, open_folder(folder), read).heatmaps
     assert found.keys == (*found.queries, "padding", "padding", "padding")
-    assert found.hidden_ST is not None
     assert not found.hidden_ST[:, :-3].any()
     assert found.hidden_ST[:, -3:].all()
 
@@ -132,7 +130,6 @@ def test_what_a_causal_module_hides_is_drawn_too() -> None:
     weights_HST = np.tril(np.ones((2, 3, 3)))
     weights_HST[0, 2, 0] = 0  # of one head alone: a small weight and no mask
     found = verb._heatmap("a", weights_HST, ())
-    assert found.hidden_ST is not None
     np.testing.assert_array_equal(found.hidden_ST, ~np.tril(np.ones((3, 3), dtype=bool)))
 
 
@@ -141,7 +138,7 @@ def test_a_page_without_reports_says_how_to_make_them(folder: Path) -> None:
     assert faults(page) == []
     for name in ("fuse", "check", "bench"):
         assert f"Not run yet: <code>attnport {name} {folder}" in page
-    assert verb.SENTENCE in page
+    assert f"Not run yet: <code>attnport report {folder} --maps" in page
 
 
 def test_a_page_is_written_again_only_when_something_changed(folder: Path) -> None:
@@ -161,10 +158,13 @@ def test_a_source_that_changed_leaves_the_maps_out_and_says_why(folder: Path, mo
 
     with monkeypatch.context() as broken:
         broken.setattr(verb, "load_spec", refuse)
-        page = verb.report(folder).read_text(encoding="utf-8")
+        page = verb.report(folder, maps=True).read_text(encoding="utf-8")
     assert "the weights of model changed since export." in page
     assert "<img" not in page
-    assert "<img" in verb.report(folder).read_text(encoding="utf-8"), "the source is back, the page is still old"
+    page = verb.report(folder, maps=True).read_text(encoding="utf-8")
+    assert page.count("<img") == 2
+    assert f"Inputs: {verb._SENTENCE}" in page
+    assert "<q>" not in page  # it is none of the user's
 
 
 def test_a_report_that_was_edited_is_refused(folder: Path) -> None:
@@ -189,9 +189,12 @@ def test_markdown_is_a_file_of_its_own_beside_the_page(folder: Path) -> None:
     assert (made.stat().st_mtime_ns, page.stat().st_mtime_ns) == written, "one made the other old"
 
 
-def test_markdown_needs_no_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [{}, {"kind": "md"}, {"kind": "md", "maps": True}])
+def test_a_report_without_maps_needs_no_source(
+    folder: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verb, "load_spec", None)
-    assert "Not run yet: `attnport check" in verb.report(folder, kind="md").read_text(encoding="utf-8")
+    assert "attnport check" in verb.report(folder, **options).read_text(encoding="utf-8")
 
 
 def test_layers_are_shown_until_parity_is_checked_anew(folder: Path) -> None:
@@ -214,15 +217,15 @@ def test_bad_folders_and_texts_are_refused(folder: Path, tmp_path: Path) -> None
 
 
 def test_a_text_of_long_sentences_is_cut_to_what_can_be_read(folder: Path) -> None:
-    maps = verb._maps(folder, open_folder(folder), [" ".join(["ferry"] * 60)])
+    maps = verb._maps(folder, open_folder(folder), " ".join(["ferry"] * 60))
     assert 0 < len(maps.heatmaps[0].queries) <= 40
-    assert len(maps.heatmaps[0].queries) == len(maps.sentence.split())
+    assert len(maps.heatmaps[0].queries) == len(maps.inputs.split())
 
 
 def test_a_model_that_reads_no_text_is_shown_on_random_inputs(folder: Path) -> None:
     manifest = dataclasses.replace(open_folder(folder), tokenizer=None)
-    maps = verb._maps(folder, manifest, ["the ferry"])
-    assert maps.sentence == "random inputs, batch=1,seq=20"
+    maps = verb._maps(folder, manifest, "the ferry")
+    assert (maps.inputs, maps.quoted) == ("random, batch=1,seq=20", False)
     assert maps.heatmaps[0].keys == tuple(map(str, range(20)))
 
 

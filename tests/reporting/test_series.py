@@ -13,11 +13,10 @@ from attnport.artifacts import LatencyReport, LatencyRow, LayerReport
 from attnport.parity.bound import FACTORS
 from attnport.reporting.charts import axis, describe, kinds
 from attnport.reporting.charts import line_chart as chart
-from attnport.reporting.document import Series, Text
+from attnport.reporting.document import Series, Text, scientific
 from attnport.reporting.facts import BOUND, grid
 from attnport.reporting.latency import scalings
 from attnport.reporting.layers import first_beyond, layer_errors, layers
-from attnport.reporting.measures import scientific
 
 
 def test_errors_by_layer_are_relative_to_the_layer_and_have_their_bound() -> None:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnport.artifacts import ParityReport
+from attnport.console.terminal import shown as as_text
 from attnport.errors import IntegrityError, MissingDependency, SpecError, UnavailableError, UsageError
 from attnport.folder import trust
 from attnport.folder.workspace import change
 from attnport.jsonfile import from_json
-from attnport.machines import MachineResult
 from attnport.verbs import machines
 from attnport.verbs.check import check
-from attnport.verbs.machines import Work, on_machines, run_here
+from attnport.verbs.machines import MachineResult, MachinesReport, Work, on_machines, run_here
+
+
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task has a process of its own, and changes its environment."""
+    monkeypatch.setenv(trust.VARIABLE, "")
+
 
 OPTIONS: dict[str, Any] = {"runtimes": ("onnx_reference",), "text": None}
 
@@ -61,7 +67,7 @@ def test_a_report_in_the_folder_does_not_stand_for_that_of_a_machine(tiny_artifa
 
 
 def test_the_verdict_there_is_an_exit_code_here(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = answered(work(tiny_artifact, runtimes=("tensorrt",)))
+    found = answered(work(tiny_artifact, runtimes=("onnx_reference", "tensorrt")))
     assert found.exit_code == UnavailableError.exit_code
     assert found.error.startswith("tensorrt was not run")
     assert isinstance(found.report, ParityReport)
@@ -84,7 +90,7 @@ def test_code_runs_there_only_if_it_was_asked_for_here_and_is_the_same(
     assert sent.trusted
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
     assert answered(sent).exit_code == 0
-    assert trust.VARIABLE not in os.environ
+    monkeypatch.setenv(trust.VARIABLE, "")
     refused = answered(dataclasses.replace(sent, trusted=""))
     assert refused.exit_code == SpecError.exit_code
     assert "was not exported by you on this machine" in refused.error
@@ -119,16 +125,13 @@ def test_folders_and_the_file_of_a_metric_are_sent_whole(tiny_artifact: Path, tm
     assert told["runtimes"] == OPTIONS["runtimes"]
 
 
-def test_the_module_of_a_metric_is_sent_unless_it_is_installed(
-    tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "metric_of_mine.py").write_text("def accuracy(model): return 1.0")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    sent = work(tiny_artifact, metric="metric_of_mine:accuracy")
-    there = tmp_path / "there"
-    assert machines._unpacked(sent.options, there)["metric"] == f"{there}/metric/metric_of_mine.py:accuracy"
-    installed = work(tiny_artifact, metric="numpy.linalg:norm")
-    assert machines._unpacked(installed.options, there)["metric"] == "numpy.linalg:norm"
+def test_the_tables_of_each_machine_and_artifact_are_shown_under_its_name(tiny_artifact: Path) -> None:
+    found = dataclasses.replace(answered(work(tiny_artifact)), machine="first")
+    lost = MachineResult("<lost>", "other", "", 0, 3, "the node died: a & b", None)
+    lines = as_text(MachinesReport("check", 3, (found, lost))).splitlines()
+    first, second = (next(at for at, line in enumerate(lines) if line.startswith(name)) for name in ("first", "<lost>"))
+    assert any("onnx_reference" in line and "PASS" in line for line in lines[first:second])
+    assert lines[second:] == ["<lost>, other", "the node died: a & b"]
 
 
 def test_a_host_with_several_nodes_has_a_name_for_each() -> None:
