@@ -1,4 +1,4 @@
-"""`--ray` and `--page` of `check`, `bench` and `tune`: the verb on every machine of a cluster, for several folders."""
+"""`--ray` of `check`, `bench` and `tune`: the verb on every machine of a cluster, for several folders."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnport.runtimes._torch_modes import HIDDEN, AttentionMode, operator_name
-from attnport.runtimes._written_attention import PRODUCTS
+from attnport.runtimes._torch_modes import ATTENTION_PRODUCTS, HIDDEN, AttentionMode, operator_name
 
 # fmt: off
 # Operators that only change layout, type or a few elements between a softmax and the product that uses it.
@@ -93,7 +92,7 @@ class Watch(AttentionMode):
         tensors = (value for value in tree_leaves(args) if isinstance(value, Tensor))
         origins = {self._origins[tensor] for tensor in tensors if tensor in self._origins}
         name = operator_name(func).removesuffix("_")
-        if name in PRODUCTS:
+        if name in ATTENTION_PRODUCTS:
             self._attentions |= origins
         elif origins and name in _TRANSPARENT:
             for value in tree_leaves(result):
