@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from attnport.artifacts import ParityReport, RuntimeParity
-from attnport.cli import cli
 from attnport.console.terminal import shown as as_text
 from attnport.errors import ParityFailed, ProfileError, UnavailableError, UsageError
 from attnport.folder.machine import Gpu, find_gpus
@@ -199,20 +197,6 @@ def test_it_measures_the_runtimes_that_compute_on_a_gpu() -> None:
         "torch_eager_cuda",
     ]
     assert verb.EAGER in verb.gpu_runtimes()
-
-
-def test_the_command_line_passes_all_of_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-
-    def run(**options: Any) -> None:
-        given.update(options)
-        raise UnavailableError("there is no GPU here.")
-
-    monkeypatch.setattr(verb, "gpu_check", run)
-    line = "gpu-check --only tiny --shape batch=8/16 --shape batch=1 --no-cold --budget 7"
-    assert CliRunner().invoke(cli, line.split()).exit_code == UnavailableError.exit_code
-    assert given["shapes"] == ("batch=8/16", "batch=1")
-    assert (given["cold"], given["budget_s"], given["only"]) == (False, 7.0, ("tiny",))
 
 
 @pytest.mark.gpu
