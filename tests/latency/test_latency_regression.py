@@ -147,6 +147,8 @@ def test_what_one_run_lacks_is_not_compared_and_is_no_regression() -> None:
     }
     assert next(row.reason for row in found.rows if row.runtime == "gone") == "not measured after: it ended by SIGSEGV"
     assert found.verdict == "no regression shown"
+    absent = replace(after, absent={"gone": "it is not installed"})
+    assert "not measured after: it is not installed" in {row.reason for row in regression(before, absent).rows}
 
 
 def test_workloads_of_other_content_are_not_compared() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attnport.latency import judging as latency
+from attnport.latency import rows as latency
 from attnport.latency import statistics
 from attnport.latency.rows import STEADY_ROUNDS, next_look, precise
 from attnport.latency.statistics import (
