@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnport.artifacts import Interval, LatencyReport
+from attnport.artifacts import Interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +70,23 @@ class Best:
     text: str
 
 
-Part = str | Name | Code | Verdict | Span | Share | Best
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio with its interval. The page also draws it, on a logarithmic axis that the table shares.
+
+    Attributes:
+        ends: Low, middle and high.
+        within: The ends of the axis.
+        style: `faster`, `slower` or `same`.
+    """
+
+    text: str
+    ends: tuple[float, float, float]
+    within: tuple[float, float]
+    style: str
+
+
+Part = str | Name | Code | Verdict | Span | Share | Best | Ratio
 Line = Part | tuple["Line", ...]
 """The content of a line or a cell."""
 BELOW = frozenset({"sub", "how", "why"})
@@ -221,13 +237,6 @@ class LineChart:
 
 
 @dataclass(frozen=True)
-class Ratios:
-    """A chart of the ratios to the baseline for each workload; the table has their numbers."""
-
-    report: LatencyReport
-
-
-@dataclass(frozen=True)
 class Heatmap:
     """One attention's weights.
 
@@ -293,7 +302,7 @@ class Aside(Card):
     style: str = ""
 
 
-Block = Table | Text | Bullets | Pairs | Commands | Folded | Lines | Ratios | Maps | Only | Cards | Aside
+Block = Table | Text | Bullets | Pairs | Commands | Folded | Lines | Maps | Only | Cards | Aside
 
 
 Detail = Literal["brief", "whole", "page"]

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 _FOLDER = Path(__file__).parent
-_MOST_CHARTS = 12
 INK = (10, 58, 120)
 """The colour of an attention map, opaque for weight 1; the style sheet inverts it on a dark page."""
 VEIL = (150, 96, 30, 72)
@@ -138,10 +137,8 @@ def _block(block: doc.Block) -> Html:
     if isinstance(block, doc.Cards):
         cards = (el("section", el("h2", card.title), html(card.blocks), class_="card") for card in block.cards)
         return el("div", *cards, class_="cards")
-    if isinstance(block, doc.Aside):
-        inside = el("div", html(block.blocks))
-        return el("section", el("h2", block.title), inside, class_=f"notrun {block.style}".strip())
-    return _ratios(block)
+    inside = el("div", html(block.blocks))
+    return el("section", el("h2", block.title), inside, class_=f"notrun {block.style}".strip())
 
 
 def _table(block: doc.Table) -> Html:
@@ -175,6 +172,8 @@ def _row(row: doc.Row, columns: tuple[doc.Column, ...]) -> Html:
 def _cell(value: doc.Line, column: doc.Column, why: Html | None) -> Html:
     if isinstance(value, doc.Share):
         return _share(value)
+    if isinstance(value, doc.Ratio):
+        return el("td", value.text, charts.track(value), class_="n")
     if isinstance(value, doc.Best):
         return el("td", value.text, class_="n", data_best=True)
     return el("td", line(value), why and join((" ", why)), class_="n" if column.number else None)
@@ -206,27 +205,6 @@ def _lines(block: doc.Lines) -> Html:
             shown if drawn else None,
             charts.line_legend(styles, list(bounds)) if drawn else None,
             details("The numbers", *(_table(item.table()) for item in block.charts)),
-        )
-    )
-
-
-def _ratios(block: doc.Ratios) -> Html:
-    report = block.report
-    all_rows = [row for rows in report.shapes.values() for row in rows.values()]
-    within = charts.domain(all_rows)
-    figures = [
-        charts.ratio_chart(workload, report.baseline, rows, within)
-        for workload, rows in report.shapes.items()
-        if any(row.ratio for row in rows.values())
-    ]
-    if not figures:
-        return text("")
-    left_out = len(figures) - _MOST_CHARTS
-    return join(
-        (
-            el("div", *figures[:_MOST_CHARTS], class_="charts"),
-            el("p", f"{left_out} more workloads are in the table alone.", class_="quiet") if left_out > 0 else None,
-            charts.ratio_legend(report.baseline, [row.verdict for row in all_rows]),
         )
     )
 

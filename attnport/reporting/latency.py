@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -46,6 +47,7 @@ _PARTS: Figures = {
 }
 _SHAPE = re.compile(r"\w+=\d+(?:,\w+=\d+)*")
 _STYLES = {"faster": "pass", "slower": "miss"}
+_DRAWN = {"faster": "faster", "slower": "slower"}
 DEVICE = (
     "Parts of a call by events on the device’s stream: copying inputs there, computing, copying outputs back. A ratio "
     "here is of computing alone."
@@ -75,8 +77,8 @@ def latency(
     """
     page = detail == "page"
     if page:
-        yield doc.Text(("Time relative to ", doc.Name(report.baseline), " in the same run; below 1 is faster."))
-        yield doc.Ratios(report)
+        ratios = ("Ratios are to ", doc.Name(report.baseline), " in the same run; below 1 is faster. ")
+        yield doc.Text((*ratios, "The line below a ratio is its interval, on one axis for all, with a mark at 1."))
     timed = [row for rows in report.shapes.values() for row in rows.values() if row.median_ns is not None]
     yield _speed(report, parity, page)
     if detail != "brief":
@@ -119,11 +121,14 @@ def _speed(report: LatencyReport, parity: ParityReport | None, page: bool) -> do
     """The figures of each workload: measured rows by their median, then the others, those of no workload at the end."""
     right = {workload: name for workload, (name, _) in fastest_right(report, parity).items() if parity}
     never = never_timed(report) if len(report.shapes) > 1 else {}
+    within = axis([row for rows in report.shapes.values() for row in rows.values()])
 
     def row(name: str, of: LatencyRow, best: bool) -> doc.Row:
         if of.why:
             return doc.Row((doc.Name(name), doc.Verdict("NOT_RUN")), of.why.text)
         cells: list[doc.Line] = [figure(of) for figure in _SPEED.values()]
+        if page and of.ratio:
+            cells[1] = doc.Ratio(ratio(of.ratio, of.verdict), of.ratio, within, _DRAWN.get(of.verdict, "same"))
         if best and of.verdict in ("faster", "baseline"):
             cells[0] = doc.Best(milliseconds(of.median_ns))
         judged = (doc.Verdict(of.verdict, _STYLES.get(of.verdict, "plain")),) if page else ()
@@ -139,6 +144,14 @@ def _speed(report: LatencyReport, parity: ParityReport | None, page: bool) -> do
     columns = (*doc.words("runtime", *["verdict"] * page), *doc.numbers(*_SPEED), *doc.words(*["ran"] * page))
     caption = "Latency, throughput and memory by workload" if page else "latency"
     return doc.Table(caption, columns, tuple(groups), "workload", "latency")
+
+
+def axis(rows: Sequence[LatencyRow]) -> tuple[float, float]:
+    """The ends of an axis that holds all intervals, and 1, with a margin."""
+    ends = [end for row in rows if row.ratio for end in (row.ratio[0], row.ratio[2]) if 0 < end < math.inf]
+    low, high = min((*ends, 1.0)), max((*ends, 1.0))
+    margin = (high / low) ** 0.08 * 1.04
+    return low / margin, high * margin
 
 
 def _title(report: LatencyReport, workload: str) -> doc.Line:

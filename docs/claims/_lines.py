@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
-from attnport.reporting.charts import place, ticks
+from attnport.reporting.charts import place
 from attnport.reporting.markup import Html, el
-from claims._svg import COLOURS, LETTER_PX, TEXT, line, picture, words
+from claims._svg import COLOURS, LETTER_PX, TEXT, line, picture, ticks, words
 
 _WIDTH, _HEIGHT = 300.0, 240.0
 _LEFT, _TOP, _BELOW, _GAP = 62.0, 30.0, 44.0, 40.0

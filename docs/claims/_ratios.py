@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attnport.reporting.charts import place, ticks
+from attnport.reporting.charts import place
 from attnport.reporting.markup import Html, el
 from claims._findings import Ratio, shown
-from claims._svg import COLOURS, LETTER_PX, TEXT, line, picture, words
+from claims._svg import COLOURS, LETTER_PX, TEXT, line, picture, ticks, words
 
 _WIDTH, _ROW, _TOP = 320.0, 22.0, 30.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from attnport.reporting.markup import Html, el, join
@@ -10,6 +11,15 @@ COLOURS = ("#0b4f9c", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#a16207", "#b
 GRID, TEXT = "#d4d4d8", "#27272a"
 LETTER_PX = 6.2
 """About the width of a letter at 11 px."""
+_TICKS = tuple(round(step * 10**power, 12) for power in range(-4, 5) for step in (1, 2, 5))
+
+
+def ticks(within: tuple[float, float], *, most: int = 6) -> list[float]:
+    """Round ratios inside a range; only powers of ten if there would be too many."""
+    inside = [tick for tick in _TICKS if within[0] <= tick <= within[1]]
+    if len(inside) > most:
+        inside = [tick for tick in inside if math.log10(tick).is_integer()]
+    return inside
 
 
 def picture(width: float, height: float, title: str, parts: Iterable[Html]) -> str:
