@@ -124,6 +124,7 @@ def check(
     NOT_RUN; the others are still reported.
     """
     from attnport.verbs import check as checking
+    from attnport.verbs._arguments import command_line
     from attnport.verbs._saving import check_target, save
 
     options = run.keywords
@@ -146,7 +147,7 @@ def check(
             out.print(workflow_commands(report, annotated(bisected) if bisected else ()))
         else:
             out.show(bisected or report, "whole" if out.verbose else "brief")
-        again = checking.command(options["folder"], options["text"], options["inputs"])
+        again = command_line(checking.check, **options | {"runtimes": (), "force": False})
         checking.raise_for(report, options["runtimes"], "" if bisect or options["precision"] else again)
 
     return finish

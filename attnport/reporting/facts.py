@@ -220,6 +220,8 @@ def again(manifest: Manifest, folder: str) -> list[str]:
     options = "".join(f" --input {shlex.quote(without_examples(item))}" for item in manifest.source.inputs)
     options += "".join(f" --dim {shlex.quote(item)}" for item in manifest.source.dims)
     options += "".join(f" --outputs {shlex.quote(item)}" for item in manifest.source.outputs)
+    options += "".join(f" --{name} {value}" for name in ("task", "part") if (value := getattr(manifest.source, name)))
+    options += " --trust-remote-code" * manifest.source.trust_remote_code
     shape = grid(manifest)
     ship = f"attnport ship {source}{options} -o {folder}"
     return [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -234,18 +233,12 @@ def _sizes(manifest: Manifest, shapes: Sequence[str]) -> list[dict[str, int]]:
     return [sizes for shape in shapes for sizes in parse_grid(shape, manifest.io.dims)]
 
 
-def command(folder: Path, text: Path | None = None, inputs: Path | None = None) -> str:
-    """The command line that checks a folder on the same cases."""
-    given = {"--text": text, "--inputs": inputs}
-    return shlex.join(["attnport", "check", str(folder), *(f"{name}={path}" for name, path in given.items() if path)])
-
-
 def raise_for(report: ParityReport, named: Sequence[str] = (), again: str = "") -> None:
     """Raises the exception for the verdict of a report, if any.
 
     Args:
         named: Runtimes that the user named; if one is NOT_RUN, it is an error.
-        again: The command of the check, where `--bisect` would tell more about it; see `command`.
+        again: The command of the check, where `--bisect` would tell more about it; see `command_line`.
 
     Raises:
         ParityFailed: a runtime or a lowered form failed.

@@ -35,7 +35,7 @@ from attnport.reporting.choice import Choice
 from attnport.reporting.facts import lacking, not_checked, short_shape, without
 from attnport.reporting.fusion import total
 from attnport.reporting.parity import forms
-from attnport.verbs._arguments import verb_of_fields
+from attnport.verbs._arguments import command_line, verb_of_fields
 from attnport.verbs._deployables import advise
 from attnport.verbs.bundle import BUNDLE
 from attnport.verbs.export import WithWeights, exported
@@ -176,11 +176,11 @@ class _Ship:
 
     def check(self) -> str:
         from attnport.parity.layers import why_no_layers
-        from attnport.verbs.check import check, command, raise_for
+        from attnport.verbs.check import check, raise_for
 
         report = check(self.folder, **self._options())
         problem = why_no_layers(self.folder, report, **self._options())
-        raise_for(report, again=command(self.folder, self.text))
+        raise_for(report, again=command_line(check, folder=self.folder, text=self.text))
         verdicts = Counter(row.verdict for row in (*report.runtimes.values(), *report.forms.values()))
         counts = ", ".join(f"{verdicts[one]} {one}" for one in ("PASS", "FAIL", "NOT_RUN") if verdicts[one])
         return counts + (f"; {problem}" if problem else "")

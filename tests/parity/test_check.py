@@ -16,7 +16,8 @@ from attnport.errors import IntegrityError, ParityFailed, UnavailableError, Usag
 from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import read
 from attnport.runtimes import base
-from attnport.verbs.check import check, command, raise_for
+from attnport.verbs._arguments import command_line
+from attnport.verbs.check import check, raise_for
 
 Outputs = dict[str, np.ndarray]
 Lie = Callable[[Mapping[str, np.ndarray], Outputs], Outputs]
@@ -359,7 +360,7 @@ def failed(runtime: str, provider: str, form: RuntimeParity | None = None, error
     return ParityReport("FAIL", {runtime: row}, {runtime: form} if form else {})
 
 
-def hint_of(report: ParityReport, again: str = command(Path("my out"))) -> str:
+def hint_of(report: ParityReport, again: str = command_line(check, folder=Path("my out"))) -> str:
     with pytest.raises(ParityFailed) as caught:
         raise_for(report, again=again)
     return caught.value.hint
@@ -391,8 +392,10 @@ def test_no_search_is_advised_where_there_is_nothing_to_search() -> None:
 
 def test_a_form_that_fails_is_searched_by_a_check_of_all() -> None:
     wrong = failed("openvino", "openvino 1").runtimes["openvino"]
-    hint = hint_of(ParityReport("FAIL", {}, {"onnx": wrong}), command(Path("out"), text=Path("a b.txt")))
-    assert hint.endswith("Where it goes wrong: attnport check out '--text=a b.txt' --bisect")
+    again = command_line(check, folder=Path("out"), text=Path("a b.txt"), shapes=("batch=2",), thorough=True)
+    hint = hint_of(ParityReport("FAIL", {}, {"onnx": wrong}), again)
+    options = "'--text=a b.txt' --shape=batch=2 --thorough"
+    assert hint.endswith(f"Where it goes wrong: attnport check out {options} --bisect")
 
 
 def test_a_runtime_with_several_engines_is_there_when_one_ran() -> None:
