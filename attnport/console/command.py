@@ -90,7 +90,7 @@ class Verb(click.Command):
 
     def _run(self, **values: Any) -> None:
         def taken(function: Callable[..., Any]) -> dict[str, Any]:
-            return {name: values.pop(name) for name in parameters(function) if name in values}
+            return {name: values.pop(name) for name, one in parameters(function).items() if one.note}
 
         out, own = Reporter(**taken(Reporter)), taken(self._work)
         cluster = taken(on_cluster) if self._several else {}

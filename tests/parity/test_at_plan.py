@@ -134,7 +134,7 @@ def test_what_cannot_be_asked_for_is_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"int8.*expected one of fp32, fp16"):
         check(folder, [], precision="int8")
     with pytest.raises(UsageError, match="--bisect goes without --precision"):
-        check_and_bisect(folder, [], plan="fp16")
+        check_and_bisect(folder, [], precision="fp16")
     if not base.get(GPU).probe().available:
         with pytest.raises(UnavailableError, match="torch_eager_cuda, by which the others are judged"):
             check(folder, [], precision="fp16", eager=GPU)
