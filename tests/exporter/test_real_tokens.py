@@ -339,8 +339,9 @@ def test_layers_of_torchs_own_run_on_real_tokens(layer: type[Block], target: str
     )
 
 
-def test_rows_of_padding_are_zero_in_outputs(tmp_path: Path) -> None:
-    spec = spec_of([FeedForward, Attend, FeedForward])
+@pytest.mark.parametrize("last", [FeedForward, Positions])  # the second is computed for all tokens
+def test_rows_of_padding_are_zero_in_outputs(last: type[Block], tmp_path: Path) -> None:
+    spec = spec_of([FeedForward, Attend, FeedForward, last])
     lowered(spec, "ort_cpu", tmp_path)
     session = runtimes.get("ort_cpu").open(Opening(spec.io, model=tmp_path / "form.onnx"))
     real = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]])
