@@ -169,7 +169,7 @@ def test_one_precision_of_a_runtime_is_checked_beside_what_is_known(
     measured()
     check(checked, ["openvino.bf16"])
     assert measured() == []
-    with pytest.raises(UsageError, match="--runtime torch_eager --precision bf16"):
+    with pytest.raises(UsageError, match=r"torch_eager\.bf16: torch_eager runs the module"):
         check(checked, ["torch_eager.bf16"])
 
 
