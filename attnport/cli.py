@@ -141,8 +141,8 @@ def check(
 
     def finish() -> None:
         if kind == "github":
-            from attnport.parity.bisect import annotated
             from attnport.reporting.ci import workflow_commands
+            from attnport.reporting.layers import annotated
 
             out.print(workflow_commands(report, annotated(bisected) if bisected else ()))
         else:

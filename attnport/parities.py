@@ -1,10 +1,11 @@
-"""The content of `parity.json` and `layers.json`: results by runtime, and by case and output or by layer.
+"""The content of `parity.json` and `layers.json`, and where a runtime goes wrong: results by case and output, or layer.
 
 Import these from `artifacts`. Fields with a default are newer than the first reports, which can still be read.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -68,6 +69,14 @@ class PaddedRows:
     nonfinite: NonFinite
 
 
+def used(*errors: tuple[float | None, float]) -> float | None:
+    """The largest of some errors, each divided by its bound: above 1 is a failure. None if there is none of them."""
+    shares = [
+        error / bound if bound > 0 else math.inf if error > 0 else 0.0 for error, bound in errors if error is not None
+    ]
+    return max(shares, default=None)
+
+
 @dataclass(frozen=True)
 class CaseResult:
     """One output in one case: the verdict, and all metrics. Errors are against the float64 reference.
@@ -100,6 +109,11 @@ class CaseResult:
     padded: PaddedRows | None = None
     argmax: Argmax | None = None
 
+    @property
+    def used(self) -> float | None:
+        """The larger of the two errors, each divided by its bound; None if nothing was compared."""
+        return used((self.rms_error, self.rms_bound), (self.max_error, self.max_bound))
+
 
 @dataclass(frozen=True)
 class InvarianceResult:
@@ -112,6 +126,11 @@ class InvarianceResult:
     rms_bound: float
     max_difference: float | None
     max_bound: float
+
+    @property
+    def used(self) -> float | None:
+        """The larger of the two differences, each divided by its bound; None if nothing was compared."""
+        return used((self.rms_difference, self.rms_bound), (self.max_difference, self.max_bound))
 
 
 @dataclass(frozen=True)
@@ -139,7 +158,8 @@ class RuntimeParity:
     """One runtime, or one lowered form run without its target, on all cases.
 
     Attributes:
-        absent: Whether its probe found that it is not installed, or needs hardware that this machine lacks.
+        kind: Why it was not run: it cannot run this here, its process died, or nothing says how exact it must be; None
+            if it was run.
         basis: What it was computed from; None in reports that did not record it.
     """
 
@@ -149,7 +169,7 @@ class RuntimeParity:
     ran: Ran | None = None
     cases: tuple[CaseResult, ...] = ()
     invariance: tuple[InvarianceResult, ...] = ()
-    absent: bool = False
+    kind: Literal["unavailable", "died", "no bound"] | None = None
     basis: Basis | None = None
 
 
@@ -162,14 +182,21 @@ def overall(runtimes: Mapping[str, RuntimeParity], forms: Mapping[str, RuntimePa
 
 @dataclass(frozen=True)
 class ParityReport(Printed):
-    """`parity.json`. `runtimes` is by runtime, `forms` is graph parity by lowered form, and `notes` are what the reader
-    must know, such as where the raw module differs from the mask contract."""
+    """`parity.json`.
 
-    schema: Literal["attnport/parity/1"] = field(default="attnport/parity/1", kw_only=True)
+    Attributes:
+        runtimes: By runtime.
+        forms: Graph parity by lowered form.
+        notes: What the reader must know, such as where the raw module differs from the mask contract.
+        absent: The runtimes that are not installed, or need hardware that this machine lacks, and why.
+    """
+
+    schema: Literal["attnport/parity/2"] = field(default="attnport/parity/2", kw_only=True)
     verdict: Verdict
     runtimes: Mapping[str, RuntimeParity]
     forms: Mapping[str, RuntimeParity]
     notes: tuple[str, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -193,10 +220,10 @@ class LayerError:
 
     verdict: Verdict
     reason: str
-    rms_error: float | None
-    rms_bound: float | None
-    max_error: float | None
-    max_bound: float | None
+    rms_error: float | None = None
+    rms_bound: float | None = None
+    max_error: float | None = None
+    max_bound: float | None = None
 
 
 @dataclass(frozen=True)
@@ -220,3 +247,42 @@ class LayerReport:
     case: str
     layers: tuple[Layer, ...]
     runtimes: Mapping[str, LayerSeries]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Where one runtime or form goes wrong, on one of the cases that failed.
+
+    Attributes:
+        subject: As in the parity report; a form has `form ` in front.
+        reason: Why no tensor is named; "" if one is.
+        tensor: The first that diverges, though all that it is computed from and that can be compared is fine.
+        module: The path of the torch module that it belongs to.
+        fused: Whether the fault goes away if tensors inside of `module` are marked as outputs, so that it lies in what
+            the runtime fuses there; `tensor` is then the module's last one, or an output.
+        between: The operators from the fine tensors to `tensor`, its own one last.
+        fine: The nearest tensors before it, all measured; empty if it is made of the inputs.
+        case: The case.
+        readings: The errors there by runtime, or by form and evaluator.
+        notes: What else the reader must know: whether the graph itself is wrong, tensors that were not measured.
+    """
+
+    subject: str
+    reason: str = ""
+    tensor: str = ""
+    module: str = ""
+    fused: bool = False
+    between: tuple[str, ...] = ()
+    fine: tuple[str, ...] = ()
+    case: str = ""
+    readings: Mapping[str, LayerError] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bisected(Printed):
+    """What `check --bisect` gives: the report, and a finding for each runtime or form that failed."""
+
+    schema: Literal["attnport/bisect/2"] = field(default="attnport/bisect/2", kw_only=True)
+    parity: ParityReport
+    findings: tuple[Finding, ...]

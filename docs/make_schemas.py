@@ -17,7 +17,7 @@ from typing import Any
 from attnport.artifacts import EngineRecord, FusionReport, LatencyReport, Manifest, ParityReport, TuneReport
 from attnport.console.run import Written
 from attnport.latency.regression import RegressionReport
-from attnport.parity.bisect import Bisected
+from attnport.parities import Bisected
 from attnport.verbs.audit import AuditReport
 from attnport.verbs.doctor import DoctorReport
 from attnport.verbs.generate import Generated

@@ -122,6 +122,13 @@ tests/parity/test_eager.py
   attnport/parity/eager.py: further runs of eager replace its errors by smaller ones
     - name: parity.worse(kept[case][name], error)
     + name: error
+tests/parity/test_bisect.py
+  attnport/parity/layers.py: an error that fine tensors mended is named
+    - behind = {*before(made, output, _fine(errors))[1], output}
+    + behind = set(made)
+  attnport/parity/layers.py: integers may be too small
+    - differing = np.flatnonzero(result != reference)
+    + differing = np.flatnonzero(result > reference)
 tests/parity/test_invariance.py
   attnport/parity/invariance.py: results that cannot be compared are equal
     - self.problem = self.problem or f"shapes {list(one.shape)} and {list(other.shape)}"
@@ -398,8 +405,8 @@ tests/parity/test_check.py
     - return RuntimeParity("FAIL", portable(f"it cannot be opened: {err.message}", self.folder), opening.plan)
     + return RuntimeParity("NOT_RUN", portable(f"it cannot be opened: {err.message}", self.folder), opening.plan)
   attnport/verbs/check.py: a form that fails is no error
-    - if result.verdict == "FAIL":
-    + if result.verdict == "FAIL" and not name.startswith(FORM):
+    - for name, row in report.forms.items():
+    + for name, row in {}.items():
   attnport/verbs/check.py: a runtime that was named and not run is no error
     - if all(row.verdict == "NOT_RUN" for row in rows):
     + if not rows:

@@ -59,14 +59,15 @@ def _verdicts(manifest: Manifest, parity: ParityReport | None, backend: Backend)
 
     if parity is None:
         return (not_run("parity was not checked"),) * 2
-    missing = not_run("it is not in the parity report")
+    unknown = "it is not in the parity report"
     key = _key(manifest, backend)
-    graph = parity.forms.get(key, missing)
+    graph = parity.forms.get(key, not_run(unknown))
     if backend.measured_as is None:
         # No runtime is for this form alone, but its graph may have been run by the runtime that will open it.
         same = graph.ran is not None and graph.ran.provider == backend.provider
         return graph if same else not_run("its graph was run by another runtime"), graph
-    return parity.runtimes.get(backend.measured_as, missing), graph
+    absent = parity.absent.get(backend.measured_as.partition(".")[0], unknown)
+    return parity.runtimes.get(backend.measured_as, not_run(absent)), graph
 
 
 def _key(manifest: Manifest, backend: Backend) -> str:

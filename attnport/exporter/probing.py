@@ -55,28 +55,21 @@ def tensors(model: ir.Model) -> dict[str, Tensor]:
     return by_name
 
 
-def parents_among(by_name: Mapping[str, Tensor], chosen: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """For each of `chosen`, in topological order: the nearest of `chosen` from which it is computed."""
-    return {name: tuple(sorted(_walk(by_name, name, chosen)[0])) for name in by_name if name in chosen}
+def before(by_name: Mapping[str, Tensor], name: str, walls: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a tensor is computed from, back to `walls`, in topological order.
 
-
-def operators_between(by_name: Mapping[str, Tensor], name: str, chosen: Collection[str]) -> tuple[str, ...]:
-    """The operators between a tensor and the nearest of `chosen` before it, in topological order, its own one last."""
-    passed = _walk(by_name, name, chosen)[1]
-    return tuple(by_name[tensor].operator for tensor in by_name if tensor in passed or tensor == name)
-
-
-def _walk(by_name: Mapping[str, Tensor], name: str, chosen: Collection[str]) -> tuple[set[str], set[str]]:
-    """The nearest of `chosen` before a tensor, and the tensors between."""
+    Returns:
+        Those of `walls` that are reached, and the tensors between them and `name`.
+    """
     near, between, pending = set[str](), set[str](), list(by_name[name].sources)
     while pending:
         source = pending.pop()
-        if source in chosen:
+        if source in walls:
             near.add(source)
         elif source in by_name and source not in between:
             between.add(source)
             pending += by_name[source].sources
-    return near, between
+    return tuple(one for one in by_name if one in near), tuple(one for one in by_name if one in between)
 
 
 def mark(model: ir.Model, names: Collection[str]) -> None:

@@ -1,1 +1,7 @@
-"""Everything that judges numbers: sizes of an export, cases, metrics, the bound, padding invariance, a wrong layer."""
+"""Everything that judges numbers, in the order to read it.
+
+`metrics` measures an output against its float64 reference, `bound` judges that, and `invariance` does both for padding.
+`evaluate` runs a session over cases, `eager` is PyTorch, by which the others are judged, and `comparing` is the whole
+of `check`. `golden` and `sizes` judge in the same way what export stores; `probes` and `layers` look inside of a model.
+`finer` searches for what must stay in a finer precision, by the metrics of `scoring`.
+"""

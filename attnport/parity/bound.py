@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Literal
 
 from attnport.artifacts import (
     AUTO,
@@ -26,7 +28,7 @@ from attnport.artifacts import (
     Verdict,
 )
 from attnport.parities import FACTORS as FACTORS
-from attnport.parities import overall
+from attnport.parities import overall, used
 from attnport.parity.invariance import Spreads
 from attnport.parity.metrics import Errors as Errors
 from attnport.parity.metrics import failed as failed
@@ -86,10 +88,6 @@ class Yardstick:
         return of_rms * (own.rms or 0.0) + least, of_max * (own.max or 0.0) + least
 
 
-_NO_TWIN = "PyTorch cannot run the module"
-"""What the reason of a result begins with that has no bound since eager raises an error."""
-
-
 def floor(plan: str, reference_rms: float) -> float:
     """The part of a bound that does not depend on what PyTorch's own error is."""
     return 4 * PLANS[plan].eps * reference_rms
@@ -123,7 +121,7 @@ def judge(case: str, output: str, errors: Errors, by: Yardstick) -> CaseResult:
     verdict: Verdict = "FAIL" if reasons else "PASS"
     if eager.raised and by.plan != "fp32" and not errors.problem:
         verdict = "NOT_RUN"
-        reasons = [f"{_NO_TWIN} in {by.plan}, so there is no bound: {eager.raised}"]
+        reasons = [f"PyTorch cannot run the module in {by.plan}, so there is no bound: {eager.raised}"]
     elif no_bound and case in by.extremes and errors.elements:
         verdict = "NOT_RUN"
         reasons = [f"PyTorch eager at {by.plan} has no finite result here either, so there is no bound"]
@@ -186,7 +184,7 @@ def not_compared(comparison: str, output: str, change: str = "") -> InvarianceRe
 
 
 def conclude(
-    plan: str,
+    by: Yardstick,
     ran: Ran | None,
     cases: Sequence[CaseResult],
     invariance: Sequence[InvarianceResult] = (),
@@ -196,6 +194,7 @@ def conclude(
     """The verdict of one runtime or form: NOT_RUN where no case has a bound. No case at all is a failure.
 
     Args:
+        by: What judged the cases.
         sizes: By case, the sizes of its dims in words.
     """
     bad_cases = [result for result in cases if result.verdict == "FAIL"]
@@ -203,7 +202,9 @@ def conclude(
     # An output that is empty at some sizes passes there by its shape, which alone shows nothing.
     judged = passed if any(result.elements for result in passed) else []
     bad_pairs = [result for result in invariance if result.verdict == "FAIL"]
-    raised = [result for result in cases if result.verdict == "NOT_RUN" and result.reason.startswith(_NO_TWIN)]
+    raised = [
+        result for result in cases if result.verdict == "NOT_RUN" and by.errors(result.case, result.output).raised
+    ]
     without_bound = not judged and not bad_cases and bool(raised)
     if without_bound:
         reason = raised[0].reason
@@ -212,14 +213,14 @@ def conclude(
     elif bad_cases:
         reason = _failure(bad_cases, cases, sizes or {})
     elif bad_pairs:
-        pair, share = max(((pair, _changed(pair)) for pair in bad_pairs), key=lambda found: found[1])
-        by = f", by {_times(share)}its bound" if share < math.inf else ""
-        reason = f"padding changes valid rows: {pair.comparison}, output {pair.output}{by}"
+        pair = max(bad_pairs, key=_farthest)
+        far = f", by {_times(_farthest(pair))}its bound" if _farthest(pair) < math.inf else ""
+        reason = f"padding changes valid rows: {pair.comparison}, output {pair.output}{far}"
     else:
-        closest = max(judged, key=share_of_bound)
+        closest = max(judged, key=_farthest)
         reason = (
             f"{len(judged)} results within their bounds; the nearest, {closest.case}, {closest.output}, "
-            f"at {share_of_bound(closest):.2f} of its"
+            f"at {_farthest(closest):.2f} of its"
         )
         if extreme := len(cases) - len(judged) - len(raised):
             reason += f"; {extreme} extreme results without a bound: PyTorch has no finite one there"
@@ -227,12 +228,13 @@ def conclude(
             reason += f"; {len(raised)} results without a bound: {raised[0].reason}"
     verdict: Verdict = "NOT_RUN" if without_bound else "FAIL" if bad_cases or bad_pairs or not judged else "PASS"
     reason = f"{reason}; {note}" if note else reason
-    return RuntimeParity(verdict, reason, plan, ran, tuple(cases), tuple(invariance))
+    kind: Literal["no bound"] | None = "no bound" if without_bound else None
+    return RuntimeParity(verdict, reason, by.plan, ran, tuple(cases), tuple(invariance), kind)
 
 
 def _failure(bad: Sequence[CaseResult], cases: Sequence[CaseResult], sizes: Mapping[str, str]) -> str:
     """How many results fail, which where few of them do or do not, and the worst."""
-    worst = max(bad, key=lambda one: math.inf if one.rms_error is None or one.nonfinite else share_of_bound(one))
+    worst = max(bad, key=_farthest)
     several = len({one.output for one in cases}) > 1
     failing, others = (
         [f"{one.case}, {one.output}" if several else one.case for one in cases if (one.verdict == "FAIL") is which]
@@ -250,10 +252,13 @@ def _failure(bad: Sequence[CaseResult], cases: Sequence[CaseResult], sizes: Mapp
 
 
 def report(
-    runtimes: Mapping[str, RuntimeParity], forms: Mapping[str, RuntimeParity], notes: Sequence[str] = ()
+    runtimes: Mapping[str, RuntimeParity],
+    forms: Mapping[str, RuntimeParity],
+    notes: Sequence[str] = (),
+    absent: Mapping[str, str] = MappingProxyType({}),
 ) -> ParityReport:
     """The whole report, with the verdict of all rows."""
-    return ParityReport(overall(runtimes, forms), dict(runtimes), dict(forms), tuple(notes))
+    return ParityReport(overall(runtimes, forms), dict(runtimes), dict(forms), tuple(notes), dict(absent))
 
 
 def _better(one: Errors, other: Errors | None) -> Errors:
@@ -270,26 +275,20 @@ def worse(one: Errors, other: Errors) -> Errors:
     return replace(max(one, other, key=lambda errors: errors.rms or 0.0), max=max(one.max, other.max))
 
 
-def share_of_bound(result: CaseResult) -> float:
-    """How much of its bound a result uses, the larger of RMS and max."""
-    return max(_share(result.rms_error, result.rms_bound), _share(result.max_error, result.max_bound))
+def _farthest(result: CaseResult | InvarianceResult) -> float:
+    """How much of its bound a result uses; infinite where it has no finite error."""
+    nonfinite = isinstance(result, CaseResult) and result.nonfinite
+    return math.inf if result.used is None or nonfinite else result.used
 
 
 def within_rounding(result: CaseResult) -> bool:
     """Whether rounding may explain a result's errors: they are finite and at most `NO_ROUNDING` times their bound."""
-    return result.rms_error is not None and not result.nonfinite and share_of_bound(result) <= NO_ROUNDING
-
-
-def _changed(pair: InvarianceResult) -> float:
-    """How much of its bound a change takes, the larger of RMS and max; infinite where there is nothing to compare."""
-    if pair.rms_difference is None:
-        return math.inf
-    return max(_share(pair.rms_difference, pair.rms_bound), _share(pair.max_difference, pair.max_bound))
+    return _farthest(result) <= NO_ROUNDING
 
 
 def _over(what: str, error: float, bound: float) -> str:
     """How far an error is over its bound, in words."""
-    return f"{what} error {error:.2e} is {_times(_share(error, bound))}its bound {bound:.2e}"
+    return f"{what} error {error:.2e} is {_times(used((error, bound)) or 0.0)}its bound {bound:.2e}"
 
 
 def _times(share: float) -> str:
@@ -297,9 +296,3 @@ def _times(share: float) -> str:
     if not math.isfinite(share):
         return "over "
     return f"{share:.2f} times " if share < 10 else f"{share:.3g} times "
-
-
-def _share(error: float | None, bound: float) -> float:
-    if not error:
-        return 0.0
-    return error / bound if bound > 0 else math.inf

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from attnport.artifacts import (
     AUTO,
     Capabilities,
@@ -25,14 +27,15 @@ from attnport.artifacts import (
 from attnport.cases.decoding import of_all_tokens
 from attnport.cases.inputs import Case, cases
 from attnport.cases.sizes import untried
-from attnport.errors import ArtifactError, BundleError, IntegrityError, UnavailableError, whole_cause
+from attnport.errors import ArtifactError, BundleError, IntegrityError, ParityFailed, UnavailableError, whole_cause
 from attnport.exporter.lowering import base as lowerings
-from attnport.folder.openings import MODEL, graph_digest, model_openings, why_none
+from attnport.folder.openings import MODEL, graph_digest, model_openings, not_in, openings_at, why_none
 from attnport.folder.portable import portable
 from attnport.folder.verdicts import by_metric
 from attnport.parity import bound as parity
 from attnport.parity.eager import EAGER, EAGER_ON_GPU, Eager
 from attnport.parity.evaluate import (
+    Means,
     Progress,
     References,
     SessionErrors,
@@ -42,7 +45,7 @@ from attnport.parity.evaluate import (
 )
 from attnport.parity.invariance import ON_THE_LEFT, Spread, Spreads, untold
 from attnport.processes.child import ChildError
-from attnport.processes.isolated import IsolatedSession, Limits, absent, reason_of_failure, unavailable
+from attnport.processes.isolated import IsolatedSession, reason_of_failure, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
 from attnport_bundle.feeds import check_shapes
@@ -59,8 +62,8 @@ _UNTOLD = "rows of an item are not told by the size"
 
 
 @dataclass
-class _Tried:
-    """A subject that was run, to be judged when all are."""
+class _Measured:
+    """A runtime or form that was run, to be judged when all are."""
 
     plan: str
     found: SessionErrors
@@ -68,6 +71,28 @@ class _Tried:
     as_exported: bool = False
     model: Path | None = None
     on_gpu: bool = False
+
+
+AGREES = 1e-9
+"""Two float64 runs of one module, as a share of the RMS of the result: their rounding, through many layers."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a comparison is of.
+
+    Attributes:
+        plan: The precision plan of every row, with modules cast to it; None = each form's own, and modules in fp32.
+            Forms and engines of other plans are not in the manifest then.
+        eager: The runtime that makes the reference, and whose error bounds that of the others.
+        bundle: The bundle that the runtime `bundle` opens.
+        thorough: Whether every item of a batch is run alone and with more padding too.
+    """
+
+    plan: str | None = None
+    eager: str = EAGER
+    bundle: Path | None = None
+    thorough: bool = False
 
 
 @dataclass
@@ -79,29 +104,42 @@ class Comparison:
     spec: ModelSpec
     cases: list[Case]
     probed: dict[str, Capabilities]
-    threads: int | None
     store: References
-    progress: Progress
-    limits: Limits = field(default_factory=Limits)
-    bundle: Path | None = None
+    wanted: Wanted = Wanted()
+    means: Means = field(default_factory=Means)
     notes: list[str] = field(default_factory=list)
-    thorough: bool = False
 
     def __post_init__(self) -> None:
         self.io: IOContract = self.manifest.io
-        self._items = _ALL_ITEMS if self.thorough else _FEW_ITEMS
-        given = self.io, self.spec, self.cases, self.store, self.threads, self.progress
-        self._eager = Eager(*given, items=self._items)
-        self._eager_on_gpu = Eager(*given, EAGER_ON_GPU, items=self._items)
-        self._graphs: dict[tuple[str, str, str], tuple[str, _Tried]] = {}
-        self._passed: dict[tuple[Path, str], tuple[str, _Tried]] = {}
+        self._items = _ALL_ITEMS if self.wanted.thorough else _FEW_ITEMS
+        self._processor = Eager(
+            self.io,
+            self.spec,
+            self.cases,
+            self.store,
+            threads=self.means.threads,
+            progress=self.means.progress,
+            items=self._items,
+        )
+        self._eager_on_gpu = replace(self._processor, runtime=EAGER_ON_GPU)
+        self._eager = self._processor if self.wanted.eager == EAGER else self._eager_on_gpu
+        self._graphs: dict[tuple[str, str, str], tuple[str, _Measured]] = {}
+        self._passed: dict[tuple[Path, str], tuple[str, _Measured]] = {}
         self._moved: frozenset[tuple[str, str]] = frozenset()
         self._not_compared: dict[tuple[str, str], Spread] = {}
 
     def report(self, chosen: Sequence[Runtime], forms: Mapping[str, Form]) -> ParityReport:
-        """Everything, in order: the reference, runtimes, forms of the artifact, verdicts."""
+        """Everything, in order: the reference, runtimes, forms of the artifact, verdicts.
+
+        Raises:
+            ParityFailed: the reference of a GPU is not what the processor computes.
+        """
+        if not chosen and not forms:
+            return parity.report({}, {}, self.notes)
+        if self._eager is not self._processor:
+            self._check_reference()
         with self._eager.session("fp32", float64=True) as session:
-            self.notes += make_references(session, self.io, self.cases, self.store, self.progress)
+            self.notes += make_references(session, self.io, self.cases, self.store, self.means.progress)
         if undefined := sorted(self.store.undefined):
             found = "; ".join(f"{case}, {output}" for case, output in undefined)
             self.notes.append(
@@ -113,12 +151,12 @@ class Comparison:
                 f"items without any key are not compared, as the module gives other numbers than zero there: "
                 f"{', '.join(left)}"
             )
-        runtimes: dict[str, RuntimeParity | _Tried] = {}
+        runtimes: dict[str, RuntimeParity | _Measured] = {}
         for runtime in chosen:
             runtimes.update(self._runtime(runtime))
         self._measure_eager(runtimes.values())
         for name, row in runtimes.items():
-            if isinstance(row, _Tried) and row.model is not None and self._judged(row).verdict == "PASS":
+            if isinstance(row, _Measured) and row.model is not None and self._judged(row).verdict == "PASS":
                 self._passed[row.model, row.plan] = name, row
         graphs = {name: self._form(name, form) for name, form in forms.items()}
         own = self._measure_eager([*runtimes.values(), *graphs.values()])
@@ -139,9 +177,9 @@ class Comparison:
         """What `report` found of PyTorch eager where it was run more than once: see `Eager.redrawn`."""
         return self._eager.redrawn()
 
-    def _measure_eager(self, rows: Iterable[RuntimeParity | _Tried]) -> SessionErrors:
+    def _measure_eager(self, rows: Iterable[RuntimeParity | _Measured]) -> SessionErrors:
         """Measures what the results of these rows are judged by; returns PyTorch eager's errors in float32."""
-        every = [row for row in rows if isinstance(row, _Tried)]
+        every = [row for row in rows if isinstance(row, _Measured)]
         for tried in every:
             for plan in ("fp16", AUTO) if tried.plan == AUTO else (tried.plan,):
                 self._measure_yardstick(tried, plan)
@@ -152,35 +190,62 @@ class Comparison:
         self._moved, self._not_compared = self._moves(own)
         return own
 
-    def _runtime(self, runtime: Runtime) -> dict[str, RuntimeParity | _Tried]:
-        found = self.probed[runtime.name]
+    def _check_reference(self) -> None:
+        """Raises ParityFailed where the float64 run of the device is not that of the processor."""
+        case = self.cases[0]
+        with self._processor.session("fp32", float64=True) as session:
+            expected = session.run(case.feeds)
+        with self._eager.session("fp32", float64=True) as session:
+            got, device = session.run(case.feeds), session.ran.device
+        for name, array in expected.items():
+            error = float(np.abs(np.asarray(got[name], np.float64) - array).max(initial=0.0))
+            scale = float(np.sqrt(np.mean(np.square(array)))) if array.size else 0.0
+            if not error <= AGREES * scale:
+                raise ParityFailed(
+                    f"float64 on {device} is not the processor's: {name} of {case.name} differs by up to "
+                    f"{error:.2e}; expected at most {AGREES:.0e} of {scale:.2e}.",
+                    hint="Nothing can be judged by it: look at the driver, the memory and PyTorch's build. A module "
+                    "whose batch items see each other cannot be judged there either: it is run one item at a time.",
+                )
+
+    def _runtime(self, runtime: Runtime) -> dict[str, RuntimeParity | _Measured]:
+        """The rows of a runtime, one for each precision that it opens something in."""
+        name, found, only = runtime.name, self.probed[runtime.name], self.wanted.plan
+        plan = only or "fp32"
         if not found.available:
-            return {runtime.name: replace(self._not_run(unavailable(found), "fp32"), absent=absent(found))}
-        if runtime.name == EAGER:
-            note = "float32 PyTorch, the yardstick of the others"
-            return {runtime.name: _Tried("fp32", self._eager.measured("fp32"), note)}
+            return {name: self._not_run(unavailable(found), plan)}
+        if only and (why := not_in(found, only)):
+            return {name: self._not_run(why, plan)}
+        if name == self.wanted.eager:
+            return {name: _Measured(plan, self._eager.measured(plan), "PyTorch eager, the yardstick of the others")}
         if runtime.opens == "module":
-            opening = Opening(self.io, spec=self.spec, threads=self.threads, contract=True)
-            return {runtime.name: self._measured(runtime, opening)}
-        openings = model_openings(runtime, self.folder, self.manifest, found.plans, self.threads, self.bundle)
+            opening = Opening(self.io, plan=plan, spec=self.spec, threads=self.means.threads, contract=True)
+            return {name: self._measured(runtime, opening)}
+        threads, bundle = self.means.threads, self.wanted.bundle
+        if only:
+            openings = openings_at(only, runtime, self.folder, self.manifest, threads, bundle)
+        else:
+            openings = model_openings(runtime, self.folder, self.manifest, found.plans, threads, bundle)
         if not openings:
-            return {runtime.name: self._not_run(why_none(runtime), "fp32")}
+            return {name: self._not_run(why_none(runtime, only), plan)}
         forms = {self.folder / form.file: form for form in self.manifest.forms.values() if form.integers}
-        rows: dict[str, RuntimeParity | _Tried] = {}
-        for name, opening in openings.items():
+        rows: dict[str, RuntimeParity | _Measured] = {}
+        for key, opening in openings.items():
             form = forms.get(opening.model) if opening.model else None
-            rows[name] = by_metric(form) if form else self._measured(runtime, opening)
+            rows[key] = by_metric(form) if form else self._measured(runtime, opening)
         return rows
 
-    def _form(self, name: str, form: Form) -> RuntimeParity | _Tried:
+    def _form(self, name: str, form: Form) -> RuntimeParity | _Measured:
         """Graph parity: a form run numerically without its target, unless a runtime that opens it passes all cases."""
+        if self._eager is not self._processor:
+            return self._not_run(f"graphs are not run without their target where {self.wanted.eager} judges", form.plan)
         plan = lowerings.get(form.target).graph_plan(form.plan)
         if passed := self._passed.get((self.folder / form.file, plan)):
             runtime_name, row = passed
             return replace(row, note=f"this is what {runtime_name} opens, and ran", as_exported=False)
         if form.integers:
             return by_metric(form)
-        opening = Opening(self.io, plan=plan, model=self.folder / form.file, threads=self.threads)
+        opening = Opening(self.io, plan=plan, model=self.folder / form.file, threads=self.means.threads)
         refused: list[str] = []
         for runtime in self._evaluators(form, plan):
             if not self.probed[runtime.name].available:
@@ -189,14 +254,16 @@ class Comparison:
             graph = (runtime.name, plan, graph_digest(self.folder, self.manifest, form.file))
             if graph in self._graphs:
                 first, tried = self._graphs[graph]
-                return _Tried(tried.plan, tried.found, f"{tried.note}, once for this and {first}: the graphs are equal")
+                return _Measured(
+                    tried.plan, tried.found, f"{tried.note}, once for this and {first}: the graphs are equal"
+                )
             problem = self._refusal(runtime, opening) if runtime.name == FAST_EVALUATOR else ""
             if problem:
                 refused.append(f"{runtime.name} refuses it: {problem}")
                 continue
             note = f"graph run by {runtime.name}" + (f" ({'; '.join(refused)})" if refused else "")
             found = self._measured(runtime, opening, note)
-            if isinstance(found, _Tried):
+            if isinstance(found, _Measured):
                 self._graphs[graph] = name, found
             return found
         return self._not_run(f"no evaluator can run it: {'; '.join(refused) or 'none is left'}", plan)
@@ -217,11 +284,11 @@ class Comparison:
             return whole_cause(err)
         return ""
 
-    def _measured(self, runtime: Runtime, opening: Opening, form_note: str = "") -> RuntimeParity | _Tried:
+    def _measured(self, runtime: Runtime, opening: Opening, form_note: str = "") -> RuntimeParity | _Measured:
         """Runs a session over the cases; `form_note` says that it stands in for a form's own target."""
         tried, notes = self.cases, [form_note] if form_note else []
         if not runtime.timed:
-            tokens = 0 if not self.thorough else _SLOW_TOKENS if opening.plan == "fp32" else _SLOW_HALF_TOKENS
+            tokens = 0 if not self.wanted.thorough else _SLOW_TOKENS if opening.plan == "fp32" else _SLOW_HALF_TOKENS
             tried, left_out = few_sentences(self.cases, tokens)
             if left_out:
                 total = sum(case.group == "text" for case in self.cases)
@@ -238,18 +305,18 @@ class Comparison:
         except IntegrityError:
             raise
         except (ChildError, MemoryError) as err:
-            return self._not_run(reason_of_failure(err), opening.plan)
+            return replace(self._not_run(reason_of_failure(err), opening.plan), kind="died")
         except UnavailableError as err:
             return self._not_run(err.message, opening.plan)
         except (ArtifactError, BundleError) as err:
             return RuntimeParity("FAIL", portable(f"it cannot be opened: {err.message}", self.folder), opening.plan)
         as_exported = opening.model in (None, self.folder / MODEL)
-        return _Tried(opening.plan, found, "; ".join(notes), as_exported, opening.model, runtime.gpu)
+        return _Measured(opening.plan, found, "; ".join(notes), as_exported, opening.model, runtime.gpu)
 
     def _not_run(self, reason: str, plan: str) -> RuntimeParity:
-        return RuntimeParity("NOT_RUN", portable(reason, self.folder), plan)
+        return RuntimeParity("NOT_RUN", portable(reason, self.folder), plan, kind="unavailable")
 
-    def _judged(self, tried: RuntimeParity | _Tried) -> RuntimeParity:
+    def _judged(self, tried: RuntimeParity | _Measured) -> RuntimeParity:
         if isinstance(tried, RuntimeParity):
             return tried
         results, by = self._results(tried), self._yardstick_of(tried).yardstick(tried.plan)
@@ -263,7 +330,7 @@ class Comparison:
         if found:
             pairs += [parity.not_compared(*key, str(spread)) for key, spread in self._not_compared.items()]
             pairs += [parity.not_compared(_UNTOLD, spec.name) for spec in untold(self.io)]
-        return parity.conclude(tried.plan, tried.found.ran, results, pairs, "; ".join(notes), self._sizes())
+        return parity.conclude(by, tried.found.ran, results, pairs, "; ".join(notes), self._sizes())
 
     def _sizes(self) -> dict[str, str]:
         """By case, the sizes of its dims in words."""
@@ -271,12 +338,12 @@ class Comparison:
         found = {case.name: check_shapes(io, case.feeds) for case in self.cases}
         return {case: ", ".join(f"{dim}={size}" for dim, size in sizes.items()) for case, sizes in found.items()}
 
-    def _results(self, tried: _Tried) -> list[CaseResult]:
+    def _results(self, tried: _Measured) -> list[CaseResult]:
         # What was exported, or is the module, gives NaN where the module does; forms give numbers there.
         eager = self._yardstick_of(tried)
         return eager.judged(tried.plan, tried.found.errors, self.store.undefined if tried.as_exported else ())
 
-    def _measure_yardstick(self, tried: _Tried, plan: str) -> None:
+    def _measure_yardstick(self, tried: _Measured, plan: str) -> None:
         """Measures eager where `tried` ran, or on the processor where the GPU is too small for eager."""
         try:
             self._yardstick_of(tried).measured(plan, list(tried.found.errors))
@@ -287,7 +354,7 @@ class Comparison:
             self.notes.append(f"{EAGER_ON_GPU} cannot be run, so the processor's bound stands for the GPU: {err}")
             self._eager.measured(plan, list(tried.found.errors))
 
-    def _yardstick_of(self, tried: _Tried) -> Eager:
+    def _yardstick_of(self, tried: _Measured) -> Eager:
         """Whose errors bound these: in half precision on a GPU those of PyTorch there, which rounds otherwise."""
         judge = self.probed.get(EAGER_ON_GPU)
         able = judge is not None and judge.available and tried.plan in judge.plans
@@ -359,13 +426,13 @@ class Comparison:
 
     def _apart(self, runtime: Runtime, opening: Opening) -> contextlib.closing[Session]:
         """A session, in a process of its own where the runtime gets one."""
-        if not runtime.isolated and not self.limits.every:
+        if not runtime.isolated and not self.means.limits.every:
             return contextlib.closing(runtime.open(opening))
-        session: Session = IsolatedSession(runtime, opening, self.folder, self.manifest, self.limits)
+        session: Session = IsolatedSession(runtime, opening, self.folder, self.manifest, self.means.limits)
         return contextlib.closing(session)
 
     def _saying(self, label: str) -> Progress:
-        return lambda message: self.progress(f"{label}: {message}")
+        return lambda message: self.means.progress(f"{label}: {message}")
 
 
 def few_sentences(tried: Sequence[Case], tokens: int) -> tuple[list[Case], int]:

@@ -1,4 +1,8 @@
-"""What PyTorch eager makes of the cases at each precision plan: its errors are what others are judged by."""
+"""What PyTorch eager makes of the cases at each precision plan: its errors are what others are judged by.
+
+A GPU makes the float64 reference in slices of one batch item, since a processor would take the longest part of the
+time for it. The reference is itself compared with the processor's on the first case. See ADR 11.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from attnport.artifacts import AUTO, CaseResult, IOContract, ModelSpec, Session
 from attnport.cases.decoding import of_all_tokens
-from attnport.cases.inputs import Case
+from attnport.cases.inputs import Array, Case, batch_dim
 from attnport.parity import bound as parity
 from attnport.parity.evaluate import Progress, References, SessionErrors, measure_session
 from attnport.runtimes import base
@@ -56,11 +62,11 @@ class Eager:
         step_by_step: bool = False,
         nudged: int | None = None,
     ) -> Iterator[Session]:
-        """The module, opened at a plan; the arguments are those of `Opening`."""
+        """The module, opened at a plan; the arguments are those of `Opening`. On a GPU in float64, item by item."""
         given = Opening(of_all_tokens(self.io), plan=plan, spec=self.spec, threads=self.threads, contract=True)
         opening = replace(given, float64=float64, step_by_step=step_by_step, nudged=nudged)
         with contextlib.closing(base.get(self.runtime).open(opening)) as session:
-            yield session
+            yield Sliced(session, self.io) if float64 and self.runtime != EAGER else session
 
     @property
     def extremes(self) -> list[str]:
@@ -108,7 +114,7 @@ class Eager:
             over = {
                 result.case
                 for result in results
-                if parity.share_of_bound(result) > 1
+                if (result.used or 0.0) > 1
                 and parity.within_rounding(result)
                 and by.errors(result.case, result.output).rms is not None
             }
@@ -162,3 +168,49 @@ class Eager:
 
     def _saying(self, label: str) -> Progress:
         return lambda message: self.progress(f"{self.runtime} {label}: {message}")
+
+
+class Sliced:
+    """A session that is given one batch item after the other: in float64 a whole batch of scores may not fit.
+
+    Attributes:
+        ran: As the session's.
+        undefined: As of a session of PyTorch eager, for the last call.
+        gave_numbers: The same.
+    """
+
+    def __init__(self, session: Session, io: IOContract) -> None:
+        self._session, self._io, self.ran = session, io, session.ran
+        self.undefined: frozenset[str] = frozenset()
+        self.gave_numbers = False
+        batch = batch_dim(io)
+        self._batch = batch if all(batch in spec.dims for spec in io.outputs) else None
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Outputs by name, as of the whole batch where no item sees another."""
+        batch = self._batch
+        axes = {
+            spec.name: spec.dims.index(batch) for spec in self._io.inputs if batch is not None and batch in spec.dims
+        }
+        counts = {feeds[name].shape[axis] for name, axis in axes.items()}
+        self.undefined, self.gave_numbers = frozenset(), False
+        if batch is None or len(counts) != 1 or counts == {1}:
+            return self._ran(feeds)
+        parts = []
+        for item in range(counts.pop()):
+            taken = {name: feeds[name].take([item], axis) for name, axis in axes.items()}
+            parts.append(self._ran({**feeds, **taken}))
+        return {
+            spec.name: np.concatenate([part[spec.name] for part in parts], spec.dims.index(batch))
+            for spec in self._io.outputs
+        }
+
+    def _ran(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        outputs = self._session.run(feeds)
+        self.undefined |= getattr(self._session, "undefined", frozenset())
+        self.gave_numbers |= getattr(self._session, "gave_numbers", False)
+        return outputs
+
+    def close(self) -> None:
+        """Closes the session."""
+        self._session.close()

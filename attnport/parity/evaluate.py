@@ -24,9 +24,25 @@ from attnport.errors import AttnportError, SpecError, whole_cause
 from attnport.parity.invariance import IN_A_BATCH, Spreads, Variant, follows, tells_items, variants
 from attnport.parity.metrics import Errors, failed, measure_all
 from attnport.processes.child import Died
+from attnport.processes.isolated import Limits
 from attnport_bundle.feeds import check_shapes
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Means:
+    """How runtimes are run: what no result depends on.
+
+    Attributes:
+        threads: Compute threads; None = the physical cores.
+        limits: What a process of its own may use, and whether every runtime gets one.
+        progress: Called with a line for each step.
+    """
+
+    threads: int | None = None
+    limits: Limits = field(default_factory=Limits)
+    progress: Progress = lambda message: None
 
 
 class References:

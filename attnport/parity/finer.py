@@ -508,7 +508,7 @@ class _IslandSearch:
         result = parity.judge(case, output, errors, self.by)
         if result.verdict == "NOT_RUN":
             return 0.0
-        share = parity.share_of_bound(result)
+        share = result.used or 0.0
         if errors.problem or (result.verdict == "FAIL" and share <= 1.0):
             return math.inf
         return share * BUDGET / self.budget

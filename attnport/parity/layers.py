@@ -1,95 +1,61 @@
-"""Errors from layer to layer, of each runtime, on the case that comes nearest to its bound: `layers.json`.
+"""Errors inside a module: from layer to layer (`layers.json`), and where a runtime that failed goes wrong.
 
-What `check --bisect` searches by, measured along the whole module once, so that a report can show how errors grow in a
-model that is fine. A runtime runs its own form with the layers' last tensors marked as outputs.
+Both mark tensors of a runtime's own form as outputs and judge them as outputs are judged: against the float64 run, by
+eager's error at that very tensor. The search marks the last tensor of each layer in one run, and in a second one all
+tensors from which the first wrong layer is computed. See docs/bisect.md.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from attnport.artifacts import Layer, LayerError, LayerReport, LayerSeries, Manifest, ParityReport, RuntimeParity
-from attnport.cases.choosing import cases_of
 from attnport.cases.inputs import Array, Case
-from attnport.cases.text import read_sentences
+from attnport.dims import TensorSpec
 from attnport.errors import ArtifactError, AttnportError
-from attnport.folder.openings import model_files
+from attnport.exporter.probing import Tensor, before
 from attnport.folder.portable import portable
-from attnport.folder.workspace import change, check_files, fresh, read_report
+from attnport.folder.workspace import change, fresh, read_report
 from attnport.jsonfile import digest_text
 from attnport.parities import FILE as PARITY
-from attnport.parity.bisect_ground import Ground
-from attnport.parity.bound import FACTORS_OF_ONE_RUN, Errors, Yardstick, share_of_bound
+from attnport.parities import Finding
+from attnport.parity.bound import FACTORS_OF_ONE_RUN, Errors, Yardstick, judge, measure
+from attnport.parity.comparing import TYPED_EVALUATOR
 from attnport.parity.eager import EAGER
-from attnport.parity.evaluate import Progress
-from attnport.parity.probes import Probes
-from attnport.parity.searching import Budget, Reading, errors_at, reading
-from attnport.processes.isolated import TIMEOUT_S, Limits
+from attnport.parity.metrics import rms
+from attnport.parity.probes import FORM, Probes, Traced
+from attnport.runtimes import base
 
 STAGE = "layers"
 FILE = "layers.json"
 MOST_LAYERS = 200
 """Deeper models are sampled evenly."""
-_BYTES = 16  # an element of a tensor: in float64, of eager, and of the runtime
+_BYTES = 24  # an element of a tensor at most: in float64, of eager, and of the runtime, all int64
+_NOT_COMPARED = LayerError("NOT_RUN", "it cannot be compared")
 
 
-def layers(
-    folder: Path,
-    report: ParityReport,
-    *,
-    text: Path | None = None,
-    inputs: Path | None = None,
-    seed: int = 0,
-    batch: int = 8,
-    sizes: Sequence[Mapping[str, int]] = (),
-    threads: int | None = None,
-    timeout_s: float = TIMEOUT_S,
-    isolate: bool = False,
-    cap_bytes: int = Budget.cap_bytes,
-    force: bool = False,
-    progress: Progress = lambda message: None,
-) -> LayerReport:
-    """Measures and writes `layers.json`; returns the earlier one when neither parity nor the folder changed.
+def layers(traced: Traced) -> LayerReport:
+    """Measures every runtime of a parity report from layer to layer, and writes `layers.json`.
 
-    Args:
-        folder: The artifact folder.
-        report: What `check` gave, with the same arguments.
-        sizes: Those of the further cases that its `shapes` name.
-        cap_bytes: The most that the tensors of one run may take.
+    The case is the one that comes nearest to its bound.
 
     Raises:
-        ArtifactError, IntegrityError, SpecError, UsageError: as `check`.
-        ExportError: torch no longer traces the module.
+        ArtifactError: the report has none of the cases.
+        UnavailableError, ExportError: as `Traced.graph`.
     """
-    sentences = read_sentences(text) if text else []
-    with change(folder) as edit:
-        manifest = edit.manifest
-        if not force and (found := read_layers(folder, manifest)) is not None:
-            return found
-        check_files(folder, manifest, *model_files(manifest))
-        cases = cases_of(folder, manifest, sentences, inputs, seed, batch, sizes)
-        limits = Limits(timeout_s, every=isolate)
-        ground = Ground(folder, manifest, cases, report, threads, limits, Budget(cap_bytes=cap_bytes), 1, progress)
+    with change(traced.folder) as edit:
         with tempfile.TemporaryDirectory(prefix="attnport-layers-") as scratch:
-            made = _Measuring(ground, Path(scratch)).report()
+            made = _measured(traced, Path(scratch))
         edit.write(FILE, made)
-        edit.finish(STAGE, _digest(manifest))
+        edit.finish(STAGE, _digest(traced.manifest))
     return made
-
-
-def why_no_layers(folder: Path, report: ParityReport, **given: Any) -> str:
-    """Measures as `layers` does, for a report; why that was not possible, which takes no verdict from the check."""
-    try:
-        layers(folder, report, **given)
-    except (AttnportError, MemoryError) as err:
-        return f"errors by layer were not measured: {err}"
-    return ""
 
 
 def read_layers(folder: Path, manifest: Manifest) -> LayerReport | None:
@@ -107,107 +73,139 @@ def _digest(manifest: Manifest) -> str:
     return digest_text(manifest.files.get(PARITY, ""))
 
 
-class _Measuring:
-    """One measurement: the case, its layers, and every runtime's errors there."""
-
-    def __init__(self, ground: Ground, scratch: Path) -> None:
-        self._ground = ground
-        self._case = nearest(ground.report, ground.cases)
-        rows = ground.report.runtimes
-        self._rows = {name: rows[name] for name in ground.openings()}
-        self._probes = {name: ground.probes(name, row, scratch) for name, row in self._rows.items()}
-        self._places = self._chosen()
-        tensors = [tensor for _, tensor in self._places]
-        ground.progress(f"errors from layer to layer, case {self._case.name}")
-        self._truth = ground.traced("fp32", float64=True).run(self._case.feeds, tensors)
-        self._eager: dict[str, dict[str, Errors]] = {}
-
-    def report(self) -> LayerReport:
-        """Runs everything; a runtime that cannot be measured says why."""
-        found = {}
-        for name, row in self._ground.report.runtimes.items():
-            if name == EAGER:
-                own = self._eager_errors(row.plan)
-                found[name] = LayerSeries(row.plan, errors=tuple(self._judged(name, row.plan, own)))
-            elif name in self._rows:
-                found[name] = self._series(name, row)
-            elif row.verdict != "NOT_RUN":
-                found[name] = LayerSeries(row.plan, "no tensor can be marked in what it runs")
-        known = self._eager_errors("fp32")
-        layers = tuple(
-            Layer(name, tensor, known[tensor].reference_rms if tensor in known else 0.0)
-            for name, tensor in self._places
-        )
-        return LayerReport(self._case.name, layers, found)
-
-    def _chosen(self) -> list[tuple[str, str]]:
-        """Layers with their tensors, as many as the budget has room for, evenly spaced."""
-        ground = self._ground
-        traced = ground.traced("fp32", float64=True)
-        modules, outputs = traced.modules(), [spec.name for spec in ground.io.outputs]
-        found = layers_of([_comparable(probes, modules, outputs) for probes in self._probes.values()], modules, outputs)
-        sizes = {name: int(np.prod(shape)) * _BYTES for name, shape in traced.shapes(self._case.feeds).items()}
-        found = [(name, tensor) for name, tensor in found if tensor in sizes]
-        count = min(len(found), MOST_LAYERS)
-        while count > 1:
-            places = np.unique(np.linspace(0, len(found) - 1, count).round().astype(int))
-            kept = [found[place] for place in places]
-            if sum(sizes[tensor] for _, tensor in kept) <= ground.budget.cap_bytes:
-                return kept
-            count -= 1
-        return found[-1:]
-
-    def _series(self, name: str, row: RuntimeParity) -> LayerSeries:
-        self._ground.progress(f"{name}: errors from layer to layer")
+def findings(traced: Traced) -> tuple[Finding, ...]:
+    """Where each runtime and form that failed goes wrong; a form that one of these runtimes opens is left out."""
+    failed = {name: row for name, row in traced.report.runtimes.items() if row.verdict == "FAIL"}
+    searched = {opening.model for name, opening in traced.openings().items() if name in failed}
+    failed |= {
+        f"{FORM}{name}": row
+        for name, row in traced.report.forms.items()
+        if row.verdict == "FAIL" and traced.folder / traced.manifest.forms[name].file not in searched
+    }
+    found = []
+    for name, row in failed.items():
         try:
-            with self._probes[name].open(()) as session:
-                plain = session.run(self._case.feeds)
-            with self._probes[name].open([tensor for _, tensor in self._places]) as session:
-                got = session.run(self._case.feeds)
+            with tempfile.TemporaryDirectory(prefix="attnport-bisect-") as scratch:
+                found.append(_Search(traced, name, row, Path(scratch)).finding())
         except (AttnportError, MemoryError) as err:
-            return LayerSeries(row.plan, portable(str(err), self._ground.folder))
-        changed = any(not np.array_equal(array, got[output], equal_nan=True) for output, array in plain.items())
-        errors = {tensor: self._errors(tensor, got.get(tensor)) for _, tensor in self._places}
-        return LayerSeries(row.plan, errors=tuple(self._judged(name, row.plan, errors)), changed=changed)
-
-    def _judged(self, name: str, plan: str, errors: Mapping[str, Errors | None]) -> list[LayerError]:
-        eager = self._eager_errors(plan)
-        by = Yardstick(plan, {self._case.name: eager}, factors=FACTORS_OF_ONE_RUN)
-        # What eager has no tensor of at this plan has no bound, which is no fault of the runtime.
-        known = {tensor: errors.get(tensor) if tensor in eager else None for _, tensor in self._places}
-        return [_error(reading(name, self._case.name, tensor, found, by)) for tensor, found in known.items()]
-
-    def _eager_errors(self, plan: str) -> dict[str, Errors]:
-        """PyTorch eager's at a plan: what the others are judged by."""
-        if plan not in self._eager:
-            own = self._ground.traced(plan).run(self._case.feeds, [tensor for _, tensor in self._places])
-            measured = {tensor: self._errors(tensor, array) for tensor, array in own.items()}
-            self._eager[plan] = {tensor: errors for tensor, errors in measured.items() if errors is not None}
-        return self._eager[plan]
-
-    def _errors(self, tensor: str, got: Array | None) -> Errors | None:
-        expected = self._truth[tensor]
-        probes = next(iter(self._probes.values()))
-        return errors_at(got, expected, self._ground.valid(self._case, tensor, probes, expected.shape), tensor)
+            found.append(Finding(name, reason=portable(str(err), traced.folder)))
+    return tuple(found)
 
 
-def nearest(report: ParityReport, cases: Sequence[Case]) -> Case:
-    """The case on which a runtime comes nearest to its bound, or goes farthest beyond; extreme ones only if no other.
+class _Module:
+    """The module's own tensors on one case, and the verdicts on those of a runtime.
 
-    Raises:
-        ArtifactError: the report has none of the cases.
+    Attributes:
+        sizes: What each tensor takes, in bytes.
+        modules: The module path of each tensor, in the order of torch's graph.
     """
-    known = {case.name: case for case in cases}
-    shares: dict[tuple[bool, float], str] = {}
-    for row in report.runtimes.values():
-        for result in row.cases:
-            if result.case in known:
-                share = math.inf if result.nonfinite else share_of_bound(result)
-                usual = known[result.case].group != "extremes"
-                shares.setdefault((usual, share), result.case)
-    if not shares:
-        raise ArtifactError("no case of the parity report is there.", hint="Check with the same --text and --inputs.")
-    return known[shares[max(shares)]]
+
+    def __init__(self, traced: Traced, case: Case, made: Mapping[str, Tensor]) -> None:
+        """`made`: the tensors of a form, whose dims tell which elements are padding."""
+        self._traced, self._case, self._made = traced, case, made
+        self._held: dict[str, tuple[Collection[str], dict[str, Array]]] = {}
+        graph = traced.graph("fp32", float64=True)
+        self.modules = graph.modules()
+        self.sizes = {name: math.prod(shape) * _BYTES for name, shape in graph.shapes(case.feeds).items()}
+
+    def judged(self, plan: str, names: Sequence[str], got: Mapping[str, Array] | None = None) -> dict[str, LayerError]:
+        """The errors of a runtime's tensors; without `got`, those of PyTorch eager at the plan."""
+        expected, own = self._run("fp32", names, float64=True), self._run(plan, names)
+        got = own if got is None else got
+        return {name: self._error(plan, name, got.get(name), expected[name], own.get(name)) for name in names}
+
+    def scale(self, name: str) -> float:
+        """The RMS of a tensor's float64 values; 0 if one is not finite."""
+        expected = self._run("fp32", [name], float64=True)[name]
+        finite = np.isfinite(expected).all()
+        return rms(expected[self._traced.valid(self._case, self._made[name], expected.shape)]) if finite else 0.0
+
+    def _run(self, plan: str, names: Sequence[str], *, float64: bool = False) -> dict[str, Array]:
+        """Tensors of the module; those of the last call are kept, for the next runtime."""
+        key = "fp64" if float64 else plan
+        asked, found = self._held.get(key, ((), {}))
+        if not set(names) <= set(asked):
+            found = self._traced.graph(plan, float64=float64).run(self._case.feeds, names)
+            self._held[key] = names, found
+        return found
+
+    def _error(self, plan: str, name: str, got: Array | None, expected: Array, own: Array | None) -> LayerError:
+        valid = self._traced.valid(self._case, self._made[name], expected.shape)
+        if self._made[name].exact:
+            return difference(got, expected, own, valid)
+        eager, errors = errors_at(own, expected, valid, name), errors_at(got, expected, valid, name)
+        # What eager has no such tensor of has no bound, which is no fault of the runtime.
+        if eager is None or errors is None:
+            return _NOT_COMPARED
+        by = Yardstick(plan, {self._case.name: {name: eager}}, factors=FACTORS_OF_ONE_RUN)
+        found = judge(self._case.name, name, errors, by)
+        return LayerError(
+            found.verdict, found.reason, found.rms_error, found.rms_bound, found.max_error, found.max_bound
+        )
+
+
+def errors_at(got: Array | None, expected: Array, valid: Array, name: str) -> Errors | None:
+    """A tensor's errors against the float64 run; None where the two cannot be compared.
+
+    They cannot where the float64 run itself is not finite (a mask of -inf), where a form keeps the name for a tensor of
+    another shape, or where all of it is padding.
+    """
+    if got is None or got.shape != expected.shape or not expected[valid].size or not np.isfinite(expected).all():
+        return None
+    # A cosine is for embeddings that somebody uses as such.
+    spec = TensorSpec(name, "float32", tuple(expected.shape))
+    return dataclasses.replace(measure(got, expected, valid, spec), cosine=None)
+
+
+def difference(got: Array | None, expected: Array, own: Array | None, valid: Array) -> LayerError:
+    """The verdict on a tensor of integers or booleans, which have no rounding: they must be equal where valid.
+
+    Args:
+        own: The module's at the precision plan. Where it differs from `expected`, the module's own integers depend on
+            rounding, and nobody can say which are right.
+    """
+    if got is None or got.shape != expected.shape or expected.dtype.kind not in "iub" or not expected[valid].size:
+        return _NOT_COMPARED
+    if own is not None and not np.array_equal(own, expected):
+        return _NOT_COMPARED
+    result, reference = got[valid], expected[valid]
+    differing = np.flatnonzero(result != reference)
+    if not differing.size:
+        return LayerError("PASS", f"all {result.size} elements are equal")
+    first = differing[0]
+    told = (
+        f"{expected.dtype}: {differing.size} of {result.size} elements differ, first {result.flat[first]} instead of "
+        f"{reference.flat[first]}; integers must be exact"
+    )
+    return LayerError("FAIL", told)
+
+
+def _comparable(made: Mapping[str, Tensor], modules: Mapping[str, str], outputs: Collection[str]) -> list[str]:
+    """The tensors of a file that torch's graph has too, in the same module.
+
+    Integers that were made of floats, such as an argmax, are left out: a rounding may change them, and no bound says
+    how many of them.
+    """
+    return [
+        name
+        for name, tensor in made.items()
+        if name in modules
+        and (tensor.floating or tensor.exact)
+        and (name in outputs or tensor.module in (None, modules[name]))
+    ]
+
+
+def _ends(traced: Traced, module: _Module, files: Sequence[Mapping[str, Tensor]]) -> list[tuple[str, str]]:
+    """Layers with their last tensors, as many as there is memory for, evenly spaced."""
+    outputs = [spec.name for spec in traced.io.outputs]
+    shared = [[name for name in _comparable(made, module.modules, outputs) if made[name].floating] for made in files]
+    found = [one for one in layers_of(shared, module.modules, outputs) if one[1] in module.sizes]
+    for count in range(min(len(found), MOST_LAYERS), 1, -1):
+        places = np.unique(np.linspace(0, len(found) - 1, count).round().astype(int))
+        kept = [found[place] for place in places]
+        if sum(module.sizes[tensor] for _, tensor in kept) <= traced.cap_bytes:
+            return kept
+    return found[-1:]
 
 
 def layers_of(
@@ -237,14 +235,193 @@ def layers_of(
     return list(last.items())
 
 
-def _comparable(probes: Probes, modules: Mapping[str, str], outputs: Collection[str]) -> set[str]:
-    """The tensors of a file that torch's graph has too, in the same module."""
-    return {
-        name
-        for name, tensor in probes.made.items()
-        if tensor.floating and name in modules and (name in outputs or tensor.module in (None, modules[name]))
+def nearest(report: ParityReport, cases: Sequence[Case]) -> Case:
+    """The case on which a runtime comes nearest to its bound, or goes farthest beyond; extreme ones only if no other.
+
+    Raises:
+        ArtifactError: the report has none of the cases.
+    """
+    known = {case.name: case for case in cases}
+    shares: dict[tuple[bool, float], str] = {}
+    for row in report.runtimes.values():
+        for result in row.cases:
+            if result.case in known:
+                share = math.inf if result.nonfinite else result.used or 0.0
+                usual = known[result.case].group != "extremes"
+                shares.setdefault((usual, share), result.case)
+    if not shares:
+        raise ArtifactError("no case of the parity report is there.", hint="Check with the same --text and --inputs.")
+    return known[shares[max(shares)]]
+
+
+def _measured(traced: Traced, scratch: Path) -> LayerReport:
+    """Runs everything; a runtime that cannot be measured says why."""
+    case, rows = nearest(traced.report, traced.cases), traced.report.runtimes
+    probes = {name: traced.probes(name, rows[name], scratch) for name in traced.openings()}
+    files = [one.made for one in probes.values()]
+    module = _Module(traced, case, files[0] if files else {})
+    ends = _ends(traced, module, files)
+    tensors = [tensor for _, tensor in ends]
+    traced.means.progress(f"errors from layer to layer, case {case.name}")
+
+    def series(name: str, plan: str) -> LayerSeries:
+        traced.means.progress(f"{name}: errors from layer to layer")
+        try:
+            with probes[name].open(()) as session:
+                plain = session.run(case.feeds)
+            with probes[name].open(tensors) as session:
+                got = session.run(case.feeds)
+        except (AttnportError, MemoryError) as err:
+            return LayerSeries(plan, portable(str(err), traced.folder))
+        changed = any(not np.array_equal(array, got[output], equal_nan=True) for output, array in plain.items())
+        return LayerSeries(plan, errors=tuple(module.judged(plan, tensors, got).values()), changed=changed)
+
+    found = {}
+    for name, row in rows.items():
+        if name == EAGER:
+            found[name] = LayerSeries(row.plan, errors=tuple(module.judged(row.plan, tensors).values()))
+        elif name in probes:
+            found[name] = series(name, row.plan)
+        elif row.verdict != "NOT_RUN":
+            found[name] = LayerSeries(row.plan, "no tensor can be marked in what it runs")
+    return LayerReport(case.name, tuple(Layer(name, tensor, module.scale(tensor)) for name, tensor in ends), found)
+
+
+class _Search:
+    """The search for one row of the report, on the smallest case that failed."""
+
+    def __init__(self, traced: Traced, name: str, row: RuntimeParity, scratch: Path) -> None:
+        self._traced, self._name, self._row, self._scratch = traced, name, row, scratch
+        self._probes = traced.probes(name, row, scratch)
+        self._outputs = [spec.name for spec in traced.io.outputs if spec.name in self._probes.made]
+        self._errors: dict[str, LayerError] = {}
+        self._start = ""
+
+    def finding(self) -> Finding:
+        """Searches; says why where there is nothing to search."""
+        traced, made = self._traced, self._probes.made
+        case = _failing(traced, self._row)
+        if case is None:
+            return Finding(self._name, reason=f"no case failed by its numbers ({self._row.reason})")
+        self._case, self._module = case, _Module(traced, case, made)
+        modules, sizes = self._module.modules, self._module.sizes
+        self._errors = self._run(())
+        self._start = next((one for one in self._outputs if self._errors[one].verdict == "FAIL"), "")
+        if not self._start:
+            return Finding(self._name, reason="no output diverges when a failing case is run again")
+        comparable = [one for one in _comparable(made, modules, self._outputs) if one in sizes]
+        large = [one for one in comparable if sizes[one] > traced.cap_bytes]
+        ends = {tensor: layer for layer, tensor in _ends(traced, self._module, [made]) if tensor not in large}
+        marked = list(ends)
+        fused, place = self._heals(marked), ""
+        tensor = first_wrong(made, self._start, self._errors)
+        if not fused:
+            place = ends.get(tensor, modules.get(tensor, ""))
+            inside = {*before(made, tensor, _fine(self._errors))[1]} - {*self._errors, *large}
+            marked = [one for one in comparable if one in inside]
+            if not (fused := self._heals(marked)):
+                tensor = first_wrong(made, self._start, self._errors)
+                place = modules.get(tensor, "")
+        fine, between = before(made, tensor, _fine(self._errors))
+        readings, notes = self._readings(tensor)
+        if large:
+            cap = f"{traced.cap_bytes / 2**20:.0f} MiB"
+            notes.append(f"{len(large)} tensors over {cap} were not measured, such as {large[0]}")
+        if fused and (lost := self._probes.unfused_by(marked)):
+            notes.append(f"marking tensors there ends the fusion of {', '.join(lost)}")
+        return Finding(
+            self._name,
+            tensor=tensor,
+            module=place,
+            fused=fused,
+            between=tuple(made[one].operator for one in (*between, tensor)),
+            fine=fine,
+            case=case.name,
+            readings=readings,
+            notes=tuple(notes),
+        )
+
+    def _run(self, names: Sequence[str]) -> dict[str, LayerError]:
+        """The errors of the outputs, and of tensors that are marked."""
+        self._traced.means.progress(f"{self._name}: bisecting, {len(names)} tensors of the case {self._case.name}")
+        with self._probes.open(names) as session:
+            got = session.run(self._case.feeds)
+        return self._module.judged(self._row.plan, list(dict.fromkeys((*self._outputs, *names))), got)
+
+    def _heals(self, names: Sequence[str]) -> bool:
+        """Measures tensors, in runs that there is memory for; whether the output is right with them marked."""
+        sizes, part, todo = self._module.sizes, list[str](), list(names)
+        while todo:
+            part.append(todo.pop(0))
+            if todo and sum(sizes[name] for name in (*part, todo[0])) <= self._traced.cap_bytes:
+                continue
+            found, part = self._run(part), []
+            if found[self._start].verdict != "FAIL":
+                return True
+            self._errors |= found
+        return False
+
+    def _readings(self, tensor: str) -> tuple[dict[str, LayerError], list[str]]:
+        """The errors of every runtime of this precision at a tensor, and whether the file or the runtime is wrong."""
+        traced, probes = self._traced, self._probes
+        found = {EAGER: self._module.judged(self._row.plan, [tensor])[tensor], self._name: self._errors[tensor]}
+        for name in traced.openings():
+            row = traced.report.runtimes[name]
+            if row.plan == self._row.plan and name not in found:
+                found[name] = self._read(tensor, partial(traced.probes, name, row, self._scratch))
+        evaluator, file = base.get(TYPED_EVALUATOR), probes.file.name
+        if probes.runtime.name == evaluator.name:
+            return found, []
+        of_file = self._read(
+            tensor, lambda: Probes(evaluator, probes.opening, traced.manifest, self._scratch, traced.means.limits)
+        )
+        found[f"{file} in {TYPED_EVALUATOR}"] = of_file
+        wrong = f"{file} itself is wrong there: ONNX's reference evaluator diverges too"
+        right = f"{file} is right there, evaluated by ONNX's reference: the runtime is wrong"
+        return found, {"FAIL": [wrong], "PASS": [right], "NOT_RUN": []}[of_file.verdict]
+
+    def _read(self, tensor: str, probes: Callable[[], Probes]) -> LayerError:
+        """A tensor of another runtime or file; NOT_RUN where it has none."""
+        try:
+            opened = probes()
+            if tensor not in opened.made:
+                return LayerError("NOT_RUN", "its form has no such tensor")
+            with opened.open([tensor]) as session:
+                got = session.run(self._case.feeds)
+        except (AttnportError, MemoryError) as err:
+            return LayerError("NOT_RUN", portable(str(err), self._traced.folder))
+        return self._module.judged(self._row.plan, [tensor], got)[tensor]
+
+
+def first_wrong(made: Mapping[str, Tensor], output: str, errors: Mapping[str, LayerError]) -> str:
+    """The first tensor that diverges and from which a wrong output is computed, but for what fine tensors mend.
+
+    All that it is computed from, back to fine tensors, does not diverge: errors do not simply grow along a graph, and a
+    tensor may stand behind it in the file and beside it in the graph.
+
+    Args:
+        made: Every tensor by name, in topological order.
+        errors: Of those that were measured, among them the output's.
+    """
+    behind = {*before(made, output, _fine(errors))[1], output}
+    return next(name for name in made if name in behind and name in errors and errors[name].verdict == "FAIL")
+
+
+def _fine(errors: Mapping[str, LayerError]) -> set[str]:
+    return {name for name, error in errors.items() if error.verdict == "PASS"}
+
+
+def _failing(traced: Traced, row: RuntimeParity) -> Case | None:
+    """The smallest case that failed by its numbers; extreme ones last: users seldom meet them, and errors are large."""
+    # NaN has no error, but it diverges too.
+    failing = {
+        result.case
+        for result in row.cases
+        if result.verdict == "FAIL" and (result.rms_error is not None or result.nonfinite)
     }
-
-
-def _error(found: Reading) -> LayerError:
-    return LayerError(found.verdict, found.reason, found.rms_error, found.rms_bound, found.max_error, found.max_bound)
+    found = [case for case in traced.cases if case.name in failing]
+    return min(
+        found,
+        key=lambda case: (case.group == "extremes", sum(array.size for array in case.feeds.values())),
+        default=None,
+    )

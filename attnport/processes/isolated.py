@@ -276,17 +276,9 @@ def absent(capabilities: Capabilities) -> bool:
     return not capabilities.available and PROBE_FAILED not in capabilities.reason
 
 
-_FAILED, _NO_MEMORY = "its process failed: ", "no memory is left: "
-
-
 def reason_of_failure(err: AttnportError | MemoryError) -> str:
     """The reason in the report for a runtime whose process died, hung or ran out of memory."""
-    return f"{_FAILED}{err.message}" if isinstance(err, AttnportError) else f"{_NO_MEMORY}{err}"
-
-
-def process_failed(reason: str) -> bool:
-    """Whether a reason says that a process failed. That may not happen again, so that the result is not final."""
-    return reason.startswith((_FAILED, _NO_MEMORY))
+    return f"its process failed: {err.message}" if isinstance(err, AttnportError) else f"no memory is left: {err}"
 
 
 def memory_limit_bytes() -> int | None:

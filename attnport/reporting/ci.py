@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from xml.etree import ElementTree
 
 from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, RuntimeParity, Verdict
-from attnport.reporting.facts import ran, share, tallies, times, worst
+from attnport.reporting.facts import ran, tallies, times, worst
 from attnport.reporting.markup import printable
 
 WHOLE = "all cases"
@@ -49,7 +49,7 @@ def by_case(row: RuntimeParity) -> Iterator[tuple[str, Verdict, str]]:
 def _told(result: CaseResult | InvarianceResult) -> str:
     """The output, how far it is over its bound, and why it was not accepted."""
     parts = [result.output]
-    over = share(result)
+    over = result.used
     if over is not None and over > 1:
         parts.append(f"{times(over)} times its bound")
     if isinstance(result, CaseResult):
@@ -115,17 +115,15 @@ def workflow_commands(report: ParityReport, found: Iterable[tuple[str, str]] = (
 
 def _lines(report: ParityReport) -> Iterator[str]:
     yield _command("notice", f"parity: {report.verdict}", ", ".join(tallies(report)))
-    absent = [name for name, row in report.runtimes.items() if row.absent]
     for name, row in _members(report).items():
         for case, verdict, reason in by_case(row):
             if verdict == "FAIL":
                 yield _command("error", f"{name} fails: {case}", reason)
-        if row.verdict == "NOT_RUN" and name not in absent:
+        if row.verdict == "NOT_RUN":
             yield _command("notice", f"{name} was not run", row.reason)
-    if absent:
-        yield _command(
-            "notice", "not installed, or without its device here", f"{', '.join(absent)}; why: attnport doctor"
-        )
+    if report.absent:
+        names = ", ".join(report.absent)
+        yield _command("notice", "not installed, or without its device here", f"{names}; why: attnport doctor")
     for note in report.notes:
         yield _command("notice", "parity", note)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from attnport.artifacts import (
     Manifest,
     ParityReport,
     Ran,
-    RuntimeParity,
     Verdict,
 )
 from attnport.example_values import without_examples
@@ -69,25 +67,6 @@ def tallies(report: ParityReport) -> list[str]:
     return lines
 
 
-def used(error: float | None, bound: float) -> float | None:
-    """An error divided by its bound; above 1 is a failure."""
-    if error is None:
-        return None
-    if bound == 0:
-        return 0.0 if error == 0 else math.inf
-    return error / bound
-
-
-def share(result: CaseResult | InvarianceResult) -> float | None:
-    """The larger of the RMS and the maximum error, each divided by its bound; None if nothing was comparable."""
-    if isinstance(result, CaseResult):
-        parts = (used(result.rms_error, result.rms_bound), used(result.max_error, result.max_bound))
-    else:
-        parts = (used(result.rms_difference, result.rms_bound), used(result.max_difference, result.max_bound))
-    known = [part for part in parts if part is not None]
-    return max(known) if known else None
-
-
 def worst(verdicts: list[Verdict]) -> Verdict:
     """FAIL if any fails, else PASS if one passes, else NOT_RUN."""
     return "FAIL" if "FAIL" in verdicts else "PASS" if "PASS" in verdicts else "NOT_RUN"
@@ -103,7 +82,7 @@ def part_compared(results: Iterable[InvarianceResult]) -> str:
 
 def largest(results: Iterable[CaseResult | InvarianceResult]) -> float | None:
     """The largest error of some results, divided by its bound."""
-    return max((part for result in results if (part := share(result)) is not None), default=None)
+    return max((result.used for result in results if result.used is not None), default=None)
 
 
 def failed(report: ParityReport) -> list[str]:
@@ -237,17 +216,9 @@ def embed(folder: str) -> list[str]:
     return [f"attnport bundle {folder} -o app/ --lang python", "attnport verify app/"]
 
 
-def not_checked(parities: Mapping[str, RuntimeParity]) -> list[str]:
-    """Those of a parity report; none where nothing else was run either, as the reasons are then all there is to say."""
-    if all(row.verdict == "NOT_RUN" for row in parities.values()):
-        return []
-    return [name for name, row in parities.items() if row.absent]
-
-
 def absent(parity: ParityReport | None, latency: LatencyReport | None) -> dict[str, str]:
-    """Those of both reports, as far as there are any, and why."""
-    sides = [{name: parity.runtimes[name].reason for name in not_checked(parity.runtimes)}] if parity else []
-    sides += [dict(latency.absent)] if latency else []
+    """Those that both reports lack, as far as there are any, and why."""
+    sides = [report.absent for report in (parity, latency) if report is not None]
     return {name: why for name, why in (sides[0] if sides else {}).items() if all(name in side for side in sides)}
 
 

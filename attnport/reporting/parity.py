@@ -9,7 +9,7 @@ from attnport.artifacts import INTEGERS, Argmax, CaseResult, InvarianceResult, N
 from attnport.parities import LARGE_VALUES
 from attnport.reporting import document as doc
 from attnport.reporting.document import NONE, count, scientific, significant
-from attnport.reporting.facts import BOUND, lacking, largest, not_checked, part_compared, ran, times, without, worst
+from attnport.reporting.facts import BOUND, lacking, largest, part_compared, ran, times, worst
 
 _MOST_OUTPUTS = 4
 LEGEND = (
@@ -29,14 +29,18 @@ def parity(report: ParityReport, detail: doc.Detail = "brief") -> Iterator[doc.B
     if detail == "page":
         yield from _page(report)
         return
-    runtimes = without(not_checked(report.runtimes), report.runtimes)
-    yield _verdicts(("parity against float64: ", doc.Verdict(report.verdict)), "runtime", runtimes)
-    yield from doc.quiet(*_RULES, *[_PART] * any(part_compared(row.invariance) for row in runtimes.values()))
+    title = ("parity against float64: ", doc.Verdict(report.verdict))
+    if report.runtimes:
+        yield _verdicts(title, "runtime", report.runtimes)
+        in_part = any(part_compared(row.invariance) for row in report.runtimes.values())
+        yield from doc.quiet(*_RULES, *[_PART] * in_part)
+    else:
+        yield doc.Text(title)
     if detail == "brief":
         yield from forms(report.forms)
     elif report.forms:
         yield _verdicts("graph parity of the lowered forms", "form", report.forms)
-    yield from lacking(not_checked(report.runtimes))
+    yield from lacking(list(report.absent)) if report.runtimes else [doc.notes(report.absent)]
     if detail == "whole":
         yield from _worst(report)
     yield from doc.quiet(*(f"note: {note}" for note in report.notes))
@@ -139,9 +143,8 @@ def _matrix(report: ParityReport) -> doc.Table:
 
 def _members(report: ParityReport) -> tuple[tuple[str, str, Mapping[str, RuntimeParity]], ...]:
     """Runtimes and forms; the head of the report has the runtimes that this machine lacks."""
-    runtimes = without(not_checked(report.runtimes), report.runtimes)
     return (
-        ("runtime", "Runtimes, each on its own form", runtimes),
+        ("runtime", "Runtimes, each on its own form", report.runtimes),
         ("form", "Lowered forms, run numerically without their target", report.forms),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from attnport.artifacts import Manifest, ParityReport, RuntimeParity
 from attnport.cases.choosing import cases_of, few_batches
+from attnport.cases.inputs import Case
 from attnport.cases.text import read_sentences
 from attnport.errors import (
     ArtifactError,
+    AttnportError,
     IntegrityError,
     ParityFailed,
     UnavailableError,
@@ -26,23 +29,21 @@ from attnport.folder.workspace import change, check_files, check_source, load_sp
 from attnport.jsonfile import digest_file, digest_text
 from attnport.latency.workloads import parse_grid
 from attnport.options import Folder, Note, Option, Progress, Seed, Text, Timeout, Trust
-from attnport.parities import FILE, Basis
-from attnport.parity.at_plan import ComparisonAtPlan
-from attnport.parity.bisect_ground import FORM
+from attnport.parities import FILE, Basis, Bisected
 from attnport.parity.bound import report as of_rows
-from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
+from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR, Comparison, Wanted
 from attnport.parity.eager import EAGER, EAGER_ON_GPU
-from attnport.parity.evaluate import References
+from attnport.parity.evaluate import Means, References
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import add_eager
-from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all, process_failed, unavailable
+from attnport.processes.isolated import TIMEOUT_S, Limits, absent, probe_all, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Key, Runtime
 from attnport.verbs._arguments import verb
 from attnport.verbs._needs import ready
 
 if TYPE_CHECKING:
-    from attnport.parity.bisect import Bisected
+    from attnport.parity.probes import Traced
 
 STAGE = "check"
 EAGERS = (EAGER, EAGER_ON_GPU)
@@ -124,14 +125,16 @@ def check(
     chosen = base.chosen(runtimes, bundle=bundle is not None)
     keys = [Key.parse(name) for name in runtimes or ()] or [Key(one.name) for one in chosen]
     ready(folder, runtimes or (), progress, precision)
-    sentences = read_sentences(text) if text else []
+    case_options = CaseOptions(text, inputs, shapes, seed, batch)
+    means = Means(threads, Limits(timeout_s, every=isolate), progress)
+    sentences = case_options.sentences
     with change(folder) as edit:
         manifest = of_plan(edit.manifest, precision) if precision else edit.manifest
         named = of_keys(manifest, keys)
         check_files(folder, manifest, *model_files(manifest))
         require(manifest.source, given=trust_source)
         given = digest_file(inputs) if inputs and inputs.is_file() else ""
-        asked = Asked(manifest, sentences, text, given, inputs, seed, batch, shapes, eager, bundle_digest(bundle))
+        asked = Asked(manifest, case_options, given, eager, bundle_digest(bundle))
         known = _known(folder, manifest, file, force)
         # What a thorough check found answers a brief one, and what comes to it is as thorough.
         rows = [] if known is None else [*known.runtimes.values(), *known.forms.values()]
@@ -150,14 +153,13 @@ def check(
             if not chosen and not forms:
                 check_source(manifest)
                 return known
-        progress("loading the model")
-        spec = load_spec(manifest)
-        limits = Limits(timeout_s, every=isolate)
         progress("probing the runtimes")
-        probed = probe_all([base.get(name) for name in _needed(chosen, eager)], limits)
+        probed = probe_all([base.get(name) for name in _needed(chosen, eager)], means.limits)
         found = probed[eager]
         if why := not_in(found, precision or "fp32") if found.available else f"cannot be run: {unavailable(found)}":
             raise UnavailableError(f"{eager}, by which the others are judged: {why}.")
+        lacking = {one.name: unavailable(probed[one.name]) for one in chosen if absent(probed[one.name])}
+        chosen = [one for one in chosen if one.name not in lacking]
         if known:
             able = {
                 name
@@ -167,21 +169,23 @@ def check(
             chosen = [
                 one for one in chosen if not asked.is_answered(rows_by[one.name], thorough, one.name in again & able)
             ]
-            if not chosen and not forms:
+            if not chosen and not forms and lacking.items() <= known.absent.items():
+                check_source(manifest)
                 return known
-        every = cases_of(folder, manifest, sentences, inputs, seed, batch, _sizes(manifest, shapes))
-        tried = every if thorough else few_batches(every, FEW_BATCHES)
-        ran = {one.name for one in chosen}
+        progress("loading the model")
+        spec = load_spec(manifest)
+        every = case_options.cases(folder, manifest)
+        cases = every if thorough else few_batches(every, FEW_BATCHES)
+        wanted = Wanted(precision, eager, bundle, thorough)
+        ran = {*lacking, *(one.name for one in chosen)}
         with tempfile.TemporaryDirectory(prefix="attnport-check-") as scratch:
-            store = References(Path(scratch))
-            given_to = folder, named, spec, tried, probed, threads, store, progress, limits, bundle
-            how: Any = {"plan": precision, "eager": eager} if precision else {}
-            run = (ComparisonAtPlan if precision else Comparison)(*given_to, **how, thorough=thorough)
-            if left_out := sum(case.group == "text" for case in every) - sum(case.group == "text" for case in tried):
+            run = Comparison(folder, named, spec, cases, probed, References(Path(scratch)), wanted, means)
+            if left_out := sum(case.group == "text" for case in every) - sum(case.group == "text" for case in cases):
                 run.notes.append(f"{left_out} of the batches of sentences were left out; --thorough runs all")
             if not sentences and manifest.tokenizer:
                 run.notes.append("no sentences were given, so real text was not compared")
-            report = asked.recorded(_as_named(run.report(chosen, forms), keys), thorough)
+            report = replace(_as_named(run.report(chosen, forms), keys), absent=lacking)
+            report = asked.recorded(report, thorough)
             report = _together(known, report, asked, thorough, [key for key in keys if key.runtime in ran])
         if GOLDEN in manifest.files:
             check_files(folder, manifest, GOLDEN)
@@ -214,23 +218,53 @@ def check_and_bisect(
     Raises:
         As `check`; ExportError: torch no longer traces the module. UsageError: `precision`, with which it does not go.
     """
-    from attnport.parity.bisect import bisect
-    from attnport.parity.layers import why_no_layers
+    from attnport.parity.layers import findings
 
     if options.get("precision"):
         raise UsageError("--bisect goes without --precision.", hint="It searches what a check without it finds.")
-    same: Any = {"text": text, "inputs": inputs, "timeout_s": timeout_s, "isolate": isolate, "progress": progress}
-    report = check(folder, runtimes, force=force, **same, **options)
-    same |= {name: options[name] for name in ("seed", "batch", "threads") if name in options}
-    same["sizes"] = _sizes(open_folder(folder), options.get("shapes", ()))
-    bisected = bisect(folder, report, **same)
-    if problem := why_no_layers(folder, report, force=force, **same):
+    how: Any = {"timeout_s": timeout_s, "isolate": isolate, "progress": progress}
+    report = check(folder, runtimes, text, inputs, force=force, **how, **options)
+    case_options = CaseOptions(
+        text, inputs, *(options.get(name, getattr(CaseOptions, name)) for name in ("shapes", "seed", "batch"))
+    )
+    means = Means(options.get("threads"), Limits(timeout_s, every=isolate), progress)
+    found = findings(inside(folder, report, case_options, means)) if report.verdict == "FAIL" else ()
+    if problem := why_no_layers(folder, report, case_options, means, force=force):
         tell(problem)
-    return bisected
+    return Bisected(report, found)
 
 
-def _sizes(manifest: Manifest, shapes: Sequence[str]) -> list[dict[str, int]]:
-    return [sizes for shape in shapes for sizes in parse_grid(shape, manifest.io.dims)]
+def why_no_layers(
+    folder: Path, report: ParityReport, options: CaseOptions, means: Means, *, force: bool = False
+) -> str:
+    """Measures errors by layer, for a report; why that was not possible, which takes no verdict from the check.
+
+    Args:
+        report: What `check` gave.
+        options: What chose its cases.
+        force: Measure again, though parity was not checked anew since.
+    """
+    from attnport.parity.layers import layers, read_layers
+
+    try:
+        if force or read_layers(folder, open_folder(folder)) is None:
+            layers(inside(folder, report, options, means))
+    except (AttnportError, MemoryError) as err:
+        return f"errors by layer were not measured: {err}"
+    return ""
+
+
+def inside(folder: Path, report: ParityReport, options: CaseOptions, means: Means) -> Traced:
+    """What errors inside the module of a checked folder are measured with; the arguments are those of `why_no_layers`.
+
+    Raises:
+        ArtifactError, IntegrityError, UsageError: as `check`.
+    """
+    from attnport.parity.probes import Traced
+
+    manifest = open_folder(folder)
+    check_files(folder, manifest, *model_files(manifest))
+    return Traced(folder, manifest, options.cases(folder, manifest), report, means)
 
 
 def raise_for(report: ParityReport, named: Sequence[str] = (), again: str = "") -> None:
@@ -244,31 +278,32 @@ def raise_for(report: ParityReport, named: Sequence[str] = (), again: str = "") 
         ParityFailed: a runtime or a lowered form failed.
         UnavailableError: a named runtime was not run.
     """
-    found = {**report.runtimes, **{f"{FORM}{name}": form for name, form in report.forms.items()}}
-    for name, result in found.items():
-        if result.verdict == "FAIL":
-            raise ParityFailed(f"{name} fails: {result.reason}.", hint=_hint(report, name, result, again))
+    for name, row in report.runtimes.items():
+        if row.verdict == "FAIL":
+            raise ParityFailed(f"{name} fails: {row.reason}.", hint=_hint(report, row, again, runtime=name))
+    for name, row in report.forms.items():
+        if row.verdict == "FAIL":
+            raise ParityFailed(f"form {name} fails: {row.reason}.", hint=_hint(report, row, again))
     for key in map(Key.parse, named):
         rows = list(rows_of(report, key).values())
         if all(row.verdict == "NOT_RUN" for row in rows):
-            reason = rows[0].reason if rows else "it is not in the report"
+            reason = rows[0].reason if rows else report.absent.get(key.runtime, "it is not in the report")
             raise UnavailableError(f"{key} was not run: {reason.rstrip('.')}.")
 
 
-def _hint(report: ParityReport, name: str, row: RuntimeParity, again: str) -> str:
-    """How to go on after a failure."""
-    told, short = [], Key.parse(name).runtime
-    form = report.forms.get(name)
+def _hint(report: ParityReport, row: RuntimeParity, again: str, runtime: str = "") -> str:
+    """How to go on after a failure, of a runtime or of a form."""
+    told, short = [], Key.parse(runtime).runtime if runtime else ""
+    form = report.forms.get(runtime)
     if form and form.verdict == "PASS" and form.ran and row.ran and form.ran.provider != row.ran.provider:
         told.append(f"{form.ran.provider} computes the right numbers from the same file, so {short} is at fault.")
-    opened = name.startswith(FORM) or (short in base.names() and base.get(short).opens == "onnx")
+    opened = not runtime or (short in base.names() and base.get(short).opens == "onnx")
     measured = any(one.verdict == "FAIL" and (one.rms_error is not None or one.nonfinite) for one in row.cases)
     told.append(f"Every case: {FILE}, or of one precision parity.PRECISION.json.")
     if EAGER in report.runtimes and report.runtimes[EAGER].verdict == "FAIL":
         told.append("The module itself fails: check that each mask input has the declared meaning, such as :hide.")
     if again and opened and measured:
-        only = "" if name.startswith(FORM) else f" --runtime {short}"
-        told.append(f"Where it goes wrong: {again}{only} --bisect")
+        told.append(f"Where it goes wrong: {again}{f' --runtime {short}' if short else ''} --bisect")
     return " ".join(told)
 
 
@@ -276,6 +311,34 @@ def _needed(chosen: Sequence[Runtime], eager: str) -> list[str]:
     """The runtimes whose probe matters: the chosen ones, PyTorch eager and the evaluators of forms."""
     judges = {EAGER, eager} | {EAGER_ON_GPU for runtime in chosen if runtime.gpu}
     return sorted({runtime.name for runtime in chosen} | judges | {FAST_EVALUATOR, TYPED_EVALUATOR})
+
+
+@dataclass(frozen=True)
+class CaseOptions:
+    """What chooses the cases of a check; the attributes are the arguments of `check`."""
+
+    text: Path | None = None
+    inputs: Path | None = None
+    shapes: Sequence[str] = ()
+    seed: int = SEED
+    batch: int = BATCH
+
+    @functools.cached_property
+    def sentences(self) -> list[str]:
+        """Those of `text`."""
+        return read_sentences(self.text) if self.text else []
+
+    def cases(self, folder: Path, manifest: Manifest) -> list[Case]:
+        """All of them."""
+        sizes = [sizes for shape in self.shapes for sizes in parse_grid(shape, manifest.io.dims)]
+        return cases_of(folder, manifest, self.sentences, self.inputs, self.seed, self.batch, sizes)
+
+    def __str__(self) -> str:
+        """The options, as on the command line."""
+        options = [f"--text {self.text}"] * bool(self.text) + [f"--inputs {self.inputs}"] * bool(self.inputs)
+        options += [f"--shape {shape}" for shape in self.shapes]
+        options += [f"--seed {self.seed}"] * (self.seed != SEED) + [f"--batch {self.batch}"] * (self.batch != BATCH)
+        return " ".join(options)
 
 
 @dataclass(frozen=True)
@@ -288,37 +351,18 @@ class Asked:
     """
 
     manifest: Manifest
-    sentences: Sequence[str]
-    text: Path | None
+    options: CaseOptions
     given: str
-    inputs: Path | None
-    seed: int
-    batch: int
-    shapes: Sequence[str]
     eager: str
     bundle: str
 
     def digest(self, thorough: bool, name: str = "") -> str:
         """A digest of the cases, for the row called `name`."""
         tokenizer = self.manifest.files.get(self.manifest.tokenizer or "", "")
-        cases = [
-            tokenizer,
-            asdict(self.manifest.prompts),
-            self.given,
-            self.seed,
-            self.batch,
-            list(self.shapes),
-            self.eager,
-        ]
+        options, prompts = self.options, asdict(self.manifest.prompts)
+        chosen = [tokenizer, prompts, self.given, options.seed, options.batch, list(options.shapes)]
         own = self.bundle if Key("bundle").covers(name) else ""
-        return digest_text(json.dumps([*cases, thorough, own]), *self.sentences)
-
-    def told(self, thorough: bool) -> str:
-        """The options, as on the command line."""
-        options = [f"--text {self.text}"] * (self.text is not None) + [f"--inputs {self.inputs}"] * bool(self.given)
-        options += [f"--shape {shape}" for shape in self.shapes] + ["--thorough"] * thorough
-        options += [f"--seed {self.seed}"] * (self.seed != SEED) + [f"--batch {self.batch}"] * (self.batch != BATCH)
-        return " ".join(options)
+        return digest_text(json.dumps([*chosen, self.eager, thorough, own]), *options.sentences)
 
     def is_answered(
         self, rows: Mapping[str, RuntimeParity], thorough: bool, again: bool = False, *, form: bool = False
@@ -344,9 +388,9 @@ class Asked:
         def with_basis(name: str, row: RuntimeParity, form: bool) -> RuntimeParity:
             basis = Basis(
                 model=model_digest(self.manifest, name, row.plan, form=form),
-                runtime="" if process_failed(row.reason) else runtime_digest(self.manifest, name, form=form),
+                runtime="" if row.kind == "died" else runtime_digest(self.manifest, name, form=form),
                 cases=self.digest(thorough, name),
-                asked=self.told(thorough),
+                asked=" ".join(filter(None, (str(self.options), "--thorough" * thorough))),
                 files=bool(files_of(self.manifest, name, row.plan, form=form)),
             )
             return replace(row, basis=basis)
@@ -388,9 +432,10 @@ def _together(
         return report
     again = rows_of(known, *ran)
     others = {name: row for name, row in known.runtimes.items() if name not in again}
+    lacking = {name: why for name, why in known.absent.items() if not any(key.runtime == name for key in ran)}
     forms = {name: row for name, row in known.forms.items() if name not in report.forms}
     earlier: dict[str, list[str]] = {}
-    for name, row in (*others.items(), *((f"{FORM}{name}", row) for name, row in forms.items())):
+    for name, row in (*others.items(), *((f"form {name}", row) for name, row in forms.items())):
         if row.basis is not None and row.basis.cases != asked.digest(thorough, name):
             earlier.setdefault(row.basis.asked, []).append(name)
     notes = [
@@ -402,4 +447,5 @@ def _together(
         dict(sorted({**others, **report.runtimes}.items())),
         dict(sorted({**forms, **report.forms}.items())),
         tuple(dict.fromkeys((*before, *report.notes, *notes))),
+        lacking | dict(report.absent),
     )

@@ -32,7 +32,7 @@ from attnport.options import (
 from attnport.printed import Printed
 from attnport.reporting import document as doc
 from attnport.reporting.choice import Choice
-from attnport.reporting.facts import lacking, not_checked, short_shape, without
+from attnport.reporting.facts import lacking, short_shape, without
 from attnport.reporting.fusion import total
 from attnport.reporting.parity import forms
 from attnport.verbs._arguments import command_line, verb_of_fields
@@ -175,11 +175,13 @@ class _Ship:
         return f"{count(len(report.candidates), 'candidate')}; {chosen.form if chosen else 'none'} is chosen"
 
     def check(self) -> str:
-        from attnport.parity.layers import why_no_layers
-        from attnport.verbs.check import check, raise_for
+        from attnport.parity.evaluate import Means
+        from attnport.verbs.check import CaseOptions, check, raise_for, why_no_layers
 
         report = check(self.folder, **self._options())
-        problem = why_no_layers(self.folder, report, **self._options())
+        problem = why_no_layers(
+            self.folder, report, CaseOptions(self.text), Means(progress=self.progress), force=self.force
+        )
         raise_for(report, again=command_line(check, folder=self.folder, text=self.text))
         verdicts = Counter(row.verdict for row in (*report.runtimes.values(), *report.forms.values()))
         counts = ", ".join(f"{verdicts[one]} {one}" for one in ("PASS", "FAIL", "NOT_RUN") if verdicts[one])
@@ -379,10 +381,10 @@ def _verdicts(result: ShipResult, parity: ParityReport) -> doc.Table:
     whole = ("runtime", "parity", "fused")
     rows: list[tuple[doc.Line, ...]] = []
     left_out = _left_out(result, parity)
-    for name, row in parity.runtimes.items():
+    for name, (verdict, _) in _judged(parity).items():
         if name not in left_out:
             times = [_short_latency(latency.shapes[shape].get(name)) for shape in shapes] if latency else []
-            rows.append((name, doc.Verdict(row.verdict), _proved(result, name), *times))
+            rows.append((name, doc.Verdict(verdict), _proved(result, name), *times))
     columns = doc.columns(*whole, *timed, right=("fused", *timed), whole=whole)
     return doc.Table(("verdict: ", doc.Verdict(parity.verdict)), columns, doc.rows(rows))
 
@@ -403,8 +405,8 @@ def _legend(result: ShipResult) -> Iterator[doc.Block]:
 def _others(result: ShipResult, parity: ParityReport) -> Iterator[doc.Block]:
     """The reasons of what did not pass, and a line each for what passed besides and for what this machine lacks."""
     left_out = _left_out(result, parity)
-    absent = [name for name in not_checked(parity.runtimes) if name in left_out]
-    reasons = {name: row.reason for name, row in parity.runtimes.items() if row.verdict != "PASS" and row.reason}
+    absent = [name for name in parity.absent if name in left_out]
+    reasons = {name: reason for name, (verdict, reason) in _judged(parity).items() if verdict != "PASS" and reason}
     yield doc.notes(without(left_out, reasons))
     if not_run := {name: reasons[name] for name in left_out if name in reasons and name not in absent}:
         yield doc.Text((doc.Verdict("NOT_RUN"), ", so nothing was shown of these:"))
@@ -413,13 +415,19 @@ def _others(result: ShipResult, parity: ParityReport) -> Iterator[doc.Block]:
     yield from lacking(absent)
 
 
+def _judged(parity: ParityReport) -> Mapping[str, tuple[str, str]]:
+    """The verdict and the reason of each runtime, also of those that this machine lacks, whose forms may be proved."""
+    rows: dict[str, tuple[str, str]] = {name: (row.verdict, row.reason) for name, row in parity.runtimes.items()}
+    return rows | {name: ("NOT_RUN", why) for name, why in parity.absent.items()}
+
+
 def _left_out(result: ShipResult, parity: ParityReport) -> list[str]:
     """The runtimes without a row in the table: nothing of them was run, proved or timed."""
     timed = _shapes(result.latency)
     return [
         name
-        for name, row in parity.runtimes.items()
-        if row.verdict == "NOT_RUN"
+        for name, (verdict, _) in _judged(parity).items()
+        if verdict == "NOT_RUN"
         and _proved(result, name) in ("", _UNPROVEN)
         and not any(result.latency and _short_latency(result.latency.shapes[shape].get(name)) for shape in timed)
     ]

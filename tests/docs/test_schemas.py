@@ -99,7 +99,7 @@ def test_what_is_printed_now_names_its_schema_first_and_fits_it(name: str) -> No
 
 
 def test_a_file_of_another_schema_is_refused() -> None:
-    changed = {"schema": "attnport/parity/2", **json.loads(earlier("parity"))}
+    changed = {"schema": "attnport/parity/1", **json.loads(earlier("parity"))}
     with pytest.raises(ArtifactError, match="schema: got"):
         from_json(KINDS["parity"], json.dumps(changed), "parity.json")
     assert breaks(changed, "parity") == [".schema const"]
@@ -112,7 +112,7 @@ def test_a_file_of_another_schema_is_refused() -> None:
         (("notes",), "a note", ".notes type"),
         (("runtimes",), None, ".runtimes type"),
         (("runtimes", "ort_cpu"), {}, ".runtimes.ort_cpu required"),
-        (("runtimes", "ort_cpu", "absent"), 0, ".runtimes.ort_cpu.absent type"),
+        (("absent",), 0, ".absent type"),
         (("runtimes", "ort_cpu", "cases", 0, "elements"), True, ".runtimes.ort_cpu.cases.0.elements type"),
         (("runtimes", "ort_cpu", "cases", 0, "rms_error"), "1", ".runtimes.ort_cpu.cases.0.rms_error anyOf"),
         (("runtimes", "ort_cpu", "ran"), {"device": "CPU"}, ".runtimes.ort_cpu.ran anyOf"),

@@ -19,7 +19,7 @@ from attnport.artifacts import Source
 from attnport.errors import SpecError
 from attnport.folder import trust
 from attnport.folder.workspace import change, load_spec, open_folder
-from attnport.parity.bisect_ground import Ground
+from attnport.parity.probes import Traced
 from attnport.processes.worker import Worker
 from attnport.verbs.fuse import fuse
 from attnport_bundle.runtimes.kernels import Cache
@@ -135,7 +135,7 @@ def test_a_worker_and_a_bisection_run_no_source_that_was_not_asked_for(here: Pat
     with pytest.raises(SpecError, match="not exported by you"):
         Worker().do_open(asked | {"threads": 1})
     with pytest.raises(SpecError, match="not exported by you"):
-        Ground(here / "out", manifest, [], report=None).traced("fp32")  # type: ignore[arg-type]
+        Traced(here / "out", manifest, [], report=None).graph("fp32")  # type: ignore[arg-type]
     assert not mark.exists()
 
 

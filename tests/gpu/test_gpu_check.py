@@ -68,9 +68,9 @@ def test_parity_and_latency_of_every_runtime_are_measured(measured: GpuReport, w
     assert piece.parity is not None
     found = piece.parity.runtimes
     assert found["torch_eager"].verdict == found["ort_cpu"].verdict == "PASS"
-    assert found["tensorrt_rtx"].verdict == "NOT_RUN"
     assert "batch=3,seq=5" in {case.case for case in found["ort_cpu"].cases}  # a timed call is judged too
     assert found["ort_cpu"].invariance
+    assert piece.parity.absent["tensorrt_rtx"]
     assert piece.fused == {"ort_cpu": "1/1"}
     assert piece.latency is not None
     assert list(piece.latency.shapes) == ["batch=1,seq=5", "batch=3,seq=5"]

@@ -17,7 +17,7 @@ from attnport.dims import TensorSpec
 from attnport.errors import ParityFailed, UnavailableError, UsageError
 from attnport.folder.openings import not_in, of_plan, openings_at, why_none
 from attnport.folder.workspace import change, open_folder
-from attnport.parity.at_plan import Sliced
+from attnport.parity.eager import Sliced
 from attnport.runtimes import base
 from attnport.verbs.bench import subjects
 from attnport.verbs.check import check, check_and_bisect
@@ -67,7 +67,8 @@ def test_eager_on_a_gpu_judges_what_computes_in_the_plan(folder: Path) -> None:
     report = check(folder, names, precision="fp16", eager=GPU, shapes=shapes, threads=1)
     rows = report.runtimes
     not_run = dict.fromkeys(("ort_cpu", "ort_cuda"), "NOT_RUN")
-    assert {name: row.verdict for name, row in rows.items()} == {GPU: "PASS", "liar": "FAIL", **not_run}
+    verdicts = {name: row.verdict for name, row in rows.items()} | dict.fromkeys(report.absent, "NOT_RUN")
+    assert verdicts == {GPU: "PASS", "liar": "FAIL", **not_run}
     assert rows[GPU].ran == Ran(HostDevice.name, rows[GPU].ran.provider, "fp16")
     assert "batch=3,seq=5" in {case.case for case in rows[GPU].cases}
     assert "it computes in fp32, int8, int4 here, not in fp16" in rows["ort_cpu"].reason

@@ -1,182 +1,114 @@
+"""Which tensor is named: the first that diverges of those that a wrong output is computed from."""
+
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import pytest
 
-from attnport.parity.bound import Yardstick
-from attnport.parity.searching import Ancestry, Budget, errors_at, excess, locate, odd_one, reading
+from attnport.artifacts import LayerError
+from attnport.exporter.probing import Tensor, before
+from attnport.parity.layers import difference, errors_at, first_wrong
 
-Excesses = Mapping[str, float | None]
-
-
-class Oracle:
-    """Answers for tensors of known excess, and remembers what it was asked."""
-
-    def __init__(self, *samples: Excesses) -> None:
-        self.samples, self.asked = samples, list[list[str]]()
-
-    def __call__(self, names: Sequence[str]) -> dict[str, list[float | None]]:
-        self.asked.append(list(names))
-        return {name: [sample.get(name, 0.5) for sample in self.samples] for name in names}
+VALID = np.ones(2, dtype=bool)
+EXPECTED = np.linspace(1, 2, 8).reshape(2, 4)
 
 
-def chain(length: int) -> Ancestry:
-    return Ancestry({f"t{n}": (f"t{n - 1}",) if n else () for n in range(length)})
+def graph(sources: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
+    return {name: Tensor(name, "Op", "", None, tuple(of), True, False) for name, of in sources.items()}
 
 
-def from_on(first: int, length: int) -> dict[str, float]:
-    return {f"t{n}": 100.0 if n >= first else 0.5 for n in range(length)}
+def errors(*, wrong: str, fine: str = "", unknown: str = "") -> dict[str, LayerError]:
+    def told(names: str, verdict: Literal["PASS", "FAIL", "NOT_RUN"]) -> dict[str, LayerError]:
+        return dict.fromkeys(names.split(), LayerError(verdict, ""))
+
+    return told(wrong, "FAIL") | told(fine, "PASS") | told(unknown, "NOT_RUN")
 
 
-@pytest.mark.parametrize("first", range(12))
-@pytest.mark.parametrize("probes", [1, 2, 4])
-def test_the_first_diverging_tensor_of_a_chain_is_found_wherever_it_is(first: int, probes: int) -> None:
-    oracle = Oracle(from_on(first, 12))
-    assert locate(chain(12), ["t11"], oracle, Budget(probes)) == [f"t{first}"]
-    assert all(len(names) <= probes for names in oracle.asked)
-
-
-def test_few_runs_are_enough_for_a_long_graph() -> None:
-    oracle = Oracle(from_on(777, 2000))
-    assert locate(chain(2000), ["t1999"], oracle) == ["t777"]
-    assert len(oracle.asked) <= 7  # five parts a run: 2000 < 5 ** 5
-
-
-def test_no_tensor_is_asked_for_twice() -> None:
-    oracle = Oracle(from_on(3, 50), from_on(40, 50))
-    assert locate(chain(50), ["t49", "t49"], oracle) == ["t3", "t40"]
-    asked = [name for names in oracle.asked for name in names]
-    assert len(asked) == len(set(asked))
-
-
-BRANCHES = Ancestry(
+CHAIN = graph({f"t{n}": (f"t{n - 1}",) if n else ("input",) for n in range(6)})
+BRANCHES = graph(
     {"x": (), "q": ("x",), "k": ("x",), "v": ("x",), "mixed": ("q", "k", "v"), "sum": ("x", "mixed"), "y": ("sum",)}
 )
 
 
+@pytest.mark.parametrize("first", range(6))
+def test_the_first_diverging_tensor_of_a_chain_is_named(first: int) -> None:
+    wrong, fine = (" ".join(f"t{n}" for n in range(6) if (n >= first) is which) for which in (True, False))
+    assert first_wrong(CHAIN, "t5", errors(wrong=wrong, fine=fine)) == f"t{first}"
+
+
 @pytest.mark.parametrize("branch", ["q", "k", "v"])
-@pytest.mark.parametrize("probes", [1, 2, 3, 4])
-def test_a_branch_beside_fine_ones_is_found(branch: str, probes: int) -> None:
-    """In the order of the graph this is not monotone: bad, fine, fine, bad."""
-    wrong = dict.fromkeys((branch, "mixed", "sum", "y"), 9.0)
-    assert locate(BRANCHES, ["y"], Oracle(wrong), Budget(probes)) == [branch]
+def test_a_branch_beside_fine_ones_is_named(branch: str) -> None:
+    """In the order of the graph this is not monotone: wrong, fine, fine, wrong."""
+    fine = " ".join({"x", "q", "k", "v"} - {branch})
+    assert first_wrong(BRANCHES, "y", errors(wrong=f"{branch} mixed sum y", fine=fine)) == branch
 
 
-def test_what_a_fine_tensor_makes_one_presume_is_measured_before_a_name_is_given() -> None:
-    """The first probe is `b`, fine, which clears `a`; but `y` is made of `a` as well, by another way."""
-    graph = Ancestry({"a": (), "b": ("a",), "c": ("b",), "y": ("a", "c")})
-    oracle = Oracle({"a": 9.0, "y": 9.0})
-    assert locate(graph, ["y"], oracle, Budget(1)) == ["a"]
-    assert oracle.asked == [["b"], ["c"], ["a"]]
+def test_an_error_that_is_mended_on_the_way_is_not_the_cause() -> None:
+    """Scores of -inf are NaN for a moment; every way from t1 to the output leads through the fine t2."""
+    assert first_wrong(CHAIN, "t5", errors(wrong="t1 t4 t5", fine="t0 t2 t3")) == "t4"
+    around = graph({"a": (), "b": ("a",), "c": ("b",), "y": ("a", "c")})
+    assert first_wrong(around, "y", errors(wrong="a y", fine="b c")) == "a"  # by another way
 
 
-def test_what_is_presumed_fine_is_measured_through_what_cannot_be_compared() -> None:
-    graph = Ancestry({"a": (), "n": ("a",), "b": ("a",), "c": ("b",), "y": ("n", "c")})
-    assert locate(graph, ["y"], Oracle({"a": 9.0, "n": None, "y": 9.0}), Budget(1)) == ["a"]
-
-
-@pytest.mark.parametrize("probes", [1, 2, 4, 9])
-def test_an_error_that_is_mended_on_the_way_is_not_the_cause(probes: int) -> None:
-    """Scores of -inf are NaN for a moment; every way from t2 to the output leads through the fine t3."""
-    wrong = from_on(6, 9) | {"t2": math.inf}
-    assert locate(chain(9), ["t8"], Oracle(wrong), Budget(probes)) == ["t6"]
-
-
-def test_tensors_that_cannot_be_compared_are_seen_through() -> None:
-    unknown: dict[str, float | None] = dict.fromkeys(("t3", "t4", "t5", "t6"), None)
-    assert locate(chain(10), ["t9"], Oracle(from_on(5, 10) | unknown)) == ["t7"]
-    assert locate(chain(10), ["t9"], Oracle(from_on(2, 10) | unknown)) == ["t2"]
-    blind: dict[str, float | None] = {f"t{n}": None for n in range(9)}
-    assert locate(chain(10), ["t9"], Oracle({**blind, "t9": 9.0})) == ["t9"]
-
-
-def test_each_sample_has_an_end_of_its_own() -> None:
-    oracle = Oracle(from_on(2, 9), from_on(5, 9), from_on(9, 9))
-    assert locate(chain(9), ["t8", "t8", None], oracle) == ["t2", "t5", None]
+def test_what_was_not_measured_or_cannot_be_compared_is_seen_through() -> None:
+    assert first_wrong(CHAIN, "t5", errors(wrong="t1 t5", fine="t0", unknown="t2 t3")) == "t1"
+    assert first_wrong(CHAIN, "t5", errors(wrong="t5", unknown="t0 t1 t2")) == "t5"
 
 
 def test_what_does_not_lead_to_the_output_is_never_named() -> None:
-    graph = Ancestry({"x": (), "other": (), "a": ("x",), "y": ("a",), "z": ("other",)})
-    oracle = Oracle({"other": 9.0, "z": 9.0, "y": 9.0})
-    assert locate(graph, ["y"], oracle) == ["y"]
-    assert not {"other", "z"} & {name for names in oracle.asked for name in names}
+    made = graph({"x": (), "other": (), "a": ("x",), "y": ("a",), "z": ("other",)})
+    assert first_wrong(made, "y", errors(wrong="other z y", fine="x a")) == "y"
 
 
-def test_a_run_keeps_to_its_memory() -> None:
-    sizes = {f"t{n}": 10 for n in range(20)}
-    oracle = Oracle(from_on(13, 20))
-    assert locate(chain(20), ["t19"], oracle, Budget(8, 25, sizes)) == ["t13"]
-    assert max(len(names) for names in oracle.asked) == 2
-    large = Budget(8, 5, sizes)  # what is over the cap by itself is a run by itself
-    assert large.spread(["t1", "t2", "t3"]) == ["t2"]
-    assert list(large.parts(["t1", "t2"])) == [["t1"], ["t2"]]
+def test_what_is_behind_a_tensor_ends_at_the_fine_ones() -> None:
+    assert before(BRANCHES, "sum", {"x", "q"}) == (("x", "q"), ("k", "v", "mixed"))
+    assert before(CHAIN, "t2", ()) == ((), ("t0", "t1"))
 
 
-def test_probes_are_spread_evenly() -> None:
-    assert Budget(3).spread([str(n) for n in range(8)]) == ["2", "4", "6"]
-    assert Budget(4).spread(["a", "b"]) == ["a", "b"]
-    assert Budget(4).spread(["a"]) == ["a"]
-
-
-VALID = np.ones(2, dtype=bool)
-
-
-def yardstick(error: float = 0.0) -> Yardstick:
-    expected = np.linspace(1, 2, 8).reshape(2, 4)
-    found = errors_at((expected + error).astype(np.float64), expected, VALID, "t")
+def test_what_has_no_finite_reference_or_another_shape_is_not_compared() -> None:
+    broken, hidden = EXPECTED.copy(), EXPECTED.copy()
+    broken[0, 0], hidden[0, 0] = np.nan, -np.inf
+    found = errors_at(broken, EXPECTED, VALID, "t")
     assert found is not None
-    return Yardstick("fp32", {"case": {"t": found}})
-
-
-@pytest.mark.parametrize(("error", "diverges"), [(0.0, False), (1.9e-4, False), (2.1e-4, True), (1.0, True)])
-def test_a_tensor_is_judged_by_eagers_error_there(error: float, diverges: bool) -> None:
-    expected = np.linspace(1, 2, 8).reshape(2, 4)
-    by, errors = yardstick(1e-4), errors_at(expected + error, expected, VALID, "t")
-    found = excess("case", "t", errors, by)
-    assert found is not None
-    assert (found > 1) is diverges
-    assert reading("a", "case", "t", errors, by).verdict == ("FAIL" if diverges else "PASS")
-
-
-def test_nan_diverges_and_what_has_no_finite_reference_is_not_compared() -> None:
-    expected = np.linspace(1, 2, 8).reshape(2, 4)
-    broken = expected.copy()
-    broken[0, 0] = np.nan
-    assert excess("case", "t", errors_at(broken, expected, VALID, "t"), yardstick()) == math.inf
-    hidden = expected.copy()
-    hidden[0, 0] = -np.inf
-    assert errors_at(expected, hidden, VALID, "t") is None
-    assert errors_at(expected[:1], expected, VALID, "t") is None
-    assert errors_at(None, expected, VALID, "t") is None
-    assert excess("case", "t", None, yardstick()) is None
-    assert excess("case", "t", errors_at(expected, expected, ~VALID, "t"), yardstick()) is None
-    assert reading("a", "case", "t", None, yardstick()).verdict == "NOT_RUN"
+    assert found.problem
+    assert errors_at(EXPECTED, hidden, VALID, "t") is None
+    assert errors_at(EXPECTED[:1], EXPECTED, VALID, "t") is None
+    assert errors_at(None, EXPECTED, VALID, "t") is None
+    assert errors_at(EXPECTED, EXPECTED, ~VALID, "t") is None
 
 
 def test_padded_rows_do_not_count() -> None:
-    expected = np.linspace(1, 2, 8).reshape(2, 4)
-    other = expected.copy()
+    other = EXPECTED.copy()
     other[1] += 5
-    found = excess("case", "t", errors_at(other, expected, np.array([True, False]), "t"), yardstick())
-    assert found == 0.0
+    found = errors_at(other, EXPECTED, np.array([True, False]), "t")
+    assert found is not None
+    assert found.max == 0.0
 
 
-def test_the_odd_one_of_three_lies_apart_while_the_others_agree() -> None:
-    rng = np.random.default_rng(0)
-    good = rng.standard_normal((2, 4))
-    near, far = good + 1e-6, good + 1e-2
-    assert odd_one({"a": good, "b": far, "c": near}, VALID) == "b"
-    assert odd_one({"a": good, "b": near, "c": good + np.nan}, VALID) == "c"
-    assert odd_one({"a": good, "b": near, "c": good[:1]}, VALID) == "c"
+WANTED = np.array([1, 2**40, 3])
+ALL = np.ones(3, dtype=bool)
 
 
-def test_two_runtimes_or_two_wrong_ones_that_agree_have_no_odd_one() -> None:
-    rng = np.random.default_rng(0)
-    good = rng.standard_normal((2, 4))
-    assert odd_one({"a": good, "b": good + 1}, VALID) == ""
-    assert odd_one({"a": good, "b": good + 1e-6, "c": good + 1, "d": good + 1 + 1e-6}, VALID) == ""
-    assert odd_one({"a": good, "b": good + 1, "c": good - 1.5, "d": good + 4}, VALID) == "d"
-    assert odd_one({"a": good, "b": good, "c": good}, VALID) == ""
+def test_integers_are_equal_or_wrong() -> None:
+    same = difference(WANTED.astype(np.int64), WANTED, WANTED, ALL)
+    assert (same.verdict, same.reason) == ("PASS", "all 3 elements are equal")
+    other = difference(np.array([1, 2**40 + 1, 4]), WANTED, WANTED, ALL)
+    assert other.verdict == "FAIL"
+    assert other.reason.startswith("int64: 2 of 3 elements differ, first 1099511627777 instead of 1099511627776")
+    told = difference(np.array([True, False, True]), np.array([True, True, True]), None, ALL)
+    assert told.reason.startswith("bool: 1 of 3 elements differ, first False instead of True")
+
+
+def test_padded_integers_do_not_count() -> None:
+    found = difference(np.array([1, 2**40, 7]), WANTED, WANTED, np.array([True, True, False]))
+    assert found.reason == "all 2 elements are equal"
+
+
+def test_integers_that_cannot_be_compared_have_no_verdict() -> None:
+    own = WANTED + 1  # the module's depend on rounding
+    unknown = [difference(None, WANTED, WANTED, ALL), difference(WANTED[:1], WANTED, WANTED, ALL)]
+    unknown += [difference(WANTED, WANTED.astype(np.float64), WANTED, ALL), difference(WANTED, WANTED, own, ALL)]
+    assert {found.verdict for found in unknown} == {"NOT_RUN"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 
 import hashed_model
@@ -17,16 +16,12 @@ from attnport.artifacts import ParityReport
 from attnport.console.terminal import shown
 from attnport.exporter.probing import tensors
 from attnport.folder.workspace import change
-from attnport.parity.bisect import Bisected, bisect
-from attnport.parity.integers import difference, excess, reading
-from attnport.parity.searching import SearchResult
-from attnport.verbs.check import check
+from attnport.parities import Bisected, Finding
+from attnport.verbs.check import check_and_bisect
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 
 SPEC = f"{hashed_model.__file__}:spec"
-VALID = np.ones(3, dtype=bool)
-WANTED = np.array([1, 2**40, 3])
 
 
 def saturate(folder: Path, key: str) -> None:
@@ -44,22 +39,23 @@ def saturate(folder: Path, key: str) -> None:
 
 
 def searched(folder: Path, runtimes: list[str]) -> Bisected:
-    report = check(folder, runtimes)
-    assert report.verdict == "FAIL"
-    return bisect(folder, report, samples=1)
+    found = check_and_bisect(folder, runtimes)
+    assert found.parity.verdict == "FAIL"
+    return found
 
 
 def assert_names_the_product(found: Bisected, runtime: str) -> None:
     (result,) = found.findings
     assert (result.subject, result.reason) == (runtime, "")
-    assert (result.module, result.operator, result.between) == ("bias", "Mul", ("Mul",))
-    assert result.difference.startswith("int64: ")
-    assert "elements differ, first 2147483647 instead of 2654435761; integers must be exact" in result.difference
-    verdicts = {row.subject: row.verdict for row in result.readings}
+    assert (result.module, result.between) == ("bias", ("Mul",))
+    difference = result.readings[runtime].reason
+    assert difference.startswith("int64: ")
+    assert "elements differ, first 2147483647 instead of 2654435761; integers must be exact" in difference
+    verdicts = {name: error.verdict for name, error in result.readings.items()}
     assert (verdicts["torch_eager"], verdicts[runtime]) == ("PASS", "FAIL")
     printed = " ".join(shown(found).split())
     assert f"{runtime} goes wrong in bias" in printed
-    assert f"{result.tensor}, made by Mul ({result.difference})" in printed
+    assert f"{result.tensor}, made by Mul ({difference})" in printed
 
 
 @pytest.mark.slow
@@ -80,30 +76,6 @@ def test_openvino_which_holds_integers_in_int32_is_found_out(tmp_path: Path) -> 
     found = searched(tmp_path / "hashed", ["openvino"])
     assert_names_the_product(found, "openvino")
     assert "the runtime is wrong" in found.findings[0].notes[-1]
-
-
-def test_integers_are_equal_or_wrong() -> None:
-    same = difference(WANTED.astype(np.int64), WANTED, WANTED, VALID)
-    assert (excess(same), reading("a", same).verdict) == (0.0, "PASS")
-    assert str(same) == "all 3 elements are equal"
-    other = difference(np.array([1, 2**40 + 1, 4]), WANTED, WANTED, VALID)
-    assert (excess(other), reading("a", other).verdict) == (math.inf, "FAIL")
-    assert str(other) == "2 of 3 elements differ, first 1099511627777 instead of 1099511627776"
-    told = difference(np.array([True, False, True]), np.array([True, True, True]), None, VALID)
-    assert str(told) == "1 of 3 elements differ, first False instead of True"
-
-
-def test_padded_integers_do_not_count() -> None:
-    found = difference(np.array([1, 2**40, 7]), WANTED, WANTED, np.array([True, True, False]))
-    assert str(found) == "all 2 elements are equal"
-
-
-def test_integers_that_cannot_be_compared_are_seen_through() -> None:
-    assert difference(None, WANTED, WANTED, VALID) is None
-    assert difference(WANTED[:1], WANTED, WANTED, VALID) is None
-    assert difference(WANTED, WANTED.astype(np.float64), WANTED, VALID) is None
-    assert difference(WANTED, WANTED, WANTED + 1, VALID) is None  # the module's own depend on rounding
-    assert (excess(None), reading("a", None).verdict) == (None, "NOT_RUN")
 
 
 def test_integers_made_of_floats_are_not_exact() -> None:
@@ -132,7 +104,7 @@ def test_integers_made_of_floats_are_not_exact() -> None:
 
 @pytest.mark.parametrize(("count", "told"), [(12, "made by op0, op1,"), (20, "made by 8 operators, then op8, op9,")])
 def test_the_operators_nearest_to_the_wrong_tensor_are_never_left_out(count: int, told: str) -> None:
-    found = SearchResult("r", tensor="t", between=tuple(f"op{place}" for place in range(count)))
+    found = Finding("r", tensor="t", between=tuple(f"op{place}" for place in range(count)))
     printed = " ".join(shown(Bisected(ParityReport("FAIL", {}, {}), (found,))).split())
     assert told in printed
     assert f"op{count - 2}, op{count - 1} fine before it" in printed

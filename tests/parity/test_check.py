@@ -145,9 +145,8 @@ def test_an_engine_that_was_not_built_is_not_run_with_the_command_that_builds_it
     checked: tuple[Path, ParityReport, list[str]],
 ) -> None:
     _, report, _ = checked
-    engine = report.runtimes["tensorrt_rtx"]
-    assert engine.verdict == "NOT_RUN"
-    assert engine.reason
+    told = report.absent | {name: row.reason for name, row in report.runtimes.items() if row.verdict == "NOT_RUN"}
+    assert told["tensorrt_rtx"]
     with pytest.raises(UnavailableError, match="tensorrt_rtx"):
         raise_for(report, ["tensorrt_rtx"])
 
@@ -202,10 +201,22 @@ def test_a_named_runtime_is_checked_with_its_own_form_and_the_report_keeps_the_o
 def test_a_runtime_that_was_not_run_is_tried_again_where_it_is_named(
     tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def probed(reason: str) -> None:
+        probe = lambda self: Capabilities(self.name, False, reason)  # noqa: E731
+        patched.setattr(type(base.get("onnx_reference")), "probe", probe)
+
     with monkeypatch.context() as patched:
-        patched.setattr(type(base.get("ort_cpu")), "probe", lambda self: Capabilities(self.name, False, "broken"))
-        assert check(tiny_artifact, ["ort_cpu"]).runtimes["ort_cpu"].verdict == "NOT_RUN"
-    assert check(tiny_artifact, ["ort_cpu"]).runtimes["ort_cpu"].verdict == "PASS"
+        probed(f"{base.PROBE_FAILED} with OSError: broken")
+        failed = check(tiny_artifact, ["onnx_reference"]).runtimes["onnx_reference"]
+        assert (failed.verdict, failed.kind) == ("NOT_RUN", "unavailable")
+        probed("not installed")
+        lacking = check(tiny_artifact, ["onnx_reference"])
+        assert (lacking.runtimes, lacking.absent) == ({}, {"onnx_reference": "not installed"})
+        said: list[str] = []
+        assert check(tiny_artifact, ["onnx_reference"], progress=said.append) == lacking
+        assert not any("loading" in message for message in said)
+    found = check(tiny_artifact, ["onnx_reference"])
+    assert (found.runtimes["onnx_reference"].verdict, found.absent) == ("PASS", {})
 
 
 def test_what_takes_longer_than_all_others_is_run_where_it_is_named() -> None:
@@ -349,7 +360,9 @@ def test_a_failure_comes_before_what_is_not_available() -> None:
     }
     with pytest.raises(ParityFailed, match="b fails: wrong"):
         raise_for(ParityReport("FAIL", runs, {}), ["a"])
-    raise_for(ParityReport("NOT_RUN", {"a": runs["a"]}, {}))
+    raise_for(ParityReport("NOT_RUN", {"a": runs["a"]}, {}, absent={"c": "not installed"}))
+    with pytest.raises(UnavailableError, match="c was not run: not installed"):
+        raise_for(ParityReport("PASS", {}, {}, absent={"c": "not installed"}), ["c"])
     with pytest.raises(UnavailableError, match="a was not run: not here"):
         raise_for(ParityReport("NOT_RUN", {"a": runs["a"]}, {}), ["a"])
 

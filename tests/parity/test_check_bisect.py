@@ -26,12 +26,15 @@ from attnport.errors import UnavailableError
 from attnport.exporter import capture
 from attnport.exporter.naming import SCOPES
 from attnport.folder.workspace import change
+from attnport.parities import Finding
 from attnport.parity import layers as layer_errors
-from attnport.parity.bisect import bisect
-from attnport.parity.searching import SearchResult
+from attnport.parity.evaluate import Means
+from attnport.parity.layers import findings
+from attnport.parity.probes import Traced
+from attnport.processes.isolated import Limits
 from attnport.runtimes import base
 from attnport.verbs import check as checking
-from attnport.verbs.check import check
+from attnport.verbs.check import CaseOptions, check, inside
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 
@@ -134,10 +137,19 @@ def shifted_mask(module: str) -> Edit:
     return edit
 
 
-def searched(folder: Path, runtimes: list[str] | None = None, **options: object) -> tuple[SearchResult, ...]:
+def bisect(folder: Path, report: ParityReport, *, isolate: bool = False, **options: int) -> tuple[Finding, ...]:
+    traced = inside(folder, report, CaseOptions(), Means(limits=Limits(every=isolate)))
+    return findings(dataclasses.replace(traced, **options))
+
+
+def searched(folder: Path, runtimes: list[str] | None = None, **options: Any) -> tuple[Finding, ...]:
     report = check(folder, runtimes or THREE)
     assert report.verdict == "FAIL"
-    return bisect(folder, report, **options).findings
+    return bisect(folder, report, **options)
+
+
+def verdicts_of(found: Finding) -> dict[str, str]:
+    return {name: error.verdict for name, error in found.readings.items()}
 
 
 FAULTS: dict[str, tuple[str, Callable[[str], Edit]]] = {
@@ -163,11 +175,8 @@ def test_the_layer_of_a_planted_fault_is_named(fault: str, layer: int, layered: 
     plant(layered, "ort_cpu", make(module))
     (found,) = searched(layered)
     assert (found.subject, found.reason) == ("ort_cpu", "")
-    assert found.module == module
-    assert not found.elsewhere
-    assert len(found.samples) == 3
-    assert found.odd == "ort_cpu"
-    verdicts = {row.subject: row.verdict for row in found.readings}
+    assert (found.module, found.fused) == (module, False)
+    verdicts = verdicts_of(found)
     assert verdicts["ort_cpu"] == verdicts["model.ort_cpu.onnx in onnx_reference"] == "FAIL"
     assert verdicts["torch_eager"] == verdicts["onnx_reference"] == "PASS"
     assert "itself is wrong" in found.notes[-1]
@@ -184,8 +193,7 @@ def test_openvino_is_searched_in_its_own_process(layered: Path, plan: str, amoun
     found = {one.subject: one for one in searched(layered, ["torch_eager", "openvino", "onnx_reference"])}
     assert found[name].reason == ""
     assert found[name].module == "layers.1.attention.value"
-    assert found[name].odd == (name if plan == "fp32" else "")  # of two at a plan nobody can say which is the odd one
-    verdicts = {row.subject: row.verdict for row in found[name].readings}
+    verdicts = verdicts_of(found[name])
     assert (verdicts[name], verdicts["torch_eager"]) == ("FAIL", "PASS")
     assert plan != "fp32" or verdicts["onnx_reference"] == "PASS"
 
@@ -210,14 +218,14 @@ def test_a_half_precision_form_is_searched_at_its_own_precision(layered: Path) -
     plant(layered, "tensorrt_rtx.fp16", other_weight("layers.2.up", 0.3))
     (found,) = searched(layered, ["torch_eager", "tensorrt_rtx"])
     assert (found.subject, found.module) == ("form tensorrt_rtx.fp16", "layers.2.up")
-    eager = next(row for row in found.readings if row.subject == "torch_eager")
+    eager = found.readings["torch_eager"]
     assert eager.rms_error is not None
     assert eager.rms_error > 1e-5  # fp16, not fp32
 
 
 def test_a_folder_without_a_fault_has_nothing_to_search(layered: Path) -> None:
     report = check(layered, THREE)
-    assert bisect(layered, report).findings == ()
+    assert bisect(layered, report) == ()
 
 
 @pytest.mark.slow
@@ -228,25 +236,24 @@ def test_a_runtime_in_a_process_of_its_own_is_searched_too(layered: Path) -> Non
 
 
 @pytest.mark.slow
-def test_one_probe_a_run_and_little_memory_find_the_same(layered: Path) -> None:
+def test_little_memory_finds_the_same_in_more_runs(layered: Path) -> None:
     plant(layered, "ort_cpu", other_weight("layers.1.attention.key"))
-    (found,) = searched(layered, ["ort_cpu"], probes=1, samples=1)
-    assert (found.module, len(found.samples)) == ("layers.1.attention.key", 1)
-    assert found.runs > 3
+    (found,) = searched(layered, ["ort_cpu"], cap_bytes=1 << 11)
+    assert (found.module, found.notes[1:]) == ("layers.1.attention.key", ())
     (found,) = searched(layered, ["ort_cpu"], cap_bytes=1)
     assert found.tensor == "hidden"  # nothing but the output is within such a cap, and that is said
-    assert "were not probed" in found.notes[0]
+    assert "were not measured" in found.notes[-1]
 
 
 class Faulty(base.Runtime):
-    """ONNX Runtime on a model that it changes when it opens it; not with marked outputs, if `shy`."""
+    """ONNX Runtime on a model that it changes when it opens it, unless `hides` says so of what is marked."""
 
     name = "ort_cpu"
     opens = "onnx"
     form = "ort_cpu"
     isolated = False
     edit: Edit
-    shy: bool
+    hides: Callable[[list[str]], bool]
 
     def probe(self) -> Capabilities:
         return Capabilities(self.name, True)
@@ -254,7 +261,7 @@ class Faulty(base.Runtime):
     def session(self, opening: base.Opening) -> Session:
         assert opening.model is not None
         model = onnx.load(opening.model)
-        if not self.shy or len(model.graph.output) == 1:
+        if not self.hides([output.name for output in model.graph.output][1:]):
             self.edit(model)
         changed = opening.model.with_name("changed.onnx")
         changed.write_bytes(model.SerializeToString())
@@ -275,9 +282,9 @@ class Faulty(base.Runtime):
 def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     get = base.get
 
-    def install(edit: Edit, *, shy: bool = False) -> None:
+    def install(edit: Edit, *, hides: Callable[[list[str]], bool] = lambda marked: False) -> None:
         runtime = Faulty()
-        runtime.edit, runtime.shy, runtime.real = edit, shy, get("ort_cpu")
+        runtime.edit, runtime.hides, runtime.real = edit, hides, get("ort_cpu")
         monkeypatch.setattr(base, "get", lambda name: runtime if name == "ort_cpu" else get(name))
 
     return install
@@ -288,24 +295,23 @@ def test_a_wrong_runtime_is_told_from_a_wrong_graph(layered: Path, faulty: Calla
     faulty(approximate_gelu("layers.2.act"))
     found = next(one for one in searched(layered) if one.subject == "ort_cpu")
     assert found.module == "layers.2.act"
-    assert found.odd == "ort_cpu"
     assert "the runtime is wrong" in found.notes[-1]
 
 
 @pytest.mark.slow
-def test_a_fault_that_marking_takes_away_is_told_as_such(layered: Path, faulty: Callable[..., None]) -> None:
-    faulty(approximate_gelu("layers.1.act"), shy=True)
+def test_a_fault_that_marking_takes_away_lies_in_what_is_fused(layered: Path, faulty: Callable[..., None]) -> None:
+    faulty(approximate_gelu("layers.1.act"), hides=lambda marked: bool(marked))
     found = next(one for one in searched(layered) if one.subject == "ort_cpu")
-    assert found.tensor == "hidden"
-    assert "no longer diverges" in found.fusion
-    assert "broke the fusion of layers.1" in found.fusion
+    assert (found.tensor, found.module, found.fused) == ("hidden", "", True)
+    assert "ends the fusion of layers.1" in found.notes[-1]
 
 
-def test_a_fusion_that_stays_is_not_told_as_broken(layered: Path) -> None:
-    plant(layered, "ort_cpu", other_weight("layers.1.up"))
-    (found,) = searched(layered, ["ort_cpu"])
-    assert "broke" not in found.fusion
-    assert "no longer diverges" not in found.fusion
+def test_a_fault_that_marking_inside_of_a_layer_takes_away_names_that_layer(
+    layered: Path, faulty: Callable[..., None]
+) -> None:
+    faulty(approximate_gelu("layers.1.act"), hides=lambda marked: any("gelu" in name for name in marked))
+    found = next(one for one in searched(layered) if one.subject == "ort_cpu")
+    assert (found.module, found.fused) == ("layers.1", True)
 
 
 def test_what_is_no_graph_is_refused_with_the_reason(layered: Path) -> None:
@@ -313,11 +319,11 @@ def test_what_is_no_graph_is_refused_with_the_reason(layered: Path) -> None:
     report = check(layered, ["torch_eager", "ort_cpu"])
     row = report.runtimes["ort_cpu"]
     torch_too = ParityReport("FAIL", {"torch_eager": row}, {}, ())
-    (found,) = bisect(layered, torch_too).findings
+    (found,) = bisect(layered, torch_too)
     assert "runs a whole module" in found.reason
     raised = [dataclasses.replace(one, rms_error=None, nonfinite=0) for one in row.cases]
     crashed = ParityReport("FAIL", {"ort_cpu": dataclasses.replace(row, cases=tuple(raised))}, {}, ())
-    (found,) = bisect(layered, crashed).findings
+    (found,) = bisect(layered, crashed)
     assert "no case failed by its numbers" in found.reason
 
 
@@ -326,7 +332,7 @@ def test_a_failure_that_does_not_come_again_is_no_finding(layered: Path) -> None
     row = report.runtimes["ort_cpu"]
     cases = tuple(dataclasses.replace(one, verdict="FAIL") for one in row.cases)
     claimed = ParityReport("FAIL", {"ort_cpu": dataclasses.replace(row, verdict="FAIL", cases=cases)}, {}, ())
-    (found,) = bisect(layered, claimed).findings
+    (found,) = bisect(layered, claimed)
     assert "no output diverges" in found.reason
 
 
@@ -338,7 +344,7 @@ def test_a_runtime_that_does_not_open_is_a_reason_and_no_end(layered: Path, monk
         raise UnavailableError("it is gone.")
 
     monkeypatch.setattr(type(base.get("ort_cpu")), "open", gone)
-    (found,) = bisect(layered, report).findings
+    (found,) = bisect(layered, report)
     assert found.reason == "it is gone."
 
 
@@ -348,7 +354,6 @@ def test_the_command_prints_the_layer_and_exits_as_a_check_does(layered: Path) -
     result = CliRunner().invoke(cli, command)
     assert result.exit_code == 4
     assert "ort_cpu goes wrong in layers.1.up" in result.stdout
-    assert "odd one out: ort_cpu" in result.stdout
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
     data = json.loads(CliRunner().invoke(cli, [*command, "--json"]).stdout)
     assert data["parity"]["verdict"] == "FAIL"
@@ -364,12 +369,12 @@ def test_a_case_that_only_the_options_make_is_searched_as_it_was_checked(
     row = whole.runtimes["ort_cpu"]
     row = dataclasses.replace(row, cases=tuple(one for one in row.cases if one.case == shape))
     assert row.cases
-    asked: list[dict[str, Any]] = []
+    asked: list[Traced] = []
     monkeypatch.setattr(checking, "check", lambda *_, **__: ParityReport("FAIL", {"ort_cpu": row}, {}, ()))
-    monkeypatch.setattr(layer_errors, "layers", lambda *_, **given: asked.append(given))
+    monkeypatch.setattr(layer_errors, "layers", asked.append)
     (found,) = checking.check_and_bisect(layered, ["ort_cpu"], **options).findings
-    assert (found.module, found.samples) == ("layers.1.up", (shape,))
-    assert [(given["sizes"], given["seed"]) for given in asked] == [([{"batch": 2, "seq": 11}], 3)]
+    assert (found.module, found.case) == ("layers.1.up", shape)
+    assert [shape in {case.name for case in traced.cases} for traced in asked] == [True]
 
 
 def test_the_command_says_that_nothing_failed(layered: Path) -> None:

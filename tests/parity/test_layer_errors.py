@@ -15,8 +15,9 @@ from attnport.cases.inputs import Case, cases
 from attnport.cli import cli
 from attnport.errors import ArtifactError
 from attnport.folder.workspace import open_folder
+from attnport.parity.evaluate import Means
 from attnport.parity.layers import FILE, layers, layers_of, nearest, read_layers
-from attnport.verbs.check import check
+from attnport.verbs.check import CaseOptions, check, inside, why_no_layers
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 
@@ -35,7 +36,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ParityRepor
 @pytest.mark.slow
 def test_a_fine_model_has_an_error_for_each_layer_and_runtime(checked: tuple[Path, ParityReport]) -> None:
     folder, report = checked
-    found = layers(folder, report)
+    found = layers(inside(folder, report, CaseOptions(), Means()))
     assert [layer.name for layer in found.layers] == PLACES
     assert all(layer.reference_rms > 0.1 for layer in found.layers)
     assert list(found.runtimes) == THREE
@@ -45,7 +46,8 @@ def test_a_fine_model_has_an_error_for_each_layer_and_runtime(checked: tuple[Pat
     assert 0 < eager[-1].rms_error < 1e-5
     assert eager[1].rms_bound > 2 * eager[1].rms_error
     before = (folder / FILE).stat().st_mtime_ns
-    assert layers(folder, report) == found == read_layers(folder, open_folder(folder))
+    assert why_no_layers(folder, report, CaseOptions(), Means()) == ""
+    assert found == read_layers(folder, open_folder(folder))
     assert (folder / FILE).stat().st_mtime_ns == before
 
 
@@ -54,7 +56,7 @@ def test_the_case_is_one_of_the_report_and_its_last_layer_has_the_reports_own_er
     checked: tuple[Path, ParityReport],
 ) -> None:
     folder, report = checked
-    found = layers(folder, report)
+    found = layers(inside(folder, report, CaseOptions(), Means()))
     (said,) = (case for case in report.runtimes["torch_eager"].cases if case.case == found.case)
     assert found.runtimes["torch_eager"].errors[-1].rms_error == pytest.approx(said.rms_error, rel=1e-6)
 
@@ -79,20 +81,20 @@ def test_a_planted_fault_shows_from_its_layer_on_and_nowhere_before(tmp_path: Pa
 @pytest.mark.slow
 def test_layers_are_thinned_to_what_memory_is_given_and_the_last_one_stays(checked: tuple[Path, ParityReport]) -> None:
     folder, report = checked
-    found = layers(folder, report, cap_bytes=1, force=True)
+    traced = inside(folder, report, CaseOptions(), Means())
+    found = layers(dataclasses.replace(traced, cap_bytes=1))
     assert [layer.name for layer in found.layers] == ["hidden"]
-    assert len(layers(folder, report, force=True).layers) == len(PLACES)
+    assert len(layers(traced).layers) == len(PLACES)
 
 
 def test_a_runtime_in_which_nothing_can_be_marked_says_so(checked: tuple[Path, ParityReport]) -> None:
     folder, report = checked
     rows = {**report.runtimes, "torch_compile": dataclasses.replace(report.runtimes["torch_eager"])}
     rows["tensorrt"] = RuntimeParity("NOT_RUN", "no GPU", "fp16")
-    found = layers(folder, dataclasses.replace(report, runtimes=rows), force=True)
+    found = layers(inside(folder, dataclasses.replace(report, runtimes=rows), CaseOptions(), Means()))
     assert found.runtimes["torch_compile"].errors == ()
     assert "no tensor can be marked" in found.runtimes["torch_compile"].reason
     assert "tensorrt" not in found.runtimes
-    layers(folder, report, force=True)
 
 
 def test_a_layer_is_a_path_up_to_its_first_number_and_holds_the_last_tensor_that_all_have() -> None:

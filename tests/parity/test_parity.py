@@ -29,6 +29,7 @@ HIDDEN = TensorSpec("hidden", "float32", ("batch", "seq", 4))
 POOLED = TensorSpec("pooled", "float32", ("batch", 4))
 IO = IOContract((), (HIDDEN, POOLED), (Dim("batch", 1, 2, 4), Dim("seq", 1, 6, 8)))
 RNG = np.random.default_rng(0)
+FP32 = parity.Yardstick("fp32", {})
 EXPECTED = {"hidden": RNG.standard_normal((2, 6, 4)), "pooled": RNG.standard_normal((2, 4))}
 VALID = np.ones((2, 6), dtype=bool)
 VALID[1, 3:] = False
@@ -212,17 +213,17 @@ def test_padding_may_change_rows_by_rounding_alone() -> None:
 def test_a_runtime_fails_by_one_case_by_one_pair_or_by_having_none() -> None:
     good, bad = judged(EXPECTED["hidden"]), judged(None)
     (leak,) = parity.judge_invariance(spreads(1.0), yardstick(), ["c"])
-    assert parity.conclude("fp32", None, [good]).verdict == "PASS"
-    failed = parity.conclude("fp32", None, [good, bad], note="n")
+    assert parity.conclude(FP32, None, [good]).verdict == "PASS"
+    failed = parity.conclude(FP32, None, [good, bad], note="n")
     assert failed.verdict == "FAIL"
     assert "1 of 2" in failed.reason
     assert failed.reason.endswith("; n")
-    assert parity.conclude("fp32", None, []).verdict == "FAIL"
+    assert parity.conclude(FP32, None, []).verdict == "FAIL"
     empty = dataclasses.replace(good, elements=0, rms_error=0.0, max_error=0.0)
-    assert parity.conclude("fp32", None, [good, empty]).verdict == "PASS"
-    nothing = parity.conclude("fp32", None, [empty, empty])
+    assert parity.conclude(FP32, None, [good, empty]).verdict == "PASS"
+    nothing = parity.conclude(FP32, None, [empty, empty])
     assert (nothing.verdict, nothing.reason) == ("FAIL", "no case was compared")
-    leaky = parity.conclude("fp32", None, [good], [leak])
+    leaky = parity.conclude(FP32, None, [good], [leak])
     assert isinstance(leaky.invariance[0], InvarianceResult)
     assert leaky.verdict == "FAIL"
     assert "padding changes" in leaky.reason
@@ -237,24 +238,24 @@ def result(case: str, error: float | None, output: str = "y") -> CaseResult:
 
 def test_a_failure_names_what_passes_where_little_does_and_the_worst_with_its_sizes() -> None:
     found = [result(name, 3.0) for name in "abcd"] + [result("worst", 9.0), result("zeros", 0.1)]
-    told = parity.conclude("fp32", None, found, sizes={"worst": "batch=4, seq=32"}).reason
+    told = parity.conclude(FP32, None, found, sizes={"worst": "batch=4, seq=32"}).reason
     assert told == "5 of 6 results fail (all but zeros); worst: case worst (batch=4, seq=32), output y: error 9.0"
 
 
 def test_a_failure_names_what_fails_where_little_does() -> None:
     found = [result(name, 0.1) for name in "abcde"] + [result("large", 2.0), result("zeros", 3.0)]
-    told = parity.conclude("fp32", None, found).reason
+    told = parity.conclude(FP32, None, found).reason
     assert told == "2 of 7 results fail (large; zeros); worst: case zeros, output y: error 3.0"
-    told = parity.conclude("fp32", None, [*found[:6], result("a", 4.0, "z")]).reason
+    told = parity.conclude(FP32, None, [*found[:6], result("a", 4.0, "z")]).reason
     assert told == "2 of 7 results fail (large, y; a, z); worst: case a, output z: error 4.0"
 
 
 def test_a_failure_names_the_first_where_many_do_both_and_an_error_that_is_no_number_is_the_worst() -> None:
     found = [result(f"pass {n}", 0.1) for n in range(5)] + [result(f"fail {n}", 2.0) for n in range(5)]
-    told = parity.conclude("fp32", None, [*found, result("raised", None)]).reason
+    told = parity.conclude(FP32, None, [*found, result("raised", None)]).reason
     which = "6 of 11 results fail (fail 0; fail 1; fail 2; fail 3; 2 more)"
     assert told == f"{which}; worst: case raised, output y: error None"
-    all_fail = parity.conclude("fp32", None, found[5:]).reason
+    all_fail = parity.conclude(FP32, None, found[5:]).reason
     assert all_fail == "5 of 5 results fail; worst: case fail 0, output y: error 2.0"
 
 
@@ -303,11 +304,11 @@ def test_an_extreme_case_that_overflows_in_eager_too_is_not_run_and_any_other_fa
     assert parity.judge("large values", "hidden", parity.Errors(problem="it raised"), by).verdict == "FAIL"
     assert parity.judge("unknown", "hidden", measured(EXPECTED["hidden"]), by).verdict == "FAIL"
     good = parity.judge("c", "hidden", measured(EXPECTED["hidden"]), by)
-    both = parity.conclude("fp16", None, [good, beyond])
+    both = parity.conclude(by, None, [good, beyond])
     assert both.verdict == "PASS"
     assert "1 results within" in both.reason
     assert "1 extreme results without a bound" in both.reason
-    assert parity.conclude("fp16", None, [beyond]).verdict == "FAIL"  # nothing was shown
+    assert parity.conclude(by, None, [beyond]).verdict == "FAIL"  # nothing was shown
 
 
 def test_what_the_module_raises_in_half_precision_leaves_no_bound_and_is_no_failure() -> None:
@@ -319,11 +320,11 @@ def test_what_the_module_raises_in_half_precision_leaves_no_bound_and_is_no_fail
     assert parity.judge("large values", "hidden", parity.Errors(problem="NaN or Inf"), by).verdict == "FAIL"
     in_fp32 = parity.Yardstick("fp32", {"c": {"hidden": raised}})
     assert judged(EXPECTED["hidden"], by=in_fp32).verdict == "FAIL"
-    every = parity.conclude("fp16", None, [one])
+    every = parity.conclude(by, None, [one])
     assert (every.verdict, every.reason) == ("NOT_RUN", one.reason)
-    some = parity.conclude("fp16", None, [one, parity.judge("c", "hidden", measured(EXPECTED["hidden"]), by)])
+    some = parity.conclude(by, None, [one, parity.judge("c", "hidden", measured(EXPECTED["hidden"]), by)])
     assert (some.verdict, "1 results without a bound: PyTorch cannot run" in some.reason) == ("PASS", True)
-    assert parity.conclude("fp16", None, [one, parity.judge("c", "hidden", parity.Errors(), by)]).verdict == "FAIL"
+    assert parity.conclude(by, None, [one, parity.judge("c", "hidden", parity.Errors(), by)]).verdict == "FAIL"
 
 
 def test_padding_is_not_judged_where_the_module_has_no_result_in_half_precision() -> None:
@@ -367,7 +368,7 @@ def test_every_metric_of_a_result_is_in_the_report() -> None:
 
 
 def test_a_report_written_before_there_were_more_metrics_is_read(tmp_path: Path) -> None:
-    report = parity.report({"r": parity.conclude("fp32", None, [judged(off(SMALL))])}, {})
+    report = parity.report({"r": parity.conclude(FP32, None, [judged(off(SMALL))])}, {})
     new = json.loads(to_json(report))
     for added in ("ulps", "census", "padded", "argmax"):
         del new["runtimes"]["r"]["cases"][0][added]

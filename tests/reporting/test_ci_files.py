@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from click.testing import Result
 from refusing import call, refused
 
 from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, Ran, RuntimeParity, Verdict
-from attnport.parity.bisect import Bisected, annotated
-from attnport.parity.searching import SearchResult
+from attnport.parities import Bisected, Finding
 from attnport.reporting.ci import by_case, junit, workflow_commands
+from attnport.reporting.layers import annotated
 
 HOSTILE = "a\x00b\x1b[31m\ud800 <&>\"' ::error::x, 50%\r\n::stop-commands::y"
 
@@ -43,11 +44,10 @@ FAILING = ParityReport(
         ),
         "good": RuntimeParity("PASS", "1 result", "fp32", RAN, (case("short"),), (pair("PASS", 1.0),)),
         "crashed": RuntimeParity("NOT_RUN", "its process died of SIGSEGV", "fp32"),
-        "tensorrt": RuntimeParity("NOT_RUN", "no GPU", "fp32", absent=True),
-        "ort_cuda": RuntimeParity("NOT_RUN", "not installed", "fp32", absent=True),
     },
     {"onnx": RuntimeParity("FAIL", "no case was compared", "fp32", RAN, (case("zeros", verdict="NOT_RUN"),))},
     ("a note",),
+    {"tensorrt": "no GPU", "ort_cuda": "not installed"},
 )
 
 
@@ -72,7 +72,7 @@ def outcomes(suite: ElementTree.Element) -> dict[str, str]:
 
 def test_each_runtime_and_form_is_a_suite_and_each_case_a_test() -> None:
     found = suites(FAILING)
-    assert list(found) == ["bad", "good", "crashed", "tensorrt", "ort_cuda", "form onnx"]
+    assert list(found) == ["bad", "good", "crashed", "form onnx"]
     reason = "max error 6.30e-01 is over its bound 2.00e-01"
     assert outcomes(found["bad"]) == {
         "short": "",
@@ -124,14 +124,14 @@ def test_each_failed_case_is_one_line_for_github() -> None:
 
 def test_what_a_search_found_is_an_error_of_its_own_for_github() -> None:
     found = (
-        SearchResult("bad", tensor="t,1", module="layers.1", between=("Mul", "Add"), samples=("long",)),
-        SearchResult("worse", reason="it opens no file"),
+        Finding("bad", tensor="t,1", module="layers.1", between=("Mul", "Add"), case="long"),
+        Finding("worse", reason="it opens no file"),
     )
     lines = workflow_commands(FAILING, annotated(Bisected(FAILING, found))).splitlines()
     assert lines[:-2] == workflow_commands(FAILING).splitlines()
     assert lines[-2:] == [
         "::error title=bisect%3A bad goes wrong in layers.1::first diverging tensor: t,1, made by Mul, Add; "
-        "fine before it: the inputs and weights; in 1 of 1 failing cases tried: long",
+        "fine before it: the inputs and weights; case: long",
         "::error title=bisect%3A worse::nothing found: it opens no file",
     ]
 
@@ -152,6 +152,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     runs: list[Path] = []
 
+    @functools.wraps(checking.check)
     def check(folder: Path, *_: Any, **__: Any) -> ParityReport:
         runs.append(folder)
         return FAILING

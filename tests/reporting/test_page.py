@@ -144,14 +144,14 @@ def test_a_model_without_attention_and_with_empty_reports_has_a_page() -> None:
 
 def test_what_this_machine_lacks_is_one_line_of_the_page_and_of_markdown() -> None:
     parity, latency = sample.parity(), sample.latency()
-    lacking = dataclasses.replace(parity.runtimes["tensorrt_rtx"], absent=True, reason="no driver here")
-    runtimes = {**parity.runtimes, "tensorrt_rtx": lacking, "ort_cuda": lacking}
+    runtimes = {name: row for name, row in parity.runtimes.items() if name != "tensorrt_rtx"}
+    absent = dict.fromkeys(("tensorrt_rtx", "ort_cuda"), "no driver here")
     given: dict[str, Any] = {
-        "parity": dataclasses.replace(parity, runtimes=runtimes),
+        "parity": dataclasses.replace(parity, runtimes=runtimes, absent=absent),
         "latency": dataclasses.replace(
             latency,
             shapes={name: without(["tensorrt_rtx"], rows) for name, rows in latency.shapes.items()},
-            absent=dict.fromkeys(("tensorrt_rtx", "ort_cuda"), "no driver here"),
+            absent=absent,
         ),
     }
     page, text = full(**given), markdown.render(document(sample.findings(**given)))

@@ -15,7 +15,6 @@ from attnport.artifacts import CaseResult, LatencyRow
 from attnport.reporting import document as doc
 from attnport.reporting.charts import place
 from attnport.reporting.document import mebibytes, milliseconds, scientific, significant
-from attnport.reporting.facts import share
 from attnport.reporting.html import IMAGE_BUDGET_BYTES, INK, VEIL, html, png
 from attnport.reporting.latency import axis
 from attnport.reporting.markup import Html, el, join, name, text
@@ -58,10 +57,10 @@ def _case(rms: float | None, bound: float, largest: float | None, max_bound: flo
 
 
 def test_the_share_of_a_bound_is_the_worse_of_both_errors() -> None:
-    assert share(_case(1.0, 2.0, 9.0, 10.0)) == pytest.approx(0.9)
-    assert share(_case(3.0, 2.0, 1.0, 10.0)) == pytest.approx(1.5)
-    assert share(_case(None, 1.0, None, 1.0)) is None
-    assert share(_case(0.0, 0.0, 1.0, 0.0)) == math.inf
+    assert _case(1.0, 2.0, 9.0, 10.0).used == pytest.approx(0.9)
+    assert _case(3.0, 2.0, 1.0, 10.0).used == pytest.approx(1.5)
+    assert _case(None, 1.0, None, 1.0).used is None
+    assert _case(0.0, 0.0, 1.0, 0.0).used == math.inf
 
 
 def test_the_axis_holds_every_interval_and_the_line_at_one() -> None:
