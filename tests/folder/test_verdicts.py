@@ -130,10 +130,11 @@ def test_an_upgrade_of_a_runtime_asks_it_again_and_no_other(
 def test_an_upgrade_of_onnxruntime_gpu_is_another_question_to_fuse_and_bench(
     checked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from attnport.folder import workspace
     from attnport.verbs import bench
 
     asked: list[str] = []
-    monkeypatch.setattr(bench, "fresh", lambda folder, manifest, stage, digest: asked.append(digest) or True)
+    monkeypatch.setattr(workspace, "fresh", lambda folder, manifest, stage, digest: asked.append(digest) or True)
     monkeypatch.setattr(bench, "read", lambda kind, path: None)
 
     def digests() -> tuple[str, str]:
