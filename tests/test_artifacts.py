@@ -92,8 +92,8 @@ def test_a_manifest_cut_at_any_place_is_refused(length: int) -> None:
         (("added",), 1, "Manifest: unknown key 'added'"),
         (("source", "added"), 1, "Manifest.source: unknown key 'added'"),
         (("io", "positions"), "relative", "io.positions"),
-        (("stages", "export", "seconds"), math.nan, "NaN is not a number"),
-        (("stages", "export", "seconds"), math.inf, "Infinity is not a number"),
+        (("stages", "export", "seconds"), math.nan, "'NaN' is out of range"),
+        (("stages", "export", "seconds"), math.inf, "'Infinity' is out of range"),
         (("stages", "export", "seconds"), "1", "stages.export.seconds"),
     ],
 )

@@ -75,13 +75,9 @@ def choose(folder: Path, manifest: Manifest, names: Iterable[str]) -> list[Backe
 
     Raises:
         ArtifactError: there is no such form or engine.
-        UsageError: no name was given, no runtime opens the form, or a target has several engines.
+        UsageError: no runtime opens the form, or a target has several engines.
     """
     backends = {backend.name: backend for backend in (_backend(folder, manifest, name) for name in names)}
-    if not backends:
-        raise UsageError(
-            "no form was named.", hint=f"Name one of {', '.join((*manifest.forms, *manifest.engines)) or 'none'}."
-        )
     return list(backends.values())
 
 
