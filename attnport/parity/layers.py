@@ -196,16 +196,16 @@ def _comparable(made: Mapping[str, Tensor], modules: Mapping[str, str], outputs:
 
 
 def _ends(traced: Traced, module: _Module, files: Sequence[Mapping[str, Tensor]]) -> list[tuple[str, str]]:
-    """Layers with their last tensors, as many as there is memory for, evenly spaced."""
+    """Layers with their last tensors, evenly spaced if there are more than `MOST_LAYERS`."""
     outputs = [spec.name for spec in traced.io.outputs]
     shared = [[name for name in _comparable(made, module.modules, outputs) if made[name].floating] for made in files]
-    found = [one for one in layers_of(shared, module.modules, outputs) if one[1] in module.sizes]
-    for count in range(min(len(found), MOST_LAYERS), 1, -1):
-        places = np.unique(np.linspace(0, len(found) - 1, count).round().astype(int))
-        kept = [found[place] for place in places]
-        if sum(module.sizes[tensor] for _, tensor in kept) <= traced.cap_bytes:
-            return kept
-    return found[-1:]
+    return _sample([one for one in layers_of(shared, module.modules, outputs) if one[1] in module.sizes], MOST_LAYERS)
+
+
+def _sample(layers: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:
+    """Layers that are evenly spaced, the last among them."""
+    places = np.linspace(len(layers) - 1, 0, min(len(layers), most)).round().astype(int)
+    return [layers[place] for place in places[::-1]]
 
 
 def layers_of(
@@ -260,7 +260,9 @@ def _measured(traced: Traced, scratch: Path) -> LayerReport:
     probes = {name: traced.probes(name, rows[name], scratch) for name in traced.openings()}
     files = [one.made for one in probes.values()]
     module = _Module(traced, case, files[0] if files else {})
-    ends = _ends(traced, module, files)
+    every = ends = _ends(traced, module, files)
+    while len(ends) > 1 and sum(module.sizes[tensor] for _, tensor in ends) > traced.cap_bytes:
+        ends = _sample(every, len(ends) - 1)
     tensors = [tensor for _, tensor in ends]
     traced.means.progress(f"errors from layer to layer, case {case.name}")
 

@@ -235,7 +235,7 @@ def test_memory_that_could_not_be_measured_is_said(
     kind: type[Child], said: str, tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verb, "Child", kind)
-    options: dict[str, Any] = {"threads": 1, "budget_s": 60.0, "precision": 9.0, "timeout_s": 10.0}
+    options: dict[str, Any] = {"threads": 1, "budget_s": 60.0, "within": 9.0, "timeout_s": 10.0}
     report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], **options)
     for row in report.shapes["batch=1,seq=3"].values():
         assert row.median_ns is not None
