@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def _serve_arguments(verbs: Any) -> None:
     about = "answer requests over the open inference protocol"
     parser = verbs.add_parser("serve", help=about, description=f"{about}, until SIGTERM or Ctrl-C")
     try:
-        from .serve.options import add_arguments
+        from .serve import add_arguments
     except ModuleNotFoundError:  # of a copy in a bundle
         parser.set_defaults(run=_no_serving)
         parser.add_argument("rest", nargs="*", help=argparse.SUPPRESS)
@@ -75,13 +76,11 @@ def _shape(text: str) -> dict[str, int]:
 
 def _serve(options: argparse.Namespace) -> int:
     from . import serve
-    from .serve.options import chosen
 
     folder = HERE if options.folder is None and not options.model else options.folder
     served = serve.named(options.model, folder)
-    serve.serve(
-        served, options.engine, chosen(options), options.key, lambda line: print(line, file=sys.stderr, flush=True)
-    )
+    tell = partial(print, file=sys.stderr, flush=True)
+    serve.serve(served, options.engine, serve.chosen(options), options.key, tell)
     return 0
 
 

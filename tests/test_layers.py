@@ -79,7 +79,7 @@ WITH_TORCH = PACKAGE / "sources" / "operators"
 READER = {"cryptography", "numpy", "onnxruntime", "openvino", "pyarrow", "tensorrt", "tensorrt_rtx", "tokenizers"}
 """What a bundle's own reader may import beside the standard library, where it is used and not before."""
 
-SERVED = {READER_FOLDER / "serve" / f"{name}.py" for name in ("bundles", "kserve", "package", "protocol", "ray")}
+SERVED = {READER_FOLDER / "serve" / f"{name}.py" for name in ("bundles", "kserve", "protocol", "ray")}
 """The reader's files that derive from classes of servers or are called by them; `serve` imports them when asked."""
 SERVERS = READER | {"batched", "fastapi", "google", "grpc", "grpc_interceptor", "kserve", "orjson", "pydantic", "ray"}
 SERVERS |= {"starlette", "uvicorn"}

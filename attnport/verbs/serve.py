@@ -12,7 +12,7 @@ from attnport.options import Option, Tell
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs.bundle import BUNDLE, bundle
 from attnport_bundle import serve as serving
-from attnport_bundle.serve.options import ENGINES, Options
+from attnport_bundle.serve import ENGINES, Options
 
 _DEFAULTS = Options()
 

@@ -1,21 +1,127 @@
 """Serves bundles over the open inference protocol (v2). It is part of the installed reader alone; no bundle carries it.
 
-Here are the names of bundles and the choice of an engine. `options` are those of the command line, `protocol` reads
-requests and writes answers, `bundles` runs them together. KServe's package speaks the protocol, over HTTP and gRPC, in
-both engines: `package` is what is used of it, `kserve` is one process, and `ray` has replicas of it.
+Here are the options of both command lines, the names of bundles and the choice of an engine. `protocol` reads requests
+and writes answers, `joining` makes one call of several, and `bundles` runs them. KServe's package speaks the protocol,
+over HTTP and gRPC, in both engines: `kserve` is one process, and `ray` has replicas of it.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import importlib
+import ipaddress
+import socket
 import string
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ..errors import BundleError, RuntimeMissing
+from ..arguments import LARGEST, integer, shown
+from ..errors import BundleError, FeedError, RuntimeMissing
 from ..format.files import read_trusted
-from .options import ENGINES, Options
 
+ENGINES = {"kserve": "kserve", "ray": "ray-serve"}
+"""The engines, each with the extra of attnport-bundle that installs it."""
+MOST_NAMES = 1024
+"""The most inputs of a request, and the most outputs that it names."""
+MOST_DIMS = 32
+"""The most dims of a tensor."""
+MOST_PARTS = 1 << 18
+"""The most `[`, `{` and `:` in the JSON of a request, and parts of a message of gRPC. Each takes a hundred bytes."""
+LETTERS = 16
+"""The letters of a request's texts, for each token that it may have. More would be read to be cut off."""
+PLACES = 16
+"""The places of a request's texts, each padded to the longest, for each token that it may have."""
+
+_LAST_PORT = 65535
 _LETTERS = frozenset(string.ascii_letters + string.digits + "-_.")
+
+
+def _option(default: Any, text: str, least: int = 1, most: int = LARGEST) -> Any:
+    return field(default=default, metadata={"help": text, "limits": (least, most)})
+
+
+@dataclass(frozen=True)
+class Options:
+    """How bundles are served. Each attribute is an option of the command line, with its help in the metadata."""
+
+    host: str = _option("127.0.0.1", "Where to listen; 0.0.0.0 = on every address of the machine.")
+    port: int = _option(8080, "HTTP port.", 1, _LAST_PORT)
+    grpc_port: int = _option(8081, "gRPC port; 0 = no gRPC.", 0, _LAST_PORT)
+    threads: int = _option(0, "Compute threads; 0 = the runtime's choice, and 1 a replica on Ray.", 0)
+    max_batch_tokens: int = _option(1024, "Requests are joined up to so many tokens; 0 = one at a time.", 0)
+    wait_ms: int = _option(2, "How long a request waits for others to join it.", 0)
+    max_waiting: int = _option(256, "Requests at a time; further ones are answered with 503.")
+    max_request_tokens: int = _option(65536, "The most tokens of a request; items, for a model without.")
+    max_request_bytes: int = _option(8 << 20, "The most bytes of a request; 413 beyond.")
+    max_response_bytes: int = _option(64 << 20, "The most bytes of an answer; 413 to what asks for more.")
+    client_s: int = _option(60, "Seconds in which a client has to send a request, and to take its answer.")
+    grace_s: int = _option(30, "Seconds for the requests that were accepted, once the server is told to stop.")
+    replicas: int = _option(1, "Ray: processes; each has every model.")
+    address: str = _option("", "Ray: a cluster's address; default: RAY_ADDRESS, or a new cluster here.")
+    metrics_port: int = _option(0, "Ray: port of a new cluster's metrics; 0 = any.", 0, _LAST_PORT)
+
+    def __post_init__(self) -> None:
+        """Raises FeedError for a number that is too small, or for a port too large."""
+        for each in dataclasses.fields(self):
+            if isinstance(each.default, int):
+                integer(each.name, getattr(self, each.name), *each.metadata["limits"])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what is served, and every option with its help, to the command line."""
+    parser.add_argument("folder", nargs="?", type=Path, help="a bundle (default: this one, if there is no --model)")
+    parser.add_argument("--engine", choices=list(ENGINES), default="kserve", help="default: kserve")
+    parser.add_argument("--model", action="append", default=[], metavar="NAME=FOLDER", help="a bundle, by its name")
+    parser.add_argument("--key", type=Path, help="public key (PEM, from outside) that bundles must be signed with")
+    for each in dataclasses.fields(Options):
+        kind = type(each.default)
+        parser.add_argument(
+            f"--{each.name.replace('_', '-')}", type=kind, default=each.default,
+            help=f"{each.metadata['help']} (default: %(default)s)" if each.default else each.metadata["help"],
+        )  # fmt: skip
+
+
+def chosen(arguments: argparse.Namespace) -> Options:
+    """The options that a command line gives."""
+    return Options(**{each.name: getattr(arguments, each.name) for each in dataclasses.fields(Options)})
+
+
+def within(got: int, most: int, what: str, advice: str) -> None:
+    """Raises FeedError, with the advice, for a request that has more than the most of something."""
+    if got > most:
+        raise FeedError(f"got {got} {what}; expected at most {most}. {advice}")
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches the host.
+
+    Raises:
+        BundleError: there is no such host.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as err:
+        raise BundleError(f"host: got {shown(host)}, which is no address of this machine: {err}.") from err
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
+
+
+def tell_open(host: str, tell: Callable[[str], None]) -> None:
+    """Warns where others than this machine reach the host."""
+    if not is_local(host):
+        tell(f"warning: whoever reaches this machine at {host} is answered, without a password; see docs/serve.md")
+
+
+def address(host: str, port: int) -> str:
+    """`host:port`, with the brackets that an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def url(options: Options) -> str:
+    """Where HTTP is."""
+    return f"http://{address(options.host, options.port)}/v2"
 
 
 def named(models: Sequence[str], folder: Path | None = None) -> dict[str, Path]:
@@ -66,16 +172,12 @@ def serve(
     Raises:
         RuntimeMissing: a package is not installed.
         BundleError: there is no such engine, nothing can listen there, or a bundle does not pass its self-test; see
-            `selftest.load_tested`.
+            `model.load_tested`.
     """
     if engine not in ENGINES:
         raise BundleError(f"engine: got {engine!r:.60}; expected {' or '.join(ENGINES)}.")
-    chosen = options or Options()
     try:
-        if engine == "ray":
-            from .ray import run
-        else:
-            from .kserve import run
+        chosen = importlib.import_module(f"{__name__}.{engine}")
     except ModuleNotFoundError as err:
         raise RuntimeMissing(f'{err.name} is not installed; pip install "attnport-bundle[{ENGINES[engine]}]".') from err
-    run(models, chosen, key, tell)
+    chosen.run(models, options or Options(), key, tell)

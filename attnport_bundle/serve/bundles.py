@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import struct
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,21 +27,31 @@ from ..errors import AttnportError, BundleError, FeedError
 from ..format.contract import TensorSpec
 from ..selftest import load_tested
 from ..text.tokenizer import Tokenizer
+from . import LETTERS, PLACES, Options, within
 from .joining import Joining
-from .options import LETTERS, PLACES, Options, within
-from .package import (
-    DataPlane,
-    InferenceError,
-    InferenceServicer,
-    InvalidInput,
-    Model,
-    ModelInferRequest,
-    ModelInferResponse,
-    ModelNotFound,
-    ModelRepositoryExtension,
-    register_v2_endpoints,
-)
 from .protocol import ASK_BINARY, DATATYPES, HEADER, Asked, answer_bytes, from_grpc, from_http, parsed, written
+
+_ARGUMENTS, sys.argv = sys.argv, sys.argv[:1]  # KServe reads the command line of whoever imports it
+try:
+    from kserve import Model
+    from kserve import ModelRepository as ModelRepository
+    from kserve.errors import InferenceError, InvalidInput, ModelNotFound
+    from kserve.protocol.dataplane import DataPlane as DataPlane
+    from kserve.protocol.grpc import grpc_predict_v2_pb2
+    from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import (
+        add_GRPCInferenceServiceServicer_to_server as add_GRPCInferenceServiceServicer_to_server,
+    )
+    from kserve.protocol.grpc.interceptors import ExceptionToStatusInterceptor as ExceptionToStatusInterceptor
+    from kserve.protocol.grpc.servicer import InferenceServicer
+    from kserve.protocol.model_repository_extension import ModelRepositoryExtension
+    from kserve.protocol.rest.server import metrics_handler as metrics_handler
+    from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
+finally:
+    sys.argv = _ARGUMENTS
+ModelInferRequest = grpc_predict_v2_pb2.ModelInferRequest
+ModelInferResponse = grpc_predict_v2_pb2.ModelInferResponse
+sys.modules.setdefault("grpc_predict_v2_pb2", grpc_predict_v2_pb2)
+"""Ray pickles gRPC's messages by this name, which they give as that of their module."""
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Answer = Arrays | AttnportError

@@ -19,9 +19,8 @@ from batched import aio
 from fastapi import FastAPI
 
 from ..errors import BundleError
-from . import package as kserve
+from . import Options, address, bundles, tell_open, url
 from .bundles import Loaded, Served, Service, Unread, add_endpoints
-from .options import Options, address, tell_open, url
 
 _ITEMS = 64
 """The most requests in a call; tokens are what limits it."""
@@ -37,11 +36,11 @@ def run(models: Mapping[str, Path], options: Options, key: Path | None, tell: Ca
     # It looks for requests at this interval, also when there are none.
     wait_ms = max(options.wait_ms, 1)
     join = aio.dynamically(batch_size=_ITEMS, max_batch_length=options.max_batch_tokens, timeout_ms=wait_ms)
-    repository = kserve.ModelRepository()
+    repository = bundles.ModelRepository()
     for name, folder in models.items():
         repository.update(Served(name, folder, options, key, join))
-    app, plane = FastAPI(openapi_url=None), kserve.DataPlane(repository)
-    app.add_api_route("/metrics", kserve.metrics_handler, methods=["GET"])
+    app, plane = FastAPI(openapi_url=None), bundles.DataPlane(repository)
+    app.add_api_route("/metrics", bundles.metrics_handler, methods=["GET"])
     add_endpoints(app, plane, options)
     logging.getLogger("kserve").setLevel(logging.WARNING)
     listening = f"gRPC on {address(options.host, options.grpc_port)}" if options.grpc_port else "no gRPC"
@@ -102,7 +101,7 @@ class _Http(uvicorn.Server):  # type: ignore[misc]  # the package is not here wh
         if not self._options.grpc_port:
             return
         self._grpc = grpc.aio.server(
-            interceptors=[Unread(), kserve.ExceptionToStatusInterceptor()],
+            interceptors=[Unread(), bundles.ExceptionToStatusInterceptor()],
             options=[
                 ("grpc.max_receive_message_length", self._options.max_request_bytes),
                 ("grpc.max_send_message_length", self._options.max_response_bytes + (1 << 20)),
@@ -112,7 +111,7 @@ class _Http(uvicorn.Server):  # type: ignore[misc]  # the package is not here wh
                 ("grpc.so_reuseport", 0),  # else two servers would share a port
             ],
         )
-        kserve.add_GRPCInferenceServiceServicer_to_server(self._service, self._grpc)
+        bundles.add_GRPCInferenceServiceServicer_to_server(self._service, self._grpc)
         try:
             self._grpc.add_insecure_port(address(self._options.host, self._options.grpc_port))
         except RuntimeError as err:

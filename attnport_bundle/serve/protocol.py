@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from ..arguments import shown
 from ..errors import FeedError
-from .options import MOST_DIMS, MOST_NAMES, MOST_PARTS, Options, within
+from . import MOST_DIMS, MOST_NAMES, MOST_PARTS, Options, within
 
 Array = np.ndarray[Any, Any]
 

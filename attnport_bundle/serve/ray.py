@@ -18,13 +18,12 @@ from ray import serve
 
 from ..errors import BundleError
 from ..selftest import load_tested
-from . import package as kserve
-from .bundles import STATUSES, Served, Service, add_endpoints, tell_code
-from .options import Options, is_local, tell_open, url
+from . import Options, bundles, is_local, tell_open, url
+from .bundles import STATUSES, DataPlane, ModelRepository, Served, Service, add_endpoints, tell_code
 
 APP, NEW = "attnport", "local"
 """The application's name, and Ray's word for a cluster of this process's own."""
-_SERVICE = f"{kserve.__name__}.add_GRPCInferenceServiceServicer_to_server"
+_SERVICE = f"{bundles.__name__}.add_GRPCInferenceServiceServicer_to_server"
 _NO_METADATA = SimpleNamespace(invocation_metadata=lambda: ())
 """In place of a call's context: KServe reads headers from it, which nothing here uses, in another form than Ray's."""
 
@@ -46,10 +45,10 @@ class Bundles:
             )
             return batched(together)
 
-        repository = kserve.ModelRepository()
+        repository = ModelRepository()
         for name, folder in models.items():
             repository.update(Served(name, Path(folder), options, Path(key) if key else None, join))
-        self._plane, self._options = kserve.DataPlane(repository), options
+        self._plane, self._options = DataPlane(repository), options
         self._service = Service(self._plane, None)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from attnport.cli import cli
 from attnport_bundle.errors import BundleError, RuntimeMissing
-from attnport_bundle.serve import named, serve
-from attnport_bundle.serve.options import ENGINES, Options, address, is_local, tell_open, url
+from attnport_bundle.serve import ENGINES, Options, address, is_local, named, serve, tell_open, url
 
 
 def test_bundles_are_named_by_their_manifest_or_by_the_caller(app: Path) -> None:

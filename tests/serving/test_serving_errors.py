@@ -14,8 +14,8 @@ from kserve.errors import InvalidInput, ModelNotFound
 from starlette.exceptions import HTTPException
 
 from attnport_bundle.errors import BundleError, FeedError
+from attnport_bundle.serve import Options
 from attnport_bundle.serve.bundles import Busy, Failed, Served, TooLarge, answer_errors
-from attnport_bundle.serve.options import Options
 from attnport_bundle.serve.protocol import Asked
 
 
