@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from . import bench as timing
-from . import selftest as checking
 from .errors import BundleError, RuntimeMissing
-from .model import HERE, load
+from .model import HERE, load, selftest
 
 Verb = Callable[[argparse.Namespace], int]
 
@@ -89,7 +88,7 @@ def _no_serving(options: argparse.Namespace) -> int:
 
 
 def _selftest(options: argparse.Namespace) -> int:
-    report = checking.selftest(options.folder, options.threads, options.key)
+    report = selftest(options.folder, options.threads, options.key)
     if options.json:
         print(json.dumps(dataclasses.asdict(report), indent=1))
         return report.exit_code

@@ -226,9 +226,9 @@ class Worker:
         return {"peak_bytes": max(0, memory_bytes("VmHWM") - self._level_bytes)}
 
     def do_selftest(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Checks a bundle, and returns the fields of `selftest.Report`; raises BundleError if there is no report."""
+        """Checks a bundle, and returns the fields of `model.Report`; raises BundleError if there is no report."""
         from attnport.bundling.verifying import check
-        from attnport_bundle.selftest import selftest
+        from attnport_bundle.model import selftest
 
         # The kernel then ends this process, whatever a runtime is doing, even if the parent is gone.
         signal.setitimer(signal.ITIMER_REAL, min(message["limit_s"] + GRACE_S, LONGEST_S))

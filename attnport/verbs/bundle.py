@@ -297,7 +297,7 @@ def _try(staged: Path, tell: Callable[[str], None]) -> bool:
     Where none of its forms can run, only the files are checked.
     """
     from attnport_bundle.errors import BundleError, RuntimeMissing
-    from attnport_bundle.selftest import selftest
+    from attnport_bundle.model import selftest
 
     try:
         report = selftest(staged, check=check)

@@ -25,7 +25,7 @@ from .. import batches
 from ..arguments import shown
 from ..errors import AttnportError, BundleError, FeedError
 from ..format.contract import TensorSpec
-from ..selftest import load_tested
+from ..model import load_tested
 from ..text.tokenizer import Tokenizer
 from . import LETTERS, PLACES, Options, within
 from .joining import Joining
@@ -120,7 +120,7 @@ class Served(Model):  # type: ignore[misc]  # as above
             join: Joins requests, if the contract allows it.
 
         Raises:
-            BundleError: as `selftest.load_tested`.
+            BundleError: as `model.load_tested`.
         """
         super().__init__(name)
         self.options = options

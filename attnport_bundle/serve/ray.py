@@ -17,7 +17,7 @@ from grpc import StatusCode
 from ray import serve
 
 from ..errors import BundleError
-from ..selftest import load_tested
+from ..model import load_tested
 from . import Options, bundles, is_local, tell_open, url
 from .bundles import STATUSES, DataPlane, ModelRepository, Served, Service, add_endpoints, tell_code
 

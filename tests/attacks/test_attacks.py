@@ -27,7 +27,7 @@ from attnport.verbs.verify import raise_for, verify
 from attnport_bundle import BundleError, load
 from attnport_bundle.errors import is_printable
 from attnport_bundle.format import files
-from attnport_bundle.selftest import selftest
+from attnport_bundle.model import selftest
 
 HERE = Path(__file__).parent
 ALL = [attacks.read(path) for path in sorted(HERE.glob("*.json"))]

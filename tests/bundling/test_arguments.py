@@ -16,7 +16,7 @@ from attnport_bundle.decoding.choosing import Options
 from attnport_bundle.errors import BundleError, FeedError
 from attnport_bundle.format.decoder import Rules
 from attnport_bundle.format.manifest import Prompts
-from attnport_bundle.selftest import selftest
+from attnport_bundle.model import selftest
 
 NOT_NUMBERS: list[Any] = [None, "5", b"5", True, np.bool_(True), [5], float("nan"), np.float32("nan"), 1j, object()]
 

@@ -21,7 +21,7 @@ from attnport_bundle.format.manifest import Bound, Manifest, Requires, read
 from attnport_bundle.format.manifest import Goldens as GoldenRecord
 from attnport_bundle.format.strict_json import MAX_DEPTH, decode, parse
 from attnport_bundle.goldens import GoldenCases, compare
-from attnport_bundle.selftest import selftest
+from attnport_bundle.model import selftest
 
 BOUND = Bound("case", "y", "fp32", 1e-6, 2e-6)
 REFERENCE = np.linspace(-1, 1, 24).reshape(2, 3, 4)

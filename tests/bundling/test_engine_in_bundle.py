@@ -18,8 +18,8 @@ from pretended_gpu import Context, Engine, HostDevice, engine_bytes, trt
 
 from attnport_bundle import FeedError, IntegrityError, NumbersOff, RuntimeMissing, load
 from attnport_bundle.errors import BundleWarning
+from attnport_bundle.model import selftest
 from attnport_bundle.runtimes import cuda as reader_cuda
-from attnport_bundle.selftest import selftest
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from attnport.errors import UsageError
 from attnport.verbs.bundle import bundle
 from attnport.verbs.verify import raise_for, verify
 from attnport_bundle import BundleError, load
-from attnport_bundle.selftest import selftest
+from attnport_bundle.model import selftest
 
 NOBODY = 65534
 

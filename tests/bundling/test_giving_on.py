@@ -16,8 +16,8 @@ from torch.utils.dlpack import from_dlpack
 from attnport_bundle import BundleError, load
 from attnport_bundle.feeds import check_outputs, to_file
 from attnport_bundle.format.contract import IO, Dim, TensorSpec
+from attnport_bundle.model import selftest
 from attnport_bundle.runtimes.onnxruntime import OnnxRuntimeSession
-from attnport_bundle.selftest import selftest
 
 ort = pytest.importorskip("onnxruntime")
 DTYPES = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16", "int64": "int64", "bool": "bool"}

@@ -31,7 +31,7 @@ from attnport.verbs.bundle import bundle
 from attnport.verbs.verify import raise_for, verify
 from attnport_bundle import BundleError, IntegrityError, RuntimeMissing, load
 from attnport_bundle.format import files as signature
-from attnport_bundle.selftest import selftest
+from attnport_bundle.model import selftest
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SPKI = PublicFormat.SubjectPublicKeyInfo

@@ -22,7 +22,7 @@ import keys  # noqa: E402 - behind those
 
 from attnport_bundle import BundleError  # noqa: E402 - behind those
 from attnport_bundle.errors import is_printable  # noqa: E402 - behind those
-from attnport_bundle.selftest import selftest  # noqa: E402 - behind those
+from attnport_bundle.model import selftest  # noqa: E402 - behind those
 
 ALL = [attacks.read(path) for path in sorted(ATTACKS.glob("*.json"))]
 ON_BUNDLES = [attack for attack in ALL if attack.on == "bundle"]

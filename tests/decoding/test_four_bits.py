@@ -24,7 +24,7 @@ from attnport.verbs.check import check
 from attnport.verbs.fuse import fuse
 from attnport.verbs.tune import tune
 from attnport_bundle import load
-from attnport_bundle.selftest import selftest
+from attnport_bundle.model import selftest
 
 pytest.importorskip("onnxruntime")
 RUNTIMES = ["ort_cpu", "openvino"]

@@ -19,7 +19,7 @@ from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.inspect import inspect
 from attnport.verbs.tune import tune
-from attnport_bundle.selftest import selftest
+from attnport_bundle.model import selftest
 
 pytest.importorskip("onnxruntime")
 MODEL = Path(__file__).parent.parent / "ship_model.py"
