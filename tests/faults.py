@@ -411,11 +411,11 @@ tests/parity/test_check.py
     - if all(row.verdict == "NOT_RUN" for row in rows):
     + if not rows:
 tests/decoding/test_generation.py
-  attnport_bundle/decoding/choosing.py: the unlikeliest tokens are drawn
+  attnport_bundle/decoding/generate.py: the unlikeliest tokens are drawn
     - order = np.argsort(-scores, axis=-1, kind="stable")
     + order = np.argsort(scores, axis=-1, kind="stable")
 tests/decoding/test_rules.py
-  attnport_bundle/decoding/choosing.py: a text may end before its least length
+  attnport_bundle/decoding/generate.py: a text may end before its least length
     - if len(text) < rules.min_length or len(new) < rules.min_tokens:
     + if len(text) < rules.min_length:
 tests/sources/test_declare.py

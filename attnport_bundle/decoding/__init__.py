@@ -1,5 +1,5 @@
 """Generation of tokens. A bundle carries it for a model that generates.
 
-`generate` takes prompts and options of a caller, and the encoder in front; `choosing` chooses each token; `caches` runs
-the model, and keeps what it gives from step to step.
+`generate` takes prompts and options of a caller, and chooses each token; `caches` runs the model, and keeps what it
+gives from step to step.
 """

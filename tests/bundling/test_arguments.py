@@ -12,7 +12,7 @@ from attnport_bundle import load
 from attnport_bundle.arguments import LARGEST, flag, integer, mapping, number, path, several
 from attnport_bundle.bench import bench
 from attnport_bundle.corpus import Run
-from attnport_bundle.decoding.choosing import Options
+from attnport_bundle.decoding.generate import Options
 from attnport_bundle.errors import BundleError, FeedError
 from attnport_bundle.format.decoder import Rules
 from attnport_bundle.format.manifest import Prompts

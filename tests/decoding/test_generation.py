@@ -16,7 +16,7 @@ import attnport
 from attnport.errors import FeedError
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
-from attnport_bundle.decoding.choosing import Options, _chosen
+from attnport_bundle.decoding.generate import Options, _chosen
 from attnport_bundle.format.decoder import Rules
 
 PROMPTS = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
@@ -177,7 +177,7 @@ def test_a_model_without_a_cache_says_how_to_export_one(tmp_path: Path) -> None:
 
 
 def test_beams_that_end_early_do_not_stop_the_others() -> None:
-    from attnport_bundle.decoding.choosing import _Beams
+    from attnport_bundle.decoding.generate import _Beams
 
     one = _Beams(Options(max_tokens=5, stop=(9,), rules=Rules(beams=2)))
     one.grow(np.array([-0.1, -0.2, -0.3, -0.4]), np.array([0, 0, 0, 0]), np.array([9, 1, 2, 3]))

@@ -198,7 +198,7 @@ def test_a_step_is_one_token_and_no_prompt_is_passed_at_once(artifacts: Once) ->
         calls.append(feeds["input_ids"].shape)
         return dict(session.run(feeds))
 
-    from attnport_bundle.decoding.choosing import Options, generated
+    from attnport_bundle.decoding.generate import Options, generated
 
     assert len(list(generated(Decoding(run, io, roles_in(io)), [[5, 17, 60]], Options(max_tokens=2)))) == 2
     assert calls == [(1, 1)] * 4
