@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from .errors import BundleError, BundleWarning, FeedError, IntegrityError, NumbersOff, RuntimeMissing
     from .format.manifest import VERSION, Manifest
     from .model import Model, load
-    from .text.tokenizer import Tokenizer
+    from .text import Tokenizer
 
 __all__ = ["VERSION", "BundleError", "BundleWarning", "FeedError", "IntegrityError", "Manifest", "Model", "NumbersOff",
            "RuntimeMissing", "Tokenizer", "load"]  # fmt: skip
 _HOMES = {
     **dict.fromkeys(("VERSION", "Manifest"), "format.manifest"),
     **dict.fromkeys(("Model", "load"), "model"),
-    "Tokenizer": "text.tokenizer",
+    "Tokenizer": "text",
 }
 """The modules of names that are not of `errors`. They are imported when asked for: numpy takes longer than the rest."""
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .decoding.generate import Prompts
-    from .text.tokenizer import Tokenizer
+    from .text import Tokenizer
 
 HERE = Path(__file__).resolve().parents[2]
 """The bundle that this package was copied into, as `python/attnport_bundle`."""
@@ -204,7 +204,7 @@ class Model:
         return generate(own, self.io.decoder, prompts, **options)
 
     def _text(self) -> Tokenizer:
-        from .text.tokenizer import Tokenizer
+        from .text import Tokenizer
 
         if self._tokenizer is None:
             file = self._tokenizer_file()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from attnport.optional import require
 from attnport_bundle.errors import BundleError
 from attnport_bundle.format.strict_json import decode
-from attnport_bundle.text.wordpiece import WordPiece
+from attnport_bundle.text import WordPiece
 
 _FIRST, _LAST = "0", "1"
 """What stands around a character while it is tried: they stay as they are, and nothing becomes one."""

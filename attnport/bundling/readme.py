@@ -12,7 +12,7 @@ from attnport_bundle.errors import FeedError
 from attnport_bundle.format import manifest
 from attnport_bundle.format.contract import IO, MaskSpec, TensorSpec
 from attnport_bundle.format.decoder import Roles
-from attnport_bundle.text.tokenizer import reads_text
+from attnport_bundle.text import reads_text
 
 
 def package_of(runtime: str, provider: str | None) -> str:

@@ -20,7 +20,7 @@ from attnport.bundling.readme import (
 )
 from attnport_bundle.format.contract import IO, TensorSpec
 from attnport_bundle.format.manifest import Form
-from attnport_bundle.text.tokenizer import reads_text
+from attnport_bundle.text import reads_text
 
 _TYPES = {
     "float32": "float",

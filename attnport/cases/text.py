@@ -17,7 +17,7 @@ from attnport.masks.encoding import encode_mask, numpy_dtype
 from attnport.optional import require
 from attnport_bundle.decoding.caches import positions
 from attnport_bundle.errors import BundleError
-from attnport_bundle.text.tokenizer import PackageTokenizer, told
+from attnport_bundle.text import PackageTokenizer, told
 
 SENTENCES = "sentences "
 """How the name of a batch of them begins."""

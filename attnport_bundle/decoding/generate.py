@@ -17,8 +17,7 @@ from ..errors import BundleError, FeedError
 from ..feeds import not_an_array
 from ..format.contract import IO, TensorSpec
 from ..format.decoder import NAMES, Decoder, Roles, Rules
-from ..text.tokenizer import IDS, open_file, text_feeds, text_length
-from ..text.wordpiece import Tokens
+from ..text import IDS, Tokens, open_file, text_feeds, text_length
 from .caches import Decoding, MakeSteps, Run
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from ..arguments import shown
 from ..errors import AttnportError, BundleError, FeedError
 from ..format.contract import TensorSpec
 from ..model import load_tested
-from ..text.tokenizer import Tokenizer
+from ..text import Tokenizer
 from . import LETTERS, PLACES, Options, within
 from .joining import Joining
 from .protocol import ASK_BINARY, DATATYPES, HEADER, Asked, answer_bytes, from_grpc, from_http, parsed, written

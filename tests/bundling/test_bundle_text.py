@@ -16,8 +16,7 @@ from tokenizer_files import KINDS, ODD, SENTENCES, save
 from attnport.bundling.characters import character_table
 from attnport_bundle.errors import BundleError, FeedError
 from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
-from attnport_bundle.text import tokenizer as package_tokenizer
-from attnport_bundle.text.tokenizer import Tokenizer
+from attnport_bundle.text import Tokenizer, told
 
 TEXTS = [*ODD, *SENTENCES[:40]]
 LONGEST = 24
@@ -125,7 +124,7 @@ def test_a_rule_that_cannot_be_applied_is_told_and_ends_no_process(tmp_path: Pat
     tokenizer = Tokenizer(path, ALL)
     with pytest.raises(BundleError, match=r"tokenizer\.json cannot be applied to these texts: "):
         tokenizer.encode(["a" * 40 + "!"])
-    with pytest.raises(KeyboardInterrupt), package_tokenizer.told(path, "is no tokenizer"):
+    with pytest.raises(KeyboardInterrupt), told(path, "is no tokenizer"):
         raise KeyboardInterrupt
 
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from attnport.bundling.characters import character_table
 from attnport_bundle.errors import BundleError, FeedError
 from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
-from attnport_bundle.text.tokenizer import Tokenizer
-from attnport_bundle.text.wordpiece import Characters, WordPiece
+from attnport_bundle.text import Characters, Tokenizer, WordPiece
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -16,9 +16,7 @@ from cpp_texts import TEXT, changed, run
 
 from attnport_bundle.errors import BundleError, FeedError
 from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
-from attnport_bundle.text import wordpiece
-from attnport_bundle.text.tokenizer import Tokenizer
-from attnport_bundle.text.wordpiece import Characters, WordPiece
+from attnport_bundle.text import Characters, Tokenizer, Tokens, WordPiece
 
 ROOT = Path(__file__).parents[2]
 SENTENCES = (ROOT / "examples" / "sentences.txt").read_text("utf-8").splitlines()
@@ -58,7 +56,7 @@ def differing_ids(build: Build, path: Path, texts: list[str], longest: int = 512
     return [text for text, line in zip(texts, got, strict=True) if line != row(ours.encode(text, longest))]
 
 
-def row(tokens: wordpiece.Tokens) -> str:
+def row(tokens: Tokens) -> str:
     size = len(tokens.ids)
     columns = {"input_ids": tokens.ids, "token_type_ids": tokens.type_ids, "mask": [1] * size}
     return "".join(f"{name} int64 1 {size}: {' '.join(map(str, values))};" for name, values in columns.items())

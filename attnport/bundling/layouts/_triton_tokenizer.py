@@ -14,7 +14,7 @@ sys.path.append(str(HERE))  # the reader stands beside this file, and is importe
 
 from attnport_bundle.errors import BundleError  # noqa: E402 - found by the line above
 from attnport_bundle.format import manifest  # noqa: E402 - found by the line above
-from attnport_bundle.text.tokenizer import Tokenizer  # noqa: E402 - found by the line above
+from attnport_bundle.text import Tokenizer  # noqa: E402 - found by the line above
 
 
 class TritonPythonModel:

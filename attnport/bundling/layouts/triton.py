@@ -19,7 +19,7 @@ from attnport_bundle.format.contract import Dim, TensorSpec
 from attnport_bundle.format.manifest import MANIFEST, Form, TokenizerFiles
 from attnport_bundle.model import open_form
 from attnport_bundle.runtimes.openvino import PRECISIONS
-from attnport_bundle.text.tokenizer import Tokenizer
+from attnport_bundle.text import Tokenizer
 
 TEXT = "TEXT"
 FILES = {"onnxruntime": "model.onnx", "openvino": "model.onnx", "tensorrt": "model.plan"}
