@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from attnport_bundle import load
+from attnport_bundle.__main__ import bench
 from attnport_bundle.arguments import LARGEST, flag, integer, mapping, number, path, several
-from attnport_bundle.bench import bench
 from attnport_bundle.corpus import Run
 from attnport_bundle.decoding.generate import Options
 from attnport_bundle.errors import BundleError, FeedError

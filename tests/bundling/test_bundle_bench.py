@@ -17,7 +17,7 @@ import tiny_attention as tiny
 from attnport.latency import statistics
 from attnport_bundle import FeedError, Model, load
 from attnport_bundle import __main__ as command
-from attnport_bundle.bench import P90_SAMPLES, WINDOW, Report, bench, sample_feeds
+from attnport_bundle.__main__ import P90_SAMPLES, WINDOW, Report, bench, sample_feeds
 from attnport_bundle.feeds import check_feeds
 from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
 
