@@ -9,9 +9,9 @@ from attnport.artifacts import IOContract, Window
 from attnport.dims import TensorSpec
 from attnport.errors import UsageError
 from attnport_bundle.errors import FeedError
+from attnport_bundle.format.contract import dims_in
 from attnport_bundle.format.decoder import Cache, Covers, Decoder, Roles, not_generating
 from attnport_bundle.format.decoder import Window as Kept
-from attnport_bundle.format.expressions import names
 
 
 def decoder_of(io: IOContract) -> Decoder:
@@ -164,7 +164,7 @@ def _states(io: IOContract, inputs: Set[str | None], outputs: Set[str], batch: s
 
 def _grows(spec: TensorSpec, past: str, seq: str) -> bool:
     """Whether an input has a size that differs from step to step."""
-    return any(isinstance(dim, str) and {past, seq} & names(dim) for dim in spec.dims)
+    return any(isinstance(dim, str) and {past, seq} & dims_in(dim) for dim in spec.dims)
 
 
 def _mask(io: IOContract, carriers: Set[str | None], ids: TensorSpec, past: str) -> tuple[str | None, Covers | None]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .arguments import integer, mapping, several
 from .errors import FeedError
-from .format import expressions
-from .format.contract import IO, Dim, MaskSpec, TensorSpec
+from .format.contract import IO, Dim, MaskSpec, TensorSpec, dims_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +84,7 @@ def _require_rows(outputs: Sequence[TensorSpec], spec: TensorSpec) -> None:
         if each.dims[:1] != spec.dims[:1]:
             raise FeedError(f"output {each.name!r} has no row for each item of {item}; run one batch at a time.")
         # As scores of every item beside every other one: they would be of the items of one batch alone.
-        if any(item in expressions.names(dim) for dim in each.dims[1:] if isinstance(dim, str)):
+        if any(item in dims_in(dim) for dim in each.dims[1:] if isinstance(dim, str)):
             raise FeedError(f"output {each.name!r} depends on the number of items, {item}; run one batch at a time.")
 
 
@@ -172,7 +171,7 @@ class _Items:
         index: list[Any] = [batch]
         for (dim, got), size in zip(axes, whole[output.name].shape[1:], strict=True):
             index.append(self._kept(got) if dim == self._place else slice(0, got))
-            follows = isinstance(dim, str) and self._place in expressions.names(dim)
+            follows = isinstance(dim, str) and self._place in dims_in(dim)
             moved = self._left and follows and dim != self._place
             if got > size or moved or (got < size and not follows):
                 raise FeedError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import UNKNOWN_SIZE, IOContract
 from attnport.dims import TensorSpec
-from attnport_bundle.format import expressions
+from attnport_bundle.format.contract import dims_in, steps
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ def _symbols(
     follow = {
         symbol: formula(name, symbols.__getitem__)
         for symbol, name in names.items()
-        if not name.isidentifier() and expressions.names(name) <= symbols.keys()
+        if not name.isidentifier() and dims_in(name) <= symbols.keys()
     }
     return {symbol: name for symbol, name in names.items() if name.isidentifier()}, follow
 
@@ -75,7 +75,7 @@ def formula(text: str, symbol: Callable[[str], Any]) -> Any:
     import sympy  # type: ignore[import-untyped]  # it has no types
 
     values: list[Any] = []
-    for step in expressions.steps(text):
+    for step in steps(text):
         if isinstance(step, tuple):
             second, first = values.pop(), values.pop()
             values.append(_operation(sympy, step[0])(first, second))
@@ -96,7 +96,7 @@ def size_text(size: Any, names: Mapping[Any, str]) -> str | int | None:
         return int(size)
     try:
         text, _ = _written(size, names)
-        return text if expressions.names(text) else None
+        return text if dims_in(text) else None
     except ValueError:
         return None
 

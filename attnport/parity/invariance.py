@@ -15,7 +15,7 @@ from attnport.dims import TensorSpec
 from attnport.masks.encoding import encode_mask, numpy_dtype
 from attnport.masks.spec import MaskSpec
 from attnport_bundle.feeds import check_feeds
-from attnport_bundle.format import expressions
+from attnport_bundle.format.contract import dims_in, evaluate
 
 MORE = 17
 """Padding added beside a sequence; a prime, so that no tile size divides it."""
@@ -168,7 +168,7 @@ def follows(io: IOContract, keys: str, output: TensorSpec) -> bool:
     lengths = range(max(limit.min, 1), min(limit.max, limit.min + _TRIED) + 1)
     for dim in {str(dim) for dim, names in zip(output.dims, computed, strict=True) if keys in names}:
         try:
-            sizes = [expressions.evaluate(dim, {keys: length}) for length in lengths if limit.takes(length)]
+            sizes = [evaluate(dim, {keys: length}) for length in lengths if limit.takes(length)]
         except ValueError:
             return False
         if sizes != sorted(sizes):
@@ -189,7 +189,7 @@ def untold(io: IOContract) -> list[TensorSpec]:
 def _computed(io: IOContract, tensor: TensorSpec) -> list[frozenset[str]]:
     """For each axis of a tensor, the dims of which its size is an expression; none for a dim or a number."""
     known = {dim.name for dim in io.dims}
-    return [expressions.names(dim) if isinstance(dim, str) and dim not in known else frozenset() for dim in tensor.dims]
+    return [dims_in(dim) if isinstance(dim, str) and dim not in known else frozenset() for dim in tensor.dims]
 
 
 def rows_of(
@@ -209,7 +209,7 @@ def rows_of(
         elif dim == keys:
             index[axis] = slice(start, start + sizes[keys])
         elif keys in names:
-            index[axis] = slice(0, expressions.evaluate(str(dim), sizes))
+            index[axis] = slice(0, evaluate(str(dim), sizes))
     return np.asarray(result[tuple(index)])
 
 

@@ -11,7 +11,7 @@ from attnport.errors import ArtifactError, IntegrityError, whole_cause
 from attnport.example_values import continued
 from attnport.runtimes._session import check_names
 from attnport.runtimes.base import Opening
-from attnport_bundle.format import expressions
+from attnport_bundle.format.contract import dims_in, evaluate
 
 if TYPE_CHECKING:
     import onnx
@@ -167,6 +167,6 @@ def small_feeds(
 def _small_size(dim: str, sizes: Mapping[str, int]) -> int:
     """The size of a named dim, 2 if there is none; its name may be an expression of others, such as `past+seq`."""
     try:
-        return expressions.evaluate(dim, {name: sizes.get(name, 2) for name in expressions.names(dim)})
+        return evaluate(dim, {name: sizes.get(name, 2) for name in dims_in(dim)})
     except ValueError:
         return 2

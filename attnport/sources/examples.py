@@ -13,7 +13,7 @@ from attnport.sources.marks import marks_by_name
 from attnport.sources.parsing import PATH, path_of
 from attnport.sources.ranges import usual_range
 from attnport.sources.structure import Arguments, Branch, Constant, Leaf, Node, Path, flat_name
-from attnport_bundle.format import expressions
+from attnport_bundle.format.contract import dims_in
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ def _renamed(formula: str, names: Mapping[str, str]) -> str:
     if re.fullmatch(r"[\w+]+", text):  # as sums are written elsewhere, so that equal ones have equal names
         text = "+".join(sorted(text.split("+"), key=lambda term: (term.isdigit(), term)))
     try:
-        return text if set(SYMBOL.findall(formula)) <= set(names) and expressions.names(text) else ""
+        return text if set(SYMBOL.findall(formula)) <= set(names) and dims_in(text) else ""
     except ValueError:
         return ""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.dims import TensorSpec
 from attnport.errors import SpecError, first_line
 from attnport.sources.examples import SYMBOL, Range, mask_marks
-from attnport_bundle.format import expressions
+from attnport_bundle.format.contract import evaluate
 
 if TYPE_CHECKING:
     import torch
@@ -236,7 +236,7 @@ def _with_size(dim: Any, name: str, size: int) -> Any:
     if isinstance(dim, int) or name not in SYMBOL.findall(dim.name):
         return dim
     if set(SYMBOL.findall(dim.name)) == {name}:
-        return expressions.evaluate(dim.name, {name: size})
+        return evaluate(dim.name, {name: size})
     return dataclasses.replace(
         dim, name=SYMBOL.sub(lambda found: str(size) if found[0] == name else found[0], dim.name)
     )

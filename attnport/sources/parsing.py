@@ -13,8 +13,7 @@ from attnport.errors import UsageError
 from attnport.masks.spec import MaskSpec
 from attnport.sources.marks import mask_of
 from attnport.sources.structure import NARROW, Path, flat_name
-from attnport_bundle.format import expressions
-from attnport_bundle.format.contract import DTYPES
+from attnport_bundle.format.contract import DTYPES, dims_in
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 """Where a declaration belongs in the arguments of the forward, see `path_of`."""
@@ -178,7 +177,7 @@ def _check_expressions(tensors: Sequence[TensorSpec], used: Collection[str]) -> 
     """Raises UsageError for an expression of a dim that no input has alone, as nothing would tell its size."""
     for spec in tensors:
         for dim in spec.dims:
-            if isinstance(dim, str) and (lacking := expressions.names(dim) - set(used)):
+            if isinstance(dim, str) and (lacking := dims_in(dim) - set(used)):
                 raise UsageError(
                     f"--input {spec}: no input has the dim {min(lacking)} alone; they have {', '.join(used) or 'none'}."
                 )
@@ -195,7 +194,7 @@ def _dim_problem(dim: str | int) -> str:
     if isinstance(dim, int):
         return "" if dim else "neither a name nor a size"
     try:
-        expressions.names(dim)
+        dims_in(dim)
     except ValueError as err:
         return f"neither a name, a size, nor an expression such as past+seq: {err}"
     return ""

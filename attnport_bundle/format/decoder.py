@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from ..arguments import flag, integer, number, require, several
 from ..errors import FeedError, UsageError
-from . import expressions
-from .contract import IO, TensorSpec
+from .contract import IO, TensorSpec, dims_in
 
 IN_PLACE = "attnport.in_place"
 """The key of the metadata of a model that writes to its caches where input and output are one buffer; it holds the name
@@ -227,7 +226,7 @@ class Roles:
         _require(fits, f"{self.positions}: expected positions with a high")
         changing = {str(self._seq), *far, *near} & dims.keys()
         for spec in self.context:
-            grows = any(changing & expressions.names(dim) for dim in spec.dims if isinstance(dim, str))
+            grows = any(changing & dims_in(dim) for dim in spec.dims if isinstance(dim, str))
             _require(not grows, f"{spec} differs from step to step, and nothing says what it is for")
         self.longest_seq = dims[str(self._seq)].max if self._seq in dims else 1
         self.start = dims[self.past].min if self.past else 0

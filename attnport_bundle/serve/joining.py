@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import batches
 from ..errors import FeedError
 from ..feeds import check_feeds
-from ..format import expressions
-from ..format.contract import IO
+from ..format.contract import IO, dims_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +43,7 @@ class Joining:
             if tensor.dims[:1] != (self._items.name,):
                 raise FeedError(f"{tensor} has no row for each item of {self._items.name}.")
             for dim in tensor.dims[1:]:
-                names = set() if isinstance(dim, int) else {dim} if dim in given else expressions.names(dim)
+                names = set() if isinstance(dim, int) else {dim} if dim in given else dims_in(dim)
                 if self._items.name in names or not names <= given or (dim != self._place and self._place in names):
                     raise FeedError(f"{tensor}: {dim} would have another size where requests are joined.")
 

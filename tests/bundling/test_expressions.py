@@ -7,8 +7,7 @@ import pytest
 
 from attnport_bundle.errors import BundleError, FeedError, UsageError
 from attnport_bundle.feeds import check_feeds, check_outputs
-from attnport_bundle.format.contract import IO, Dim, TensorSpec
-from attnport_bundle.format.expressions import LARGEST, MAX_DEPTH, MAX_LETTERS, evaluate, names
+from attnport_bundle.format.contract import IO, LARGEST, MAX_DEPTH, MAX_LETTERS, Dim, TensorSpec, dims_in, evaluate
 
 SIZES = {"past": 3, "seq": 4, "height": 33, "width": 17, "empty": 0, "max": 9, "huge": LARGEST}
 VALUES = {
@@ -74,7 +73,7 @@ class Maximum(int):
 
 @pytest.mark.parametrize("text", NO_VALUE)
 def test_a_size_below_zero_beyond_2_to_the_53_or_divided_by_zero_is_refused(text: str) -> None:
-    assert names(text)
+    assert dims_in(text)
     with pytest.raises(ValueError, match=NO_VALUE[text]):
         evaluate(text, SIZES)
 
@@ -82,7 +81,7 @@ def test_a_size_below_zero_beyond_2_to_the_53_or_divided_by_zero_is_refused(text
 @pytest.mark.parametrize("text", NO_EXPRESSION)
 def test_text_that_is_no_expression_is_refused_with_the_place(text: str) -> None:
     with pytest.raises(ValueError, match=NO_EXPRESSION[text]):
-        names(text)
+        dims_in(text)
 
 
 def test_the_deepest_and_the_longest_expression_are_read() -> None:

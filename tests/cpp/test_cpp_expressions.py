@@ -10,7 +10,7 @@ from pathlib import Path
 from cpp_builds import Build
 from test_cpp_manifest import answers, in_cpp
 
-from attnport_bundle.format.expressions import LARGEST, evaluate, names
+from attnport_bundle.format.contract import LARGEST, dims_in, evaluate
 
 BUNDLING = Path(__file__).resolve().parents[1] / "bundling"
 if str(BUNDLING) not in sys.path:
@@ -43,7 +43,7 @@ def made_up(count: int) -> Iterator[str]:
 
 def in_python(text: str) -> tuple[int, str]:
     try:
-        known = names(text) <= set(SIZES)
+        known = dims_in(text) <= set(SIZES)
     except ValueError:
         return 1, "none"
     try:

@@ -31,7 +31,7 @@ from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 from attnport_bundle import load as open_bundle
 from attnport_bundle.errors import FeedError
-from attnport_bundle.format.expressions import evaluate
+from attnport_bundle.format.contract import evaluate
 
 CACHE = """
 import torch
