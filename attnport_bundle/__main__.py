@@ -92,7 +92,8 @@ def _serve(options: argparse.Namespace) -> int:
     folder = HERE if options.folder is None and not options.model else options.folder
     served = serve.named(options.model, folder)
     tell = partial(print, file=sys.stderr, flush=True)
-    serve.serve(served, options.engine, serve.chosen(options), options.key, tell)
+    chosen = serve.Options(**{each.name: getattr(options, each.name) for each in dataclasses.fields(serve.Options)})
+    serve.serve(served, options.engine, chosen, options.key, tell)
     return 0
 
 

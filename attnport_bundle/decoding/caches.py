@@ -95,10 +95,13 @@ class Buffers(Steps):
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Runs one new token of every text."""
+        import numpy as np
+
         states = {spec.name: output for spec, output, axis in self._roles.caches if axis is None}
         for name, axis in self._axes.items():
-            if self._held[name].shape[axis] == self._lengths[name]:
-                self._held[name] = _larger(self._held[name], axis)
+            held, length = self._held[name], self._lengths[name]
+            if held.shape[axis] == length:
+                self._held[name] = np.pad(held, [(0, _more(length) * (each == axis)) for each in range(held.ndim)])
         buffers = {spec.name: (output, self._held[spec.name]) for spec, output, axis in self._roles.caches
                    if axis is not None}  # fmt: skip
         outputs = self._run({**feeds, **{name: self._held[name] for name in states}}, buffers)
@@ -119,13 +122,6 @@ class Buffers(Steps):
 
         held, axis = self._held[name], self._axes.get(name)
         return held if axis is None else np.ascontiguousarray(held[_places(axis, 0, self._lengths[name])])
-
-
-def _larger(held: Array, axis: int) -> Array:
-    """A copy with more places behind those that are filled."""
-    import numpy as np
-
-    return np.pad(held, [(0, _more(held.shape[axis]) * (each == axis)) for each in range(held.ndim)])
 
 
 def _more(length: int) -> int:

@@ -42,7 +42,7 @@ class Options:
     stop: Collection[int] = ()
     rules: Rules = field(default_factory=Rules)
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raises FeedError for what has no meaning."""
         integer("max_tokens", self.max_tokens, 1)
         number("temperature", self.temperature, 0)
@@ -145,9 +145,7 @@ def _options(decoder: Decoder, ends: Sequence[int], options: Mapping[str, Any]) 
     if unknown := given.keys() - _OPTIONS:
         known = ", ".join(sorted(_OPTIONS | NAMES))
         raise FeedError(f"{min(unknown)}: generate has no such option; it has {known}.")
-    chosen = Options(stop=tuple(ends), rules=rules, **given)
-    chosen.check()
-    return chosen
+    return Options(stop=tuple(ends), rules=rules, **given)
 
 
 def _named(tokens: Any, option: str) -> Any:

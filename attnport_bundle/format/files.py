@@ -1,9 +1,9 @@
 """The folder of a bundle against its manifest, and the manifest's signature.
 
-No file may be changed, missing, added or a link. `bundle.sig` is the Ed25519 signature of the
-manifest, which holds the digest of every file. The public key always comes from outside the bundle: a key inside would
-only prove that the bundle agrees with itself. Ed25519: https://www.rfc-editor.org/rfc/rfc8032. Keys are PEM files, as
-`openssl genpkey -algorithm ed25519` makes them.
+No file may be changed, missing, added or a link. `bundle.sig` is the Ed25519 signature of the manifest, which holds the
+digest of every file. The public key always comes from outside the bundle: a key inside would only prove that the bundle
+agrees with itself. Ed25519: https://www.rfc-editor.org/rfc/rfc8032. Keys are PEM files, as `openssl genpkey -algorithm
+ed25519` makes them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ MAX_KEY_BYTES = 1 << 16
 # The signed text starts with this, so that a signature made for another purpose is never valid for a manifest.
 _PREFIX = b"attnport-bundle-signature-v1\0"
 _P = 2**255 - 19
-
-
 # Not every system has all of these flags.
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 

@@ -28,14 +28,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-PRECISIONS = {
-    "fp32": "f32",
-    "bf16": "bf16",
-    "int8": "f32",
-    "int8_bf16": "bf16",
-    "int4": "f32",
-    "int4_bf16": "bf16",
-}
+PRECISIONS = {"fp32": "f32", "bf16": "bf16", "int8": "f32", "int8_bf16": "bf16", "int4": "f32", "int4_bf16": "bf16"}
 """The plugin's names of precisions. bf16 is an fp32 graph that it computes in bfloat16; it has no float16 on CPU. Those
 with integers say how it computes the rest of the graph."""
 

@@ -84,11 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
 
 
-def chosen(arguments: argparse.Namespace) -> Options:
-    """The options that a command line gives."""
-    return Options(**{each.name: getattr(arguments, each.name) for each in dataclasses.fields(Options)})
-
-
 def within(got: int, most: int, what: str, advice: str) -> None:
     """Raises FeedError, with the advice, for a request that has more than the most of something."""
     if got > most:

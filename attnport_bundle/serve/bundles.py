@@ -38,6 +38,7 @@ try:
     from kserve.errors import InferenceError, InvalidInput, ModelNotFound
     from kserve.protocol.dataplane import DataPlane as DataPlane
     from kserve.protocol.grpc import grpc_predict_v2_pb2
+    from kserve.protocol.grpc.grpc_predict_v2_pb2 import ModelInferRequest, ModelInferResponse
     from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import (
         add_GRPCInferenceServiceServicer_to_server as add_GRPCInferenceServiceServicer_to_server,
     )
@@ -48,8 +49,6 @@ try:
     from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 finally:
     sys.argv = _ARGUMENTS
-ModelInferRequest = grpc_predict_v2_pb2.ModelInferRequest
-ModelInferResponse = grpc_predict_v2_pb2.ModelInferResponse
 sys.modules.setdefault("grpc_predict_v2_pb2", grpc_predict_v2_pb2)
 """Ray pickles gRPC's messages by this name, which they give as that of their module."""
 
