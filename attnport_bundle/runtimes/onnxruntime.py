@@ -141,7 +141,7 @@ class OnnxRuntimeSession(Session):
         return {name: array.copy() if name in feeds else array for name, array in outputs.items()}
 
     def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """As `run`, through I/O binding: see `device_tensors`."""
+        """As `run`, through I/O binding: see `feeds.bound`."""
         place = "cuda" if self.provider == CUDA else "cpu"
         binding = bound(self._module, self._session, feeds, place)
         for name in self._names:
