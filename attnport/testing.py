@@ -33,6 +33,7 @@ def assert_parity(
 
     Raises:
         AssertionError: a runtime or a form fails, or a runtime was not run; the message is the table of `check`.
+        UnavailableError: none of the runtimes is installed.
         UsageError, SpecError, ExportError: the module cannot be exported.
     """
     from attnport.artifact import export
@@ -46,8 +47,9 @@ def assert_parity(
         if forms:
             artifact.fuse(tuple(forms))
         report = artifact.check(names)
-    rows = list(rows_of(report, *map(base.Key, names)).values())
-    judged = [*rows, *report.forms.values()]
-    if not rows or any(row.verdict != "PASS" for row in rows) or any(row.verdict == "FAIL" for row in judged):
+    rows = rows_of(report, *map(base.Key, names)).values()
+    absent = report.absent.keys() & set(names)
+    failed = any(row.verdict == "FAIL" for row in report.forms.values())
+    if absent or failed or any(row.verdict != "PASS" for row in rows):
         raise AssertionError(f"{', '.join(names)}: not within the bound of a float64 run\n{report}")
     return report

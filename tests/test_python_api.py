@@ -221,8 +221,10 @@ def test_assert_parity_passes_a_module_and_shows_the_table_of_one_that_fails() -
 
 @pytest.mark.slow
 def test_assert_parity_fails_for_a_runtime_that_was_not_run() -> None:
-    with pytest.raises(AssertionError, match="NOT_RUN"):
+    with pytest.raises(UnavailableError, match="tensorrt is not installed"):
         assert_parity(modules.DictOut(), (X,), runtimes=("tensorrt",), dims="seq=1:5:9")
+    with pytest.raises(AssertionError, match="ort_cpu, tensorrt: not within"):
+        assert_parity(modules.DictOut(), (X,), runtimes=("ort_cpu", "tensorrt"), dims="seq=1:5:9")
 
 
 IN_ANOTHER_PROCESS = """
