@@ -238,7 +238,7 @@ def test_a_runtime_in_a_process_of_its_own_is_searched_too(layered: Path) -> Non
 @pytest.mark.slow
 def test_little_memory_finds_the_same_in_more_runs(layered: Path) -> None:
     plant(layered, "ort_cpu", other_weight("layers.1.attention.key"))
-    (found,) = searched(layered, ["ort_cpu"], cap_bytes=1 << 11)
+    (found,) = searched(layered, ["ort_cpu"], cap_bytes=1 << 13)
     assert (found.module, found.notes[1:]) == ("layers.1.attention.key", ())
     (found,) = searched(layered, ["ort_cpu"], cap_bytes=1)
     assert found.tensor == "hidden"  # nothing but the output is within such a cap, and that is said
