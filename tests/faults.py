@@ -76,9 +76,9 @@ tests/parity/test_metrics.py tests/parity/test_parity.py
   attnport/parities.py: runtimes may be ten times as far off
     - FACTORS = (2.0, 3.0)
     + FACTORS = (20.0, 30.0)
-  attnport/parity/bound.py: the floor of float32 is that of half precision
-    - "fp32": 2.0**-23,
-    + "fp32": 2.0**-10,
+  attnport/precisions.py: the floor of float32 is that of half precision
+    - Plan("fp32", 2.0**-23)
+    + Plan("fp32", 2.0**-10)
   attnport/parity/bound.py: the largest error is not compared
     - if errors.max > max_bound:
     + if errors.max > math.inf:
