@@ -85,7 +85,7 @@ def _method(verb: Callable[..., T]) -> Callable[..., T]:
     taken = signature(verb)
     _, *others = taken.parameters.values()
     own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-    method.__signature__ = taken.replace(parameters=[own, *others])  # type: ignore[attr-defined]
+    method.__signature__ = taken.replace(parameters=[own, *others])  # type: ignore[attr-defined]  # what help() reads
     return method
 
 

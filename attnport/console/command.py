@@ -77,7 +77,7 @@ class Verb(click.Command):
         return found
 
     @cached_property
-    def params(self) -> list[click.Parameter]:  # type: ignore[override]
+    def params(self) -> list[click.Parameter]:  # type: ignore[override]  # a field there, made on demand here
         """Those of the verb, of the command itself, and of every command."""
         found: list[click.Parameter] = []
         if self._several:

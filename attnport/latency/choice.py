@@ -1,6 +1,7 @@
 """Chooses how to run a model by what was measured: for `tune` among its candidates, for a folder what to deploy.
 
-Both take the fastest that is right, or one in a plainer precision that is not shown to be slower.
+Both take the fastest candidate within the bound, or one of a plainer precision if the fastest is not shown to be
+faster.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def mark(graph: Any, anchors: Mapping[str, tuple[str, ...]], outputs: Mapping[st
         outputs: For each ONNX node, the name of its first output, which OpenVINO keeps on the port that carries it.
 
     Returns:
-        The new names by attention; an attention is left out if one of its operators is not found.
+        The new names by attention; an attention of which an operator was not found is missing.
     """
     ports = {name: port for op in graph.get_ops() for port in op.outputs() for name in port.get_names()}
     marked: dict[str, set[str]] = {}

@@ -280,7 +280,7 @@ class Draw:
 
 
 def nudged(tensor: torch.Tensor, draw: Draw) -> torch.Tensor:
-    """A copy with each element moved to a neighbour in its type; zeros and values that are not finite stay.
+    """A copy with each element changed to a neighbouring value of its type; zeros, infinities and NaN stay.
 
     Args:
         tensor: On any device; returned unchanged unless it is dense, with a floating type of 16, 32 or 64 bits.

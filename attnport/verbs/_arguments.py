@@ -58,13 +58,13 @@ def verb(function: Callable[P, T]) -> Callable[P, T]:
                 for name, method in {"progress": "progress", "begin": "stage"}.items() if line is not None else ():
                     if name in known:
                         given.setdefault(name, getattr(line, method))
-                return function(**_grouped(given, known, values))  # type: ignore[call-arg]
+                return function(**_grouped(given, known, values))  # type: ignore[call-arg]  # bound by name
         except AttnportError as err:
             if isinstance(folder := given.get("folder"), Path):
                 err.hint = as_command(err.hint, folder)
             raise
 
-    call.__signature__ = signature  # type: ignore[attr-defined]
+    call.__signature__ = signature  # type: ignore[attr-defined]  # what help() reads
     call.__doc__ = _explained(inspect.getdoc(function) or "", known)
     return call
 

@@ -164,7 +164,7 @@ class _Run:
         piece = Piece()
         try:
             in_time()
-            for piece in self._steps(subject, plan):  # noqa: B007  (the last one counts)
+            for piece in self._steps(subject, plan):  # noqa: B007  # the last one counts
                 pass
             if piece.parity is not None:
                 checking.raise_for(piece.parity, named)

@@ -176,7 +176,7 @@ class Decoder:
 
 
 class Roles:
-    """A decoder's inputs and outputs, which fit their use, and what follows from their dims.
+    """A decoder's inputs and outputs, checked against their use, and the sizes that their dims give.
 
     Attributes:
         ids, mask, mask_covers, positions, logits: As of `Decoder`.

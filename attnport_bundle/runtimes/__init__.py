@@ -93,7 +93,7 @@ def refusals(runtime: str) -> Iterator[None]:
         yield
     except BundleError:
         raise
-    except Exception as err:
+    except Exception as err:  # a runtime's own exceptions share no base
         raise BundleError(f"{runtime} failed: {escaped(str(err))}") from err
 
 
