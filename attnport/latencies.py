@@ -8,13 +8,26 @@ from typing import Literal
 
 from attnport.precisions import Score
 from attnport.printed import Printed
-from attnport.why import Why
 from attnport_bundle.format.contract import Ran
 
 Interval = tuple[float, float, float]
 """Low, middle and high of a ratio."""
 DEVICE_PARTS = ("host_to_device", "device", "device_to_host")
 """The parts of a call that events on a device's stream time: copying inputs, computing, copying outputs."""
+
+
+@dataclass(frozen=True)
+class Why:
+    """Why a runtime gave no numbers.
+
+    Attributes:
+        kind: `absent`: not installed, or no such device; `unavailable`: installed, but it cannot run this; `died`: its
+            process ended; `late`: the time ran out; `no bound`: nothing says how exact it must be.
+        text: The reason, a sentence for people.
+    """
+
+    kind: Literal["absent", "unavailable", "died", "late", "no bound"]
+    text: str
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from attnport.auditing.text import Finding
 from attnport.console.run import Reporter
 from attnport.console.terminal import render
 from attnport.console.terminal import shown as printed
+from attnport.latencies import Why
 from attnport.printed import Printed
 from attnport.reporting.document import Detail
 from attnport.reporting.report import exported
@@ -33,7 +34,6 @@ from attnport.verbs.audit import AuditReport
 from attnport.verbs.listing import Listing, listing
 from attnport.verbs.ship import ShipResult, StageResult
 from attnport.verbs.verify import VerifyResult, VerifyRow
-from attnport.why import Why
 
 LONG = "a reason that goes on, and on; " * 12 + "https://an.address/that-nobody-could-break-in-two/" + "x" * 90
 PATH = "/a folder/" + "deep/" * 30

@@ -17,6 +17,7 @@ from attnport.artifacts import LatencyReport, LatencyRow, Manifest, Ran
 from attnport.errors import AttnportError, IntegrityError, SpecError
 from attnport.folder.openings import file_of
 from attnport.folder.portable import portable
+from attnport.latencies import Why
 from attnport.latency.gpu_state import gpu_state
 from attnport.latency.rows import Measured, drift, next_look, orders, precise, rows, settled
 from attnport.latency.timing_worker import COMMAND
@@ -26,7 +27,6 @@ from attnport.processes.child import Child, ChildError, OutOfTime, end_s, reason
 from attnport.processes.isolated import TIMEOUT_S, memory_limit_bytes, reason_of_failure
 from attnport.processes.worker import save_feeds
 from attnport.runtimes.base import Opening, Runtime, physical_cores
-from attnport.why import Why
 from attnport_bundle import arguments
 
 BASELINE = "torch_eager"

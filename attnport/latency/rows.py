@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import Interval, LatencyRow
+from attnport.latencies import Why
 from attnport.latency.statistics import half_width, quantile, ratio_interval
-from attnport.why import Why
 
 STEADY_ROUNDS = 20
 """The fewest rounds after which narrow intervals end a run; with fewer, they are often narrow by chance."""

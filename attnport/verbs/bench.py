@@ -30,6 +30,7 @@ from attnport.folder.trust import require
 from attnport.folder.verdicts import model_digest
 from attnport.folder.workspace import check_files, check_source, open_folder, stage, toolchain
 from attnport.jsonfile import digest_text, read
+from attnport.latencies import Why
 from attnport.latency.measuring import BASELINE, Effort, Measuring, Subject
 from attnport.latency.statistics import CONFIDENCE
 from attnport.latency.workloads import MANY, read_lengths, workloads
@@ -52,7 +53,6 @@ from attnport.runtimes import base
 from attnport.runtimes.base import Key, Opening, Runtime, physical_cores
 from attnport.verbs._arguments import verb
 from attnport.verbs._needs import ready
-from attnport.why import Why
 
 STAGE = "bench"
 FILE = "latency.json"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from attnport.artifacts import Candidate, LatencyReport, LatencyRow, ParityReport, RuntimeParity, Verdict
+from attnport.latencies import Why
 from attnport.latency.choice import choose, rank
 from attnport.reporting.choice import Choice, Deployable
-from attnport.why import Why
 
 SHAPE = "8x128"
 

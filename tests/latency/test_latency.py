@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from attnport.artifacts import LatencyRow, Ran
+from attnport.latencies import Why
 from attnport.latency.rows import Measured, orders, row, rows
 from attnport.latency.statistics import P90_SAMPLES, P99_SAMPLES
-from attnport.why import Why
 
 ENDED = LatencyRow(why=Why("died", "it ended"))
 

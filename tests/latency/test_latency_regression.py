@@ -8,10 +8,10 @@ import pytest
 
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.errors import UsageError
+from attnport.latencies import Why
 from attnport.latency.regression import regression
 from attnport.latency.rows import Measured, rows
 from attnport.verbs.compare import raise_for
-from attnport.why import Why
 
 SETTINGS: dict[str, Any] = {"threads": 1, "machine": "a processor", "version torch": "2.13", "version onnxruntime": "1"}
 

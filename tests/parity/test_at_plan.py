@@ -17,11 +17,11 @@ from attnport.dims import TensorSpec
 from attnport.errors import ParityFailed, UnavailableError, UsageError
 from attnport.folder.openings import not_in, of_plan, openings_at, why_none
 from attnport.folder.workspace import change, open_folder
+from attnport.latencies import Why
 from attnport.parity.eager import Sliced
 from attnport.runtimes import base
 from attnport.verbs.bench import subjects
 from attnport.verbs.check import check, check_and_bisect
-from attnport.why import Why
 
 GPU = "torch_eager_cuda"
 Outputs = dict[str, np.ndarray]

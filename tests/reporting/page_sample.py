@@ -40,12 +40,12 @@ from attnport.artifacts import (
     Ulps,
 )
 from attnport.dims import Dim, Profile, TensorSpec
+from attnport.latencies import Why
 from attnport.latency.choice import choose
 from attnport.masks.spec import MaskSpec
 from attnport.reporting import document as doc
 from attnport.reporting.choice import Choice, Deployable
 from attnport.reporting.report import Findings, document
-from attnport.why import Why
 
 SENTENCE = "The old lighthouse keeper wrote every passing ship into a book that nobody ever asked to read."
 LAYERS = 6

@@ -28,11 +28,11 @@ from attnport.artifacts import (
     RuntimeParity,
     Ulps,
 )
+from attnport.latencies import Why
 from attnport.reporting import document as doc
 from attnport.reporting import markdown
 from attnport.reporting.facts import without
 from attnport.reporting.report import document
-from attnport.why import Why
 
 EVIL = """</script><script>alert(1)</script><img src=x onerror=alert(1)>"'&\u202e\x00"""
 
