@@ -22,11 +22,11 @@ class Why:
 
     Attributes:
         kind: `absent`: not installed, or no such device; `unavailable`: installed, but it cannot run this; `died`: its
-            process ended; `late`: the time ran out; `no bound`: nothing says how exact it must be.
+            process ended; `late`: the time ran out.
         text: The reason, a sentence for people.
     """
 
-    kind: Literal["absent", "unavailable", "died", "late", "no bound"]
+    kind: Literal["absent", "unavailable", "died", "late"]
     text: str
 
 
