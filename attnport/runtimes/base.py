@@ -249,12 +249,22 @@ def chosen(named: Sequence[str] | None, *, bundle: bool = False) -> list[Runtime
         bundle: Whether a bundle was named: without one, what opens bundles is left out too.
 
     Raises:
-        UsageError: there is no such runtime.
+        UsageError: there is no such runtime, or it has no such precision.
     """
     if named:
         names_given = [named] if isinstance(named, str) else named
-        return list(dict.fromkeys(get(Key.parse(name).runtime) for name in names_given))
+        return list(dict.fromkeys(map(_named, names_given)))
     return [one for one in map(get, names()) if not one.by_name and (bundle or one.opens != "bundle")]
+
+
+def _named(text: str) -> Runtime:
+    """The runtime of a key; those without a table of precisions have engines or forms with names of their own."""
+    key = Key.parse(text)
+    runtime = get(key.runtime)
+    if text.endswith(".") or (key.precision and runtime.plans and key.precision not in runtime.plans):
+        known = ", ".join(f"{runtime.name}.{plan}" for plan in runtime.plans) or runtime.name
+        raise UsageError(f"--runtime {text}: {runtime.name} has no such precision; expected one of {known}.")
+    return runtime
 
 
 def get(name: str) -> Runtime:

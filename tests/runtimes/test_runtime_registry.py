@@ -115,3 +115,9 @@ def test_a_number_of_threads_is_1_or_more(threads: Any) -> None:
 def test_an_effort_has_numbers_with_a_meaning(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"^{next(iter(wrong))}: got"):
         Effort(1, **wrong)
+
+
+@pytest.mark.parametrize("text", ["openvino.fp99", "ort_cpu.bf16", "ort-cpu.", "torch_eager."])
+def test_a_precision_that_a_runtime_does_not_have_is_refused_before_any_work(text: str) -> None:
+    with pytest.raises(UsageError, match="has no such precision; expected one of"):
+        base.chosen([text])
