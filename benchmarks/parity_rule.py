@@ -25,7 +25,7 @@ import torch
 from attnport.artifacts import PLANS, IOContract, ModelSpec, Source
 from attnport.cases.inputs import Case, cases
 from attnport.dims import Dim, TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.parity.bound import FACTORS, NO_ROUNDING
 from attnport.parity.eager import DRAWS, Eager
 from attnport.parity.evaluate import References, make_references, measure_session

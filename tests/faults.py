@@ -305,7 +305,7 @@ tests/processes/test_probe_cache.py
     - if PROBE_FAILED not in found.reason:
     + if found is not None:
 tests/runtimes/test_ort_cpu.py
-  attnport/runtimes/_onnx_file.py: a model may take weights from outside its folder
+  attnport/runtimes/base.py: a model may take weights from outside its folder
     - if entry.key == "location" and (place.is_absolute() or ".." in place.parts):
     + if entry.key == "location" and place.is_absolute():
   attnport/runtimes/_ort.py: an operator that was taken apart counts as fused

@@ -7,7 +7,7 @@ from torch import nn
 
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 H, D = 2, 16
 

@@ -307,9 +307,9 @@ def test_an_import_against_the_order_is_found(module: str, source: str) -> None:
     ("module", "source"),
     [
         ("attnport.optional", "from attnport.errors import MissingDependency"),
-        ("attnport.masks.spec", "from attnport.dims import Dim"),
+        ("attnport.masks", "from attnport.dims import Dim"),
         ("attnport.runtimes.ort_cpu", "from attnport.runtimes.base import Runtime\nfrom .base import names"),
-        ("attnport.exporter.fusion.rules.bert", "from ..graph import walk\nfrom attnport.masks.spec import MaskSpec"),
+        ("attnport.exporter.fusion.rules.bert", "from ..graph import walk\nfrom attnport.masks import MaskSpec"),
         ("attnport.verbs.ship", "from attnport.runtimes import base\nfrom attnport.version import __version__"),
         ("attnport.cli", "def f():\n    from attnport.verbs import ship"),
         ("attnport.cli", "import torch.nn"),

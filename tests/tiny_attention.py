@@ -29,7 +29,7 @@ from attnport.artifacts import (
 from attnport.dims import Dim, TensorSpec
 from attnport.folder.workspace import change, create
 from attnport.jsonfile import to_json
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 E = 8
 IO = IOContract(

@@ -22,7 +22,7 @@ from attnport.bundling.readme_cpp import readme_cpp
 from attnport.decoders import decoder_of, is_declared
 from attnport.errors import ArtifactError, IntegrityError, UsageError
 from attnport.example_values import without_examples
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.version import __version__
 from attnport_bundle.errors import FeedError
 from attnport_bundle.format import manifest as spec

@@ -14,7 +14,7 @@ from attnport.cases.inputs import Array, Case, case, random_feeds
 from attnport.cases.sizes import LONGEST, largest
 from attnport.decoders import decoder_roles, roles_in
 from attnport.dims import Dim, TensorSpec
-from attnport.masks.encoding import numpy_dtype
+from attnport.masks.numpy_builders import numpy_dtype
 from attnport_bundle.decoding.caches import Decoding, MakeSteps, Run, positions, steps_of
 
 GROUP = "decode"

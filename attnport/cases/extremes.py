@@ -9,7 +9,7 @@ import numpy as np
 
 from attnport.artifacts import IOContract
 from attnport.dims import TensorSpec
-from attnport.masks.encoding import HIDDEN
+from attnport.masks.numpy_builders import HIDDEN
 from attnport.parities import LARGE_VALUES
 
 Array = np.ndarray[Any, Any]

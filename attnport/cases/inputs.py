@@ -16,7 +16,7 @@ from attnport.cases.mask_cases import NO_PADDING, keep_of, keys_dim, layouts_of,
 from attnport.cases.sizes import batch_dim as batch_dim
 from attnport.dims import TensorSpec
 from attnport.example_values import continued
-from attnport.masks.encoding import numpy_dtype
+from attnport.masks.numpy_builders import numpy_dtype
 from attnport_bundle.feeds import check_feeds
 
 Array = np.ndarray[Any, Any]

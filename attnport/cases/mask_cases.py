@@ -13,9 +13,9 @@ import numpy as np
 from attnport.artifacts import IOContract
 from attnport.dims import TensorSpec
 from attnport.errors import UsageError
+from attnport.masks import MaskSpec
 from attnport.masks import numpy_builders as build
-from attnport.masks.encoding import decode_mask, encode_mask, numpy_dtype
-from attnport.masks.spec import MaskSpec
+from attnport.masks.numpy_builders import decode_mask, encode_mask, numpy_dtype
 
 Array = np.ndarray[Any, Any]
 

@@ -13,7 +13,7 @@ from attnport.cases.inputs import Array, Case, case
 from attnport.decoders import decoder_roles
 from attnport.dims import TensorSpec
 from attnport.errors import ArtifactError, UsageError
-from attnport.masks.encoding import encode_mask, numpy_dtype
+from attnport.masks.numpy_builders import encode_mask, numpy_dtype
 from attnport.optional import require
 from attnport_bundle.decoding.caches import positions
 from attnport_bundle.errors import BundleError

@@ -90,7 +90,7 @@ def _traced(node: torch.fx.Node, table: Table, translated: Collection[Any]) -> t
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.node import map_arg
 
-    target = cast(Any, node.target)
+    target = cast("Any", node.target)
 
     def run(*values: Any) -> Any:
         by_node = dict(zip(node.all_input_nodes, values, strict=True))

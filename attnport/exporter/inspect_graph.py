@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from attnport.errors import ArtifactError
 from attnport.exporter.naming import all_nodes
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir

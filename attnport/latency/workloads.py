@@ -22,7 +22,7 @@ from attnport.cases.text import reads_text, text_cases
 from attnport.decoders import decoder_roles
 from attnport.dims import Dim, parse_sizes
 from attnport.errors import ProfileError, UsageError
-from attnport.masks.encoding import encode_mask, numpy_dtype
+from attnport.masks.numpy_builders import encode_mask, numpy_dtype
 
 MANY = 32
 """The number of sentences or lengths in a padded batch."""

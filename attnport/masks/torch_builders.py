@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from attnport.errors import UsageError
-from attnport.masks.encoding import HIDDEN, check_value
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
+from attnport.masks.numpy_builders import HIDDEN, check_value
 
 if TYPE_CHECKING:
     import torch

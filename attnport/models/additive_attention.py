@@ -21,9 +21,7 @@ from torch import nn
 
 from attnport.artifacts import ModelSpec
 from attnport.dims import TensorSpec
-from attnport.models.blocks.contracts import alignment_contract
-from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.weights import build
+from attnport.models.blocks.model import alignment_contract, build, model_spec
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,10 @@ import torch
 from torch import nn
 
 from attnport.artifacts import ModelSpec
-from attnport.models.blocks.contracts import token_contract
-from attnport.models.blocks.feed_forward import FeedForward
-from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.layers import FeedForward
+from attnport.models.blocks.model import build, model_spec, token_contract
 from attnport.models.blocks.multi_head import MultiHeadAttention
 from attnport.models.blocks.positions import LearnedPositions
-from attnport.models.blocks.weights import build
 
 
 @dataclass(frozen=True)

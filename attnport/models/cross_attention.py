@@ -18,12 +18,9 @@ from torch import nn
 
 from attnport.artifacts import IOContract, ModelSpec
 from attnport.dims import TensorSpec
+from attnport.masks import MaskSpec
 from attnport.masks import torch_builders as masks
-from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
-from attnport.models.blocks.contracts import BATCH, length
-from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.weights import build
+from attnport.models.blocks.model import BATCH, build, length, merge_heads, model_spec, split_heads
 
 
 @dataclass(frozen=True)

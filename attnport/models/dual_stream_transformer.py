@@ -27,13 +27,10 @@ from torch import nn
 from attnport.artifacts import IOContract, ModelSpec
 from attnport.dims import TensorSpec
 from attnport.masks import torch_builders as masks
-from attnport.models.blocks.contracts import BATCH, PADDING, length
-from attnport.models.blocks.feed_forward import FeedForward
-from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.layers import FeedForward, PreNormDecoderLayer
+from attnport.models.blocks.model import BATCH, PADDING, build, length, model_spec
 from attnport.models.blocks.multi_head import MultiHeadAttention
 from attnport.models.blocks.positions import LearnedPositions
-from attnport.models.blocks.pre_norm import PreNormDecoderLayer
-from attnport.models.blocks.weights import build
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,9 @@ from torch import nn
 
 from attnport.artifacts import ModelSpec
 from attnport.dims import TensorSpec
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
 from attnport.models.blocks.cache import Cache
-from attnport.models.blocks.cached_layers import CachedLayer, CachedLayers
-from attnport.models.blocks.contracts import cache_contract
-from attnport.models.blocks.feed_forward import FeedForward
-from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.weights import build
+from attnport.models.blocks.layers import CachedLayer, CachedLayers, FeedForward
+from attnport.models.blocks.model import build, cache_contract, merge_heads, model_spec, split_heads
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,8 @@ from torch import nn
 from attnport.artifacts import ModelSpec
 from attnport.dims import TensorSpec
 from attnport.models.blocks.cache import allowed_behind
-from attnport.models.blocks.contracts import cache_contract
-from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.projected_attention import ProjectedAttention
-from attnport.models.blocks.weights import build
+from attnport.models.blocks.model import build, cache_contract, model_spec
+from attnport.models.blocks.multi_head import ProjectedAttention
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,11 @@ import torch
 from torch import nn
 
 from attnport.artifacts import ModelSpec
+from attnport.masks import MaskSpec
 from attnport.masks import torch_builders as masks
-from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
-from attnport.models.blocks.contracts import PADDING, sequence_contract
-from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.norms import RMSNorm
-from attnport.models.blocks.rotary import RotaryPositions
-from attnport.models.blocks.weights import build
+from attnport.models.blocks.layers import RMSNorm
+from attnport.models.blocks.model import PADDING, build, merge_heads, model_spec, sequence_contract, split_heads
+from attnport.models.blocks.positions import RotaryPositions
 
 
 @dataclass(frozen=True)

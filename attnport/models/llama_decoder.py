@@ -27,14 +27,10 @@ from torch import nn
 from attnport.artifacts import ModelSpec
 from attnport.dims import TensorSpec
 from attnport.models.blocks.cache import Cache
-from attnport.models.blocks.cached_layers import CachedLayer, CachedLayers
-from attnport.models.blocks.contracts import cache_contract
-from attnport.models.blocks.feed_forward import SwiGLU
-from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.norms import RMSNorm
-from attnport.models.blocks.projected_attention import ProjectedAttention
-from attnport.models.blocks.rotary import RotaryPositions
-from attnport.models.blocks.weights import build
+from attnport.models.blocks.layers import CachedLayer, CachedLayers, RMSNorm, SwiGLU
+from attnport.models.blocks.model import build, cache_contract, model_spec
+from attnport.models.blocks.multi_head import ProjectedAttention
+from attnport.models.blocks.positions import RotaryPositions
 
 
 @dataclass(frozen=True)

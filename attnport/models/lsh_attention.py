@@ -26,11 +26,8 @@ import torch
 from torch import nn
 
 from attnport.artifacts import ModelSpec
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
 from attnport.models.blocks.chunks import cut, join, with_neighbours
-from attnport.models.blocks.contracts import sequence_contract
-from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.weights import build
+from attnport.models.blocks.model import build, merge_heads, model_spec, sequence_contract, split_heads
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,9 @@ from torch import nn
 
 from attnport.artifacts import ModelSpec
 from attnport.dims import TensorSpec
+from attnport.masks import MaskSpec
 from attnport.masks import torch_builders as masks
-from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.contracts import SOURCE_PADDING, alignment_contract
-from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.weights import build
+from attnport.models.blocks.model import SOURCE_PADDING, alignment_contract, build, model_spec
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,11 @@ from torch import nn
 
 from attnport.artifacts import IOContract, ModelSpec
 from attnport.dims import Dim, TensorSpec
+from attnport.masks import MaskSpec
 from attnport.masks import torch_builders as masks
-from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import split_heads
-from attnport.models.blocks.contracts import BATCH
-from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.model import BATCH, build, model_spec, split_heads
+from attnport.models.blocks.multi_head import ProjectedAttention
 from attnport.models.blocks.positions import SinusoidalPositions
-from attnport.models.blocks.projected_attention import ProjectedAttention
-from attnport.models.blocks.weights import build
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,11 @@ import torch
 from torch import nn
 
 from attnport.artifacts import ModelSpec
+from attnport.masks import MaskSpec
 from attnport.masks import torch_builders as masks
-from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.contracts import PADDING, sequence_contract
-from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.projected_attention import ProjectedAttention
-from attnport.models.blocks.relative import RelativePositions
-from attnport.models.blocks.weights import build
+from attnport.models.blocks.model import PADDING, build, model_spec, sequence_contract
+from attnport.models.blocks.multi_head import ProjectedAttention
+from attnport.models.blocks.positions import RelativePositions
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,7 @@ from torch import nn
 
 from attnport.artifacts import IOContract, ModelSpec
 from attnport.dims import TensorSpec
-from attnport.models.blocks.contracts import BATCH, length
-from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.weights import build
+from attnport.models.blocks.model import BATCH, build, length, model_spec
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from attnport.dims import TensorSpec
 from attnport.errors import UsageError
 from attnport.models import bert_encoder
 from attnport.models.bert_encoder import BertConfig, BertEncoder
-from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.weights import build
+from attnport.models.blocks.model import build, model_spec
 
 POOLINGS = ("mean", "first")
 

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 import torch
 
 from attnport.artifacts import ModelSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.models.blocks.chunks import cut, join, with_neighbours
-from attnport.models.blocks.contracts import PADDING, sequence_contract
-from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.projected_attention import ProjectedAttention
-from attnport.models.blocks.weights import build
+from attnport.models.blocks.model import PADDING, build, model_spec, sequence_contract
+from attnport.models.blocks.multi_head import ProjectedAttention
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,7 @@ import torch
 from torch import nn
 
 from attnport.artifacts import ModelSpec
-from attnport.models.blocks.contracts import sequence_contract
-from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.weights import build
+from attnport.models.blocks.model import build, model_spec, sequence_contract
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,10 @@ from torch import nn
 
 from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
-from attnport.models.blocks.contracts import token_contract
-from attnport.models.blocks.feed_forward import ReluFeedForward
-from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.norms import RMSNorm
-from attnport.models.blocks.pre_norm import PreNormLayer
-from attnport.models.blocks.relative import RelativePositions
+from attnport.models.blocks.layers import PreNormLayer, ReluFeedForward, RMSNorm
+from attnport.models.blocks.model import build, model_spec, token_contract
+from attnport.models.blocks.positions import RelativePositions
 from attnport.models.blocks.t5_attention import T5Attention, scale_queries
-from attnport.models.blocks.weights import build
 
 
 @dataclass(frozen=True)

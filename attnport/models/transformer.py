@@ -24,12 +24,10 @@ from torch import nn
 
 from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
-from attnport.models.blocks.contracts import source_target_contract
-from attnport.models.blocks.feed_forward import ReluFeedForward
-from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.layers import ReluFeedForward
+from attnport.models.blocks.model import build, model_spec, source_target_contract
 from attnport.models.blocks.multi_head import MultiHeadAttention
 from attnport.models.blocks.positions import SinusoidalPositions
-from attnport.models.blocks.weights import build
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,10 @@ from torch import nn
 
 from attnport.artifacts import IOContract, ModelSpec
 from attnport.dims import TensorSpec
-from attnport.models.blocks.contracts import BATCH
-from attnport.models.blocks.feed_forward import FeedForward
-from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.layers import FeedForward, PreNormLayer
+from attnport.models.blocks.model import BATCH, build, model_spec
 from attnport.models.blocks.multi_head import MultiHeadAttention
 from attnport.models.blocks.positions import LearnedPositions
-from attnport.models.blocks.pre_norm import PreNormLayer
-from attnport.models.blocks.weights import build
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,7 @@ from attnport.parity.evaluate import Progress, References, make_references
 from attnport.parity.metrics import measure_all
 from attnport.parity.scoring import Agreement, Metric
 from attnport.runtimes import base
-from attnport.runtimes._onnx_file import external_files, read_graph
-from attnport.runtimes.base import Opening, Runtime
+from attnport.runtimes.base import Opening, Runtime, external_files, read_graph
 
 if TYPE_CHECKING:
     import onnx_ir as ir

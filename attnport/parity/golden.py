@@ -15,7 +15,7 @@ from attnport.artifacts import INTEGERS, IOContract, ModelSpec, Session
 from attnport.bundling import golden
 from attnport.cases.inputs import cases
 from attnport.errors import ArtifactError, AttnportError
-from attnport.masks.encoding import numpy_dtype
+from attnport.masks.numpy_builders import numpy_dtype
 from attnport.parity.bound import FACTORS_OF_ONE_RUN, ByCase, Errors, Yardstick, measure
 from attnport.parity.evaluate import as_compared
 from attnport.runtimes import base

@@ -12,8 +12,8 @@ from attnport.artifacts import IOContract
 from attnport.cases.inputs import Array, Case, batch_dim, keeps, validity
 from attnport.cases.mask_cases import keys_dim
 from attnport.dims import TensorSpec
-from attnport.masks.encoding import encode_mask, numpy_dtype
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
+from attnport.masks.numpy_builders import encode_mask, numpy_dtype
 from attnport_bundle.feeds import check_feeds
 from attnport_bundle.format.contract import dims_in, evaluate
 

@@ -28,8 +28,7 @@ from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR
 from attnport.parity.evaluate import Means
 from attnport.processes.isolated import IsolatedSession, Limits
 from attnport.runtimes import base
-from attnport.runtimes._onnx_file import external_files, read_graph
-from attnport.runtimes.base import Opening, Runtime
+from attnport.runtimes.base import Opening, Runtime, external_files, read_graph
 from attnport.runtimes.torch_eager import cast
 from attnport.sources.onnx_file import is_onnx
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from attnport.runtimes._torch_values import TracedModule
+    from attnport.runtimes.torch_eager import TracedModule
 
 FORM = "form "
 """What stands before a form's name, where runtimes and forms are told in one list."""
@@ -103,7 +102,7 @@ class Traced:
             ExportError: torch no longer traces the module.
         """
         from attnport.exporter.capture import named_program
-        from attnport.runtimes._torch_values import TracedModule
+        from attnport.runtimes.torch_eager import TracedModule
 
         if is_onnx(self.manifest.source.text):
             raise UnavailableError(

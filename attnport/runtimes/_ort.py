@@ -18,9 +18,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnport.artifacts import MANY, Evidence, IOContract, Ran
 from attnport.errors import ArtifactError, UnavailableError, UsageError, first_line, whole_cause
-from attnport.runtimes._onnx_file import broken, read_graph, small_feeds, walk
-from attnport.runtimes._session import Array, CheckedSession, refused
-from attnport.runtimes.base import Runtime, physical_cores
+from attnport.runtimes.base import (
+    Array,
+    CheckedSession,
+    Runtime,
+    broken,
+    physical_cores,
+    read_graph,
+    refused,
+    small_feeds,
+    walk,
+)
 from attnport_bundle.decoding.caches import Buffers
 from attnport_bundle.format.decoder import IN_PLACE
 from attnport_bundle.runtimes.onnxruntime import CPU, WITHOUT_SKIP_NORMS, InPlace

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import DEVICE_PARTS, PLANS
 from attnport.errors import UnavailableError, first_line
-from attnport.runtimes._session import GRAPH, Array, DeviceTimed, refused
-from attnport.runtimes.base import Opening
+from attnport.runtimes.base import GRAPH, Array, DeviceTimed, Opening, refused
 from attnport.runtimes.torch_eager import Call, TorchSession, cast, named_outputs, to_array
 from attnport_bundle.runtimes.cuda import load_driver
 

@@ -1,19 +1,387 @@
-"""The interface of runtimes. A runtime is a file in this folder that defines `RUNTIME`; its name is the file's."""
+"""The interface of runtimes. A runtime is a file in this folder that defines `RUNTIME`; its name is the file's.
+
+First the check of an ONNX file before a runtime opens it: it must be readable, self-contained, and fit contract and
+precision. Then the base classes of sessions: feeds are checked, outputs come in contract order, calls are timed on a
+device. Then runtimes themselves, and how one is found by its name.
+"""
 
 from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
 
 from attnport import registry
-from attnport.artifacts import CASTS, Capabilities, EngineRecord, Evidence, IOContract, ModelSpec, Session
-from attnport.errors import MissingDependency, UnavailableError, UsageError, first_line
+from attnport.artifacts import (
+    CASTS,
+    OWN_HALF,
+    PLANS,
+    Capabilities,
+    EngineRecord,
+    Evidence,
+    IOContract,
+    ModelSpec,
+    Ran,
+    Session,
+)
+from attnport.errors import (
+    ArtifactError,
+    AttnportError,
+    FeedError,
+    IntegrityError,
+    MissingDependency,
+    UnavailableError,
+    UsageError,
+    first_line,
+    whole_cause,
+)
+from attnport.example_values import continued
 from attnport.optional import require
+from attnport.user_code import raised_in
 from attnport_bundle import arguments
+from attnport_bundle.feeds import check_feeds
+from attnport_bundle.format.contract import dims_in, evaluate
+
+if TYPE_CHECKING:
+    import onnx
+
+
+_HALVES = ("float16", "bfloat16")
+
+
+def read_graph(path: Path) -> onnx.ModelProto:
+    """The model without its external data, so that it is small.
+
+    Raises:
+        ArtifactError: the file is missing or is not an ONNX model.
+        IntegrityError: its external data lies outside its folder.
+    """
+    import onnx
+
+    try:
+        model = onnx.load_model(path, load_external_data=False)
+    except OSError as err:
+        raise ArtifactError(f"{path} cannot be read: {err.strerror}.") from err
+    except Exception as err:  # protobuf's DecodeError; protobuf is not a dependency of ours
+        raise broken(path, err) from err
+    if not model.graph.node and not model.graph.output:
+        raise ArtifactError(f"{path} is not an ONNX model: it has no graph.", hint="Make it again.")
+    for tensor in _tensors(model.graph):
+        for entry in tensor.external_data:
+            place = PurePosixPath(entry.value)
+            if entry.key == "location" and (place.is_absolute() or ".." in place.parts):
+                raise IntegrityError(
+                    f"{path}: tensor {tensor.name!r} takes its data from {entry.value!r}, outside the model's folder."
+                )
+    return model
+
+
+def broken(path: Path, err: BaseException) -> ArtifactError:
+    """The error of a file that a runtime cannot read."""
+    return ArtifactError(
+        f"{path} cannot be read as a model: {whole_cause(err)}",
+        hint="It was cut short, changed, or made for another version; make it again.",
+    )
+
+
+def checked_model(opening: Opening) -> tuple[Path, onnx.ModelProto]:
+    """The file of an opening and its graph, after checking them against the contract and the plan.
+
+    Raises:
+        ArtifactError: the file is unreadable, or its inputs, outputs or precision are not those of contract and plan.
+        IntegrityError: its external data lies outside its folder.
+    """
+    assert opening.model is not None
+    model = read_graph(opening.model)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value.name for value in model.graph.input if value.name not in weights]
+    check_names(opening.io, inputs, [value.name for value in model.graph.output], str(opening.model))
+    declared = {spec.name for spec in (*opening.io.inputs, *opening.io.outputs) if spec.dtype in _HALVES}
+    plan = PLANS[opening.plan]
+    # Beside integers, bf16 is a setting of the runtime.
+    wanted = {plan.half.upper()} if plan.half and not plan.bits else set()
+    used = half_types(model, but=declared if half_types(model) != wanted else ())
+    own = {kind for entry in model.metadata_props if entry.key == OWN_HALF for kind in entry.value.split(",")}
+    wanted, used = wanted - own, used - own
+    # Islands of a model without attention have nothing in half precision, and the plan auto may keep all in float32.
+    if used != wanted and not ((plan.islands or plan.searched) and not used):
+        raise ArtifactError(
+            f"{opening.model} was opened as {opening.plan}, which has "
+            f"{' and '.join(sorted(wanted)) or 'no half-precision'} tensors; it has "
+            f"{' and '.join(sorted(used)) or 'none'}.",
+            hint="Open the form that was made for this plan.",
+        )
+    return opening.model, model
+
+
+def half_types(model: onnx.ModelProto, but: Collection[str] = ()) -> set[str]:
+    """Those of FLOAT16 and BFLOAT16 that occur in weights, inputs, outputs, casts or constants, also in functions.
+
+    Args:
+        but: Inputs and outputs that do not count: a contract may have them in half precision at any plan.
+    """
+    import onnx
+
+    kinds = {onnx.TensorProto.FLOAT16: "FLOAT16", onnx.TensorProto.BFLOAT16: "BFLOAT16"}
+    types = {tensor.data_type for tensor in _tensors(model.graph)}
+    ends = (*model.graph.input, *model.graph.output)
+    types |= {value.type.tensor_type.elem_type for value in ends if value.name not in but}
+    for node in _nodes(model):
+        types |= {attribute.i for attribute in node.attribute if node.op_type == "Cast" and attribute.name == "to"}
+        types |= {attribute.t.data_type for attribute in node.attribute if attribute.HasField("t")}
+    return {kinds[kind] for kind in types if kind in kinds}
+
+
+def external_files(model: onnx.ModelProto) -> tuple[str, ...]:
+    """The names of the files beside a model that hold its weights."""
+    entries = (entry for tensor in _tensors(model.graph) for entry in tensor.external_data)
+    return tuple(sorted({entry.value for entry in entries if entry.key == "location"}))
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    yield from graph.initializer
+    for node in walk(graph.node):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            if attribute.HasField("g"):
+                yield from attribute.g.initializer
+
+
+def _nodes(model: Any) -> Iterator[Any]:
+    yield from walk(model.graph.node)
+    for function in model.functions:
+        yield from walk(function.node)
+
+
+def walk(nodes: Any) -> Iterator[Any]:
+    """Nodes, each followed by those of its branches."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from walk(attribute.g.node)
+
+
+def small_feeds(
+    model: onnx.ModelProto, io: IOContract | None = None, given: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Feeds that most models take: small sizes that `io` allows, 2 without it, zeros (valid ids), True for booleans.
+
+    Args:
+        given: The sizes of some named dims.
+    """
+    import numpy as np
+    import onnx
+
+    weights = {tensor.name for tensor in model.graph.initializer}
+    feeds: dict[str, Any] = {}
+    sizes = {dim.name: dim.at_least(2) for dim in io.dims} if io is not None else {}
+    sizes |= given or {}
+    examples = io.examples if io is not None else {}
+    for value in model.graph.input:
+        if value.name in weights:
+            continue
+        tensor = value.type.tensor_type
+        shape = [
+            dim.dim_value if dim.HasField("dim_value") else _small_size(dim.dim_param, sizes)
+            for dim in tensor.shape.dim
+        ]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        feeds[value.name] = np.full(shape, dtype == np.bool_, dtype)
+        if value.name in examples:
+            feeds[value.name] = continued(examples[value.name], tuple(shape)).astype(dtype)
+    return feeds
+
+
+def _small_size(dim: str, sizes: Mapping[str, int]) -> int:
+    """The size of a named dim, 2 if there is none; its name may be an expression of others, such as `past+seq`."""
+    try:
+        return evaluate(dim, {name: sizes.get(name, 2) for name in dims_in(dim)})
+    except ValueError:
+        return 2
+
+
+Array = np.ndarray[Any, Any]
+STREAM, GRAPH = "stream", "graph"
+"""Ways to run a call on a device: as `run` does, and as one captured CUDA graph."""
+
+# Messages of NumPy, C++, PyTorch, ONNX Runtime, CUDA and TensorRT.
+NO_MEMORY = re.compile(
+    r"unable to allocate|bad[_ ]alloc|(failed|can't|cannot) (to )?allocate|out[ _]of[ _]memory"
+    r"|not enough (free )?memory|memory \(\d+ bytes\) could not be allocated",
+    re.I,
+)
+
+
+class CheckedSession(abc.ABC):
+    """A session whose feeds are checked against the contract before the runtime sees them.
+
+    So every runtime refuses the same feeds with the same message, and a token id out of range never makes it read
+    memory outside an embedding table. Calls from several threads take turns.
+
+    Attributes:
+        ran: What really runs, as the runtime itself reports it.
+    """
+
+    def __init__(self, io: IOContract, ran: Ran) -> None:
+        self.ran = ran
+        self._io = io
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Outputs by name, in contract order.
+
+        Args:
+            feeds: An array for each input, of the dtype and shape that the contract declares.
+
+        Raises:
+            FeedError: a wrong name, dtype, rank or size, an integer out of range, or values that the runtime refuses.
+            UsageError: the session is closed.
+        """
+        self._check(feeds)
+        with self._open():
+            outputs = self._run(feeds)
+        return {spec.name: outputs[spec.name] for spec in self._io.outputs}
+
+    def _check(self, feeds: Mapping[str, Array]) -> None:
+        """Raises FeedError for feeds that do not fit."""
+        check_feeds(self._io, feeds)
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Holds the session's lock. Raises UsageError if the session is closed."""
+        with self._lock:
+            if self._closed:
+                raise UsageError("the session is closed.", hint="Open the model again.")
+            yield
+
+    def close(self) -> None:
+        """Frees the session; closing twice is fine."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._free()
+
+    @abc.abstractmethod
+    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Every output of the contract by name; the feeds fit it."""
+
+    @abc.abstractmethod
+    def _free(self) -> None:
+        """Frees the session; called at most once."""
+
+
+class DeviceTimed(CheckedSession):
+    """A session that times the parts of a call by events.
+
+    Inputs are converted to the session's types before the first part begins, and once for arrays that come again: an
+    application whose model computes in half precision has its caches in half precision.
+
+    Attributes:
+        modes: How a call can be timed on the device, see `artifacts.DeviceTimedSession`.
+    """
+
+    modes: tuple[str, ...] = (STREAM, GRAPH)
+    _converted: tuple[dict[str, Array], Mapping[str, Any]] | None = None
+
+    def run_timed(self, feeds: Mapping[str, Array], mode: str) -> Mapping[str, int]:
+        """Times a call in one of `modes`: ns by part, from the device's events. Outputs are copied back and dropped.
+
+        Arrays that come again must not have been changed: they are neither checked nor converted again.
+
+        Raises:
+            FeedError: as `run`.
+            UsageError: the mode is unknown, or the session is closed.
+            UnavailableError: the call cannot be captured as a graph.
+        """
+        if mode not in self.modes:
+            raise UsageError(f"mode {mode!r}; expected one of {', '.join(self.modes)}.")
+        with self._open(), refused(self.ran.provider, feeds):
+            last = self._converted
+            if (
+                last is None
+                or last[0].keys() != feeds.keys()
+                or any(last[0][name] is not feeds[name] for name in feeds)
+            ):
+                self._check(feeds)
+                self._converted = dict(feeds), self._in_own_types(feeds)
+            assert self._converted is not None
+            return self._timed(self._converted[1], mode)
+
+    def close(self) -> None:
+        """As of any session."""
+        self._converted = None
+        super().close()
+
+    @abc.abstractmethod
+    def _in_own_types(self, feeds: Mapping[str, Array]) -> Mapping[str, Any]:
+        """The inputs on the host, as the device takes them."""
+
+    @abc.abstractmethod
+    def _timed(self, feeds: Mapping[str, Any], mode: str) -> Mapping[str, int]:
+        """ns by part of `DEVICE_PARTS`; `feeds` are those of `_in_own_types`."""
+
+
+@contextmanager
+def refused(runtime: str, feeds: Mapping[str, Array]) -> Iterator[None]:
+    """Turns what a runtime raises in the block into a FeedError that names the runtime and the shapes.
+
+    Errors of this package are raised unchanged, unless their message says that memory ran out.
+
+    Raises:
+        MemoryError: the runtime says that there is not enough memory, so that the feeds are not at fault.
+    """
+    try:
+        yield
+    except FeedError:
+        raise
+    except Exception as err:  # a runtime's own exceptions share no base
+        shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
+        if isinstance(err, MemoryError) or NO_MEMORY.search(str(err)):
+            raise MemoryError(f"{runtime} has not enough memory for {shapes}: {whole_cause(err)}") from err
+        if isinstance(err, AttnportError):
+            raise
+        place = raised_in(err) if runtime.startswith("torch") else ""
+        raise FeedError(f"{runtime} failed on {shapes}: {whole_cause(err)}{place}") from err
+
+
+def check_names(io: IOContract, inputs: list[str], outputs: list[str], where: str) -> None:
+    """Compares a model's own inputs and outputs with the contract's.
+
+    Raises:
+        ArtifactError: they differ; names what is missing and what is unknown.
+    """
+    for kind, got, specs in (("inputs", inputs, io.inputs), ("outputs", outputs, io.outputs)):
+        expected = [spec.name for spec in specs]
+        if set(got) != set(expected):
+            raise ArtifactError(
+                f"{where} has the {kind} {', '.join(sorted(got)) or 'none'}; the contract says {', '.join(expected)}.",
+                hint="The file and its manifest do not belong together; make the folder again.",
+            )
+
+
+def usual_feeds(io: IOContract) -> dict[str, Array]:
+    """Zeros at each dim's usual size, or 2 instead of 1 if allowed, as some runtimes compile size 1 separately."""
+    import ml_dtypes
+
+    sizes = {dim.name: dim.at_least(max(2, dim.opt)) for dim in io.dims}
+    feeds = {}
+    for spec in io.inputs:
+        shape, dtype = spec.shape(sizes), ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else np.dtype(spec.dtype)
+        example = io.examples.get(spec.name)
+        feeds[spec.name] = continued(example, shape).astype(dtype) if example else np.zeros(shape, dtype)
+    return feeds
+
 
 Kind = Literal["module", "onnx", "engine", "bundle"]
 

@@ -12,8 +12,7 @@ from typing import Any
 from attnport.artifacts import IOContract, Ran, Session
 from attnport.errors import ArtifactError, UnavailableError
 from attnport.runtimes._ort import ONNX_RUNTIMES
-from attnport.runtimes._session import Array, CheckedSession, check_names, refused
-from attnport.runtimes.base import Opening, Runtime, physical_cores
+from attnport.runtimes.base import Array, CheckedSession, Opening, Runtime, check_names, physical_cores, refused
 from attnport.runtimes.tensorrt import TensorRT
 from attnport.runtimes.tensorrt_rtx import TensorRTRTX
 from attnport_bundle.format.contract import IO

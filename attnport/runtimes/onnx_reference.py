@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract, Ran, Session
-from attnport.runtimes._onnx_file import broken, checked_model, half_types
-from attnport.runtimes._session import Array, CheckedSession, refused
-from attnport.runtimes.base import Opening, Runtime
+from attnport.runtimes.base import Array, CheckedSession, Opening, Runtime, broken, checked_model, half_types, refused
 
 if TYPE_CHECKING:
     import onnx

@@ -16,9 +16,17 @@ from typing import Any
 
 from attnport.artifacts import Evidence, IOContract, Ran, Session
 from attnport.errors import UnavailableError
-from attnport.runtimes._onnx_file import broken, checked_model, read_graph
-from attnport.runtimes._session import Array, CheckedSession, refused
-from attnport.runtimes.base import Opening, Runtime, physical_cores
+from attnport.runtimes.base import (
+    Array,
+    CheckedSession,
+    Opening,
+    Runtime,
+    broken,
+    checked_model,
+    physical_cores,
+    read_graph,
+    refused,
+)
 from attnport_bundle.runtimes.openvino import PRECISIONS, Stepping, compiled, infer
 
 MARK = "@attnport:"

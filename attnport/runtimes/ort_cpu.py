@@ -8,8 +8,7 @@ from typing import Any
 
 from attnport.artifacts import Evidence, IOContract, Ran, Session
 from attnport.runtimes import _ort
-from attnport.runtimes._onnx_file import checked_model
-from attnport.runtimes.base import Opening
+from attnport.runtimes.base import Opening, checked_model
 
 PROVIDER = "CPUExecutionProvider"
 

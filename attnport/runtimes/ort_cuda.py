@@ -18,9 +18,7 @@ import numpy as np
 from attnport.artifacts import DEVICE_PARTS, Evidence, IOContract, Ran, Session
 from attnport.errors import UnavailableError, whole_cause
 from attnport.runtimes import _cuda, _ort
-from attnport.runtimes._onnx_file import checked_model
-from attnport.runtimes._session import GRAPH, STREAM, Array, DeviceTimed
-from attnport.runtimes.base import Opening
+from attnport.runtimes.base import GRAPH, STREAM, Array, DeviceTimed, Opening, checked_model
 from attnport_bundle.feeds import BFLOAT16
 from attnport_bundle.runtimes.cuda import load_driver
 

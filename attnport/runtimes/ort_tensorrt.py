@@ -12,9 +12,7 @@ from attnport.artifacts import IOContract, Ran, Session
 from attnport.errors import UnavailableError
 from attnport.optional import require
 from attnport.runtimes import _cuda, _ort
-from attnport.runtimes._onnx_file import checked_model
-from attnport.runtimes._session import usual_feeds
-from attnport.runtimes.base import Opening
+from attnport.runtimes.base import Opening, checked_model, usual_feeds
 from attnport.runtimes.ort_cuda import GPU_PACKAGE
 from attnport.runtimes.tensorrt import TensorRT
 from attnport_bundle.runtimes.cuda import load_driver, needed

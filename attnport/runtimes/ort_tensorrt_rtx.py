@@ -16,9 +16,7 @@ from attnport.errors import UnavailableError, first_line
 from attnport.jsonfile import digest_file
 from attnport.optional import require
 from attnport.runtimes import _cuda, _ort
-from attnport.runtimes._onnx_file import checked_model, external_files
-from attnport.runtimes._session import usual_feeds
-from attnport.runtimes.base import Opening
+from attnport.runtimes.base import Opening, checked_model, external_files, usual_feeds
 from attnport.runtimes.ort_tensorrt import OrtTensorRT, profile_options
 from attnport.runtimes.tensorrt_rtx import TensorRTRTX
 from attnport_bundle.runtimes.cuda import needed

@@ -25,8 +25,7 @@ from attnport.errors import (
 )
 from attnport.jsonfile import digest_file, digest_text
 from attnport.runtimes import _cuda
-from attnport.runtimes._session import GRAPH, Array, DeviceTimed, check_names, refused
-from attnport.runtimes.base import Opening, Runtime
+from attnport.runtimes.base import GRAPH, Array, DeviceTimed, Opening, Runtime, check_names, refused
 from attnport_bundle.feeds import BFLOAT16, storage
 from attnport_bundle.runtimes.cuda import driver_release, needed
 from attnport_bundle.runtimes.kernels import Cache, RuntimeCache

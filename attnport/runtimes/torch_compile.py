@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnport.artifacts import IOContract, Session
 from attnport.errors import AttnportError, UnavailableError, first_line, whole_cause
 from attnport.jsonfile import digest_text
-from attnport.runtimes._session import usual_feeds
-from attnport.runtimes.base import Opening, Runtime
+from attnport.runtimes.base import Opening, Runtime, usual_feeds
 from attnport.runtimes.torch_eager import TorchSession, cast, module_of
 from attnport.user_cache import cache
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import Session
-from attnport.runtimes._session import STREAM
 from attnport.runtimes._torch_device import DeviceSession, TorchDevice
-from attnport.runtimes.base import Opening
+from attnport.runtimes.base import STREAM, Opening
 from attnport.runtimes.torch_compile import own_code, take_many_graphs
 from attnport.runtimes.torch_compile_cuda import TorchCompileCuda
 from attnport.runtimes.torch_eager import Call

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 _LENGTH = 8
 _KINDS = ("sdpa", "eager")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import first_line
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf_modules import ENCODER_MASK, Kind, accepted, at_decoder, behind, encoder_output, reads_text
 from attnport.sources.hf_past import KEY, VALUE, ends, keys_and_values, other, pairs_of, present, whole_tokens

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.sources.declare import example
 from attnport.sources.hf_numbers import Numbers
 from attnport.sources.parsing import parse_input

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from attnport.artifacts import IOContract, Window
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf_memory import ARGUMENTS, NoMemory, memory_of
 from attnport.sources.hf_modules import Kind, TextModel, accepted
@@ -53,7 +53,7 @@ def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str,
         return remembering(model, tensors, constants)
     ids_BS, mask_BT = tensors["input_ids"], tensors.get("attention_mask")
     pairs = pairs_of(tensors, KEY, VALUE)
-    masks = cast(Any, mask_BT)
+    masks = cast("Any", mask_BT)
     layers: Sequence[bool] = constants.get("windows", (False,))
     given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted(model) else {}
     if POSITIONS in tensors:
@@ -85,7 +85,7 @@ def keys_and_values(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
     """A cache that holds these keys and values, of which any number may be 0."""
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
-    cache, kind = DynamicCache(), cast(Any, DynamicLayer)  # whose constructor has no types
+    cache, kind = DynamicCache(), cast("Any", DynamicLayer)  # whose constructor has no types
     for keys, values in pairs:
         layer = kind()
         layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True

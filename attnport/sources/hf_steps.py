@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import first_line
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.sources.hf_memory import Memory, NoMemory
 from attnport.sources.hf_modules import accepted
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnport.dims import Dim, TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.sources.declare import narrow_dims
 from attnport.sources.hf_attends import see, windows
 from attnport.sources.hf_modules import TextModel

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from attnport.dims import TensorSpec
 from attnport.errors import UsageError
-from attnport.masks.spec import ALIGNMENTS, CARRIES, KINDS, OF_INTEGERS, POLARITIES, RANKS, MaskSpec
+from attnport.masks import ALIGNMENTS, CARRIES, KINDS, OF_INTEGERS, POLARITIES, RANKS, MaskSpec
 
 _INTEGERS = ("int32", "int64")
 _NAMED = tuple(kind for kind in KINDS if kind not in ("none", "window"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import UsageError
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.sources.marks import mask_of
 from attnport.sources.structure import NARROW, Path, flat_name
 from attnport_bundle.format.contract import DTYPES, dims_in

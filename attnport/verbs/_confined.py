@@ -19,7 +19,7 @@ from attnport.folder.refusals import as_attnport_error
 from attnport.processes.child import Died
 from attnport.processes.isolated import Limits, memory_limit_bytes
 from attnport.processes.worker import GRACE_S, LONGEST_S, Worker, serve
-from attnport.runtimes._session import NO_MEMORY
+from attnport.runtimes.base import NO_MEMORY
 
 STEP_S, BYTES_PER_S = 120.0, 10e6
 """The time of a step, and what is added for the size of the files: what is large takes long without being an attack."""

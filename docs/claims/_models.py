@@ -23,10 +23,8 @@ from attnport.models import (
     performer_attention,
     sliding_window_attention,
 )
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
-from attnport.models.blocks.contracts import sequence_contract
+from attnport.models.blocks.model import build, merge_heads, sequence_contract, split_heads
 from attnport.models.blocks.multi_head import MultiHeadAttention
-from attnport.models.blocks.weights import build
 
 LONGEST = 4096
 """The most tokens of the layers whose growth is measured."""

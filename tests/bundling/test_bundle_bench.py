@@ -51,7 +51,7 @@ class Clocked:
 
 def timed(times_ns: Iterable[int], seconds: float = 1e-6) -> tuple[Report, Clocked]:
     model = Clocked(times_ns)
-    return bench(cast(Model, model), None, seconds, model.clock), model
+    return bench(cast("Model", model), None, seconds, model.clock), model
 
 
 def test_the_first_calls_are_warm_up_and_no_samples() -> None:

@@ -23,7 +23,7 @@ from attnport.dims import TensorSpec
 from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
 from attnport.folder.workspace import change
 from attnport.jsonfile import to_json
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.parity.golden import bounds, write_golden
 from attnport.verbs import bundle as verb
 from attnport.verbs.bundle import bundle

@@ -12,7 +12,7 @@ from torch import nn
 from attnport.artifacts import FORMAT, EngineRecord, Form, IOContract, Manifest, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.folder.workspace import create
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.verbs.build import build
 from attnport.verbs.bundle import bundle
 from attnport.verbs.export import export

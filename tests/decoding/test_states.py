@@ -20,7 +20,7 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import FeedError, SpecError
 from attnport.folder.openings import opened
 from attnport.folder.workspace import open_folder
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse

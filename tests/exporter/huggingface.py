@@ -12,7 +12,7 @@ from torch import nn
 
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 TEXT = {
     "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,

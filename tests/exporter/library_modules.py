@@ -17,7 +17,7 @@ from torch import nn
 
 from attnport.artifacts import IOContract
 from attnport.dims import TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 H = 4
 SDPA, SOFTMAX = "scaled_dot_product_attention", "softmax"

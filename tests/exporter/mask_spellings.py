@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from attnport.exporter.fusion.comparisons import I, J
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Read, Size, op
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 B = Axis("b")
 S, T, PAST = Size("S"), Size("T"), Size("past")

@@ -13,7 +13,7 @@ from spellings.case import contract
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnport.dims import TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 H, G, D = 4, 2, 8
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -22,7 +22,7 @@ from attnport.cases.inputs import validity
 from attnport.exporter.capture import capture
 from attnport.exporter.lowering import base
 from attnport.exporter.lowering.base import Lowered, Lowering
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 Outputs = list[np.ndarray[Any, Any]]
 Run = Callable[[Arrays], Outputs]

@@ -26,7 +26,7 @@ from attnport.exporter import storage
 from attnport.exporter.capture import capture, example_sizes, example_tensors
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.naming import MAY_BE_EMPTY, SCOPES
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 PLAIN = contract(X)
 

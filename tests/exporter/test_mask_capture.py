@@ -21,8 +21,7 @@ from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import Dim, TensorSpec
 from attnport.exporter.capture import capture
 from attnport.exporter.fusion.recognise import Recognition, recognise
-from attnport.masks import torch_biases, torch_builders
-from attnport.masks.spec import CARRIES, KINDS, MaskSpec
+from attnport.masks import CARRIES, KINDS, MaskSpec, torch_biases, torch_builders
 
 H, D = 2, 4
 HEADS = ("batch", H, "seq", D)

@@ -20,7 +20,7 @@ from attnport.exporter import storage
 from attnport.exporter.capture import capture
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowered
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.runtimes import base as runtimes
 from attnport.runtimes.base import Opening
 

@@ -17,7 +17,7 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import ExportError
 from attnport.exporter.capture import capture
 from attnport.exporter.lowering import base
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 ATTEND = {
     "none": lambda h, mask: sdpa(h, h, h),

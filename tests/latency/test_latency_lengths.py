@@ -12,7 +12,7 @@ from attnport.cases.inputs import keeps, real_tokens
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import UsageError
 from attnport.latency.workloads import batch_limit, ragged_case, read_lengths, spread
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 
 def test_lengths_are_read_one_a_line_or_with_a_count_and_added_up(tmp_path: Path) -> None:

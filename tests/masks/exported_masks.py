@@ -11,9 +11,8 @@ from torch import nn
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.exporter.capture import capture
-from attnport.masks import numpy_biases, numpy_builders, torch_biases, torch_builders
-from attnport.masks.encoding import encode_mask
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec, numpy_biases, numpy_builders, torch_biases, torch_builders
+from attnport.masks.numpy_builders import encode_mask
 
 Array = np.ndarray[Any, Any]
 

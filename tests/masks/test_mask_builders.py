@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnport.errors import UsageError
-from attnport.masks import numpy_builders, torch_builders
-from attnport.masks.encoding import decode_mask, encode_mask
-from attnport.masks.spec import CARRIES, KINDS, MaskSpec
+from attnport.masks import CARRIES, KINDS, MaskSpec, numpy_builders, torch_builders
+from attnport.masks.numpy_builders import decode_mask, encode_mask
 
 SIZES = st.integers(1, 12).flatmap(lambda T: st.tuples(st.integers(1, 4), st.integers(1, T), st.just(T)))
 

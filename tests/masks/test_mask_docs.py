@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from attnport.masks.spec import CARRIES, KINDS
+from attnport.masks import CARRIES, KINDS
 from attnport.sources.parsing import parse_input
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ import pytest
 
 from attnport.errors import ArtifactError, UsageError
 from attnport.jsonfile import from_json, to_json
-from attnport.masks.spec import ALIGNMENTS, KINDS, POLARITIES, MaskSpec
+from attnport.masks import ALIGNMENTS, KINDS, POLARITIES, MaskSpec
 
 HELD = (
     MaskSpec(("padding", "causal"), "lengths", carries="lengths", keys="seq"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attnport.models.blocks.frequencies import Frequencies
-from attnport.models.blocks.rotary import RotaryPositions
+from attnport.models.blocks.positions import Frequencies, RotaryPositions
 from attnport.runtimes.torch_eager import cast
 
 

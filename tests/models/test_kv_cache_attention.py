@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch_layers import attention_weights
 
-from attnport.models.blocks.attention_parts import split_heads
+from attnport.models.blocks.model import split_heads
 from attnport.models.kv_cache_attention import KVCacheAttention, KVCacheConfig, make
 
 CONFIG = KVCacheConfig(width=48, heads=3)

@@ -8,13 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
-from attnport.models.blocks.feed_forward import SwiGLU
-from attnport.models.blocks.norms import RMSNorm
-from attnport.models.blocks.positions import SinusoidalPositions
-from attnport.models.blocks.relative import RelativePositions
-from attnport.models.blocks.rotary import RotaryPositions
-from attnport.models.blocks.weights import build, randomise
+from attnport.models.blocks.layers import RMSNorm, SwiGLU
+from attnport.models.blocks.model import build, merge_heads, randomise, split_heads
+from attnport.models.blocks.positions import RelativePositions, RotaryPositions, SinusoidalPositions
 
 
 def normal(*shape: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import nn
 from attnport.artifacts import AUTO, IOContract, ModelSpec, Source
 from attnport.cases.inputs import cases
 from attnport.dims import Dim, TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.parity import eager
 from attnport.parity.bound import ByCase
 from attnport.parity.eager import DRAWS, Eager

@@ -9,7 +9,7 @@ from attnport.artifacts import IOContract
 from attnport.cases import inputs
 from attnport.cases.extremes import EQUAL_ROWS, EXTREMES, LARGE, LARGE_VALUES, ZEROS
 from attnport.dims import Dim, TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 IDS = TensorSpec("ids", "int64", ("batch", "seq"), 100)
 X = TensorSpec("x", "float16", ("batch", 2, "seq", 8))

@@ -9,8 +9,8 @@ from attnport.cases.mask_cases import layouts_of
 from attnport.cases.sizes import untried
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import FeedError, UsageError
+from attnport.masks import CARRIES, KINDS, MaskSpec
 from attnport.masks.numpy_builders import build, prefix
-from attnport.masks.spec import CARRIES, KINDS, MaskSpec
 from attnport_bundle.feeds import check_feeds
 
 BATCH, SEQ = Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512)

@@ -8,7 +8,7 @@ import pytest
 from attnport.artifacts import IOContract
 from attnport.cases import inputs
 from attnport.dims import Dim, TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.parity.invariance import MORE, Spread, follows, item_masks, rows_of, tells_items, untold, variants
 from attnport_bundle.feeds import check_feeds
 

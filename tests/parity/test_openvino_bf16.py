@@ -11,7 +11,7 @@ from attnport.errors import UsageError
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.workspace import open_folder
 from attnport.runtimes import base
-from attnport.runtimes._onnx_file import half_types, read_graph
+from attnport.runtimes.base import half_types, read_graph
 from attnport.verbs._deployables import advise
 from attnport.verbs.bench import bench
 from attnport.verbs.bundle import bundle

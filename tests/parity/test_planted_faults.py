@@ -11,7 +11,7 @@ from attnport.artifacts import IOContract
 from attnport.cases import inputs
 from attnport.cases.extremes import LARGE_VALUES
 from attnport.dims import Dim, TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.parity import bound as parity
 from attnport.parity.metrics import Errors, measure_all
 

@@ -13,7 +13,7 @@ from attnport.cases.choosing import cases_of
 from attnport.cases.text import read_sentences, reads_text, text_cases, tokenizers_errors
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, UsageError
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 IO = IOContract(
     inputs=tuple(

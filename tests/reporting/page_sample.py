@@ -42,7 +42,7 @@ from attnport.artifacts import (
 from attnport.dims import Dim, Profile, TensorSpec
 from attnport.latencies import Why
 from attnport.latency.choice import choose
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.reporting import document as doc
 from attnport.reporting.choice import Choice, Deployable
 from attnport.reporting.report import Findings, document

@@ -18,7 +18,7 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
 from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import to_json
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.parity import layers
 from attnport.transaction import transaction
 from attnport.verbs import report as verb

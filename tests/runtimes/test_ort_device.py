@@ -14,7 +14,7 @@ from pretended_gpu import HostDevice
 from attnport.artifacts import DEVICE_PARTS, IOContract, Ran
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import FeedError, UnavailableError, UsageError
-from attnport.runtimes._session import GRAPH, STREAM
+from attnport.runtimes.base import GRAPH, STREAM
 from attnport.runtimes.ort_cuda import OrtDeviceSession
 
 ort = pytest.importorskip("onnxruntime")

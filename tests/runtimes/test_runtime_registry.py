@@ -13,7 +13,7 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, FeedError, UsageError, first_line, whole_cause
 from attnport.latency.measuring import Effort
 from attnport.runtimes import base
-from attnport.runtimes._session import CheckedSession, check_names, refused
+from attnport.runtimes.base import CheckedSession, check_names, refused
 
 IO = IOContract(
     (TensorSpec("x", "float32", ("n",)),),

@@ -9,7 +9,7 @@ from torch import nn
 
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from attnport.runtimes.base import Opening
 from attnport.runtimes.torch_eager import RUNTIME, Draw, nudge_parameters, nudged
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnport.errors import UsageError
-from attnport.masks.spec import KINDS, MaskSpec
+from attnport.masks import KINDS, MaskSpec
 from attnport.sources.marks import MARKS
 from attnport.sources.parsing import parse_input
 

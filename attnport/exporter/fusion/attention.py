@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attnport.exporter.fusion.layout import Layout, Located
 from attnport.exporter.fusion.mask import Mask
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -1,6 +1,6 @@
 """The meaning of a single condition of a mask: a bound on positions, the length of an item, an element of an input.
 
-Positions are those of `masks.spec`: query i is at position i (`upper_left`) or i + T - S (`lower_right`).
+Positions are those of `masks`: query i is at position i (`upper_left`) or i + T - S (`lower_right`).
 """
 
 from __future__ import annotations

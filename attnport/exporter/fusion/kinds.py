@@ -28,7 +28,7 @@ from attnport.exporter.fusion.conditions import (
 )
 from attnport.exporter.fusion.formula import TRUE, ZERO, Axis, Const, Expr, Op, Read, axes_of, conjuncts, op, reads_of
 from attnport.exporter.fusion.sizes import same, size_sum, terms
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 __all__ = ["CAUSAL", "plain", "spec_of"]
 

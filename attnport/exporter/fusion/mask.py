@@ -30,7 +30,7 @@ from attnport.exporter.fusion.kinds import CAUSAL, Rows, last_sees_all, plain, r
 from attnport.exporter.fusion.layout import Layout, Located
 from attnport.exporter.fusion.moves import broadcast_index, relaid
 from attnport.exporter.fusion.sizes import size_along
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir

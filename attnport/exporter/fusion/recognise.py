@@ -12,7 +12,7 @@ from attnport.artifacts import SourceAttention
 from attnport.exporter.counting import counts
 from attnport.exporter.fusion.attention import Context, Miss, NotRecognised, Recognised
 from attnport.exporter.naming import module_of
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir

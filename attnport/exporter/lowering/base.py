@@ -23,7 +23,7 @@ from attnport.exporter.forms.sinks import with_sink_key
 from attnport.exporter.fusion.attention import Attention, Recognised
 from attnport.exporter.fusion.layout import Located
 from attnport.exporter.fusion.moves import dims_of
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -29,7 +29,7 @@ from attnport.exporter.tokens.rows import (
     numbers,
     tokens_of,
 )
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -24,7 +24,7 @@ from attnport.exporter.tokens.rows import (
     tokens_of,
     works_on_tokens,
 )
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir

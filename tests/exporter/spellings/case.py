@@ -13,7 +13,7 @@ from torch import nn
 
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 E, H, D = 16, 4, 4
 BATCH, SEQ, MEM = Dim("batch", 1, 2, 8), Dim("seq", 1, 5, 64), Dim("mem", 1, 7, 64)

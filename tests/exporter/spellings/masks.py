@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnport.artifacts import IOContract
 from attnport.dims import TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from spellings.case import (
     HIDDEN,
     MEMORY,

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnport.dims import TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 from spellings.case import (
     MEMORY,
     PADDED,

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnport.artifacts import EngineRecord, IOContract
 from attnport.dims import TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
 
 INPUTS = {
     "mask": TensorSpec("mask", "int64", ("batch", "seq")),

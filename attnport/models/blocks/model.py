@@ -1,13 +1,21 @@
-"""The contracts that several models share: inputs, outputs, named dims with their usual ranges, and masks."""
+"""What every built-in model is made with: its ModelSpec, contracts, random weights, and heads split and merged.
+
+The contracts hold inputs, outputs, named dims with their usual ranges, and masks. A ModelSpec is named after its file.
+With the random weights, a wrong mask, scale or head changes the output visibly.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from attnport.artifacts import IOContract
+from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.masks import MaskSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 
 BATCH = Dim("batch", 1, 8, 32)
 PADDING = MaskSpec(kinds=("padding",), input="attention_mask")
@@ -146,3 +154,59 @@ def cache_contract(
         masks=(MaskSpec(("padding",), input="cache_mask"), MaskSpec(("causal",), alignment="lower_right")),
         positions="none",
     )
+
+
+def model_spec(module: str, io: IOContract, make: Callable[[], nn.Module]) -> ModelSpec:
+    """The ModelSpec for a model's file.
+
+    Args:
+        module: The file's `__name__`.
+        io: The inputs and outputs.
+        make: Makes the module.
+    """
+    name = module.rpartition(".")[2]
+    return ModelSpec(name=name, source=Source(text=name), io=io, make=make)
+
+
+M = TypeVar("M", bound="nn.Module")
+
+
+def randomise(module: M) -> M:
+    """Draws the weights of every projection and convolution from a normal distribution, in place; returns `module`.
+
+    Weights have the variance of 1 / fan-in (LeCun et al. 1998, "Efficient BackProp") and not BERT's 0.02, with which
+    untrained attention is nearly uniform and a wrong mask or scale would hardly show. Biases have a deviation of 0.1.
+    Embeddings, norms and parameters of other modules stay as they are.
+    """
+    from torch import nn
+
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d):
+            nn.init.normal_(part.weight, std=part.weight[0].numel() ** -0.5)
+            if part.bias is not None:
+                nn.init.normal_(part.bias, std=0.1)
+    return module
+
+
+def build(construct: Callable[[], M], seed: int) -> M:
+    """The module that `construct` makes, with random weights, in eval mode; a seed always gives the same weights.
+
+    The state of the global generator does not change.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return randomise(construct()).eval()
+
+
+def split_heads(x_BTE: Tensor, heads: int) -> Tensor:
+    """[B, T, H D] to [B, H, T, D]: the first D numbers of a token are those of head 0."""
+    import torch
+
+    return torch.unflatten(x_BTE, -1, (heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x_BHTD: Tensor) -> Tensor:
+    """[B, H, T, D] to [B, T, H D], the reverse of `split_heads`."""
+    return x_BHTD.transpose(1, 2).flatten(2)
