@@ -27,7 +27,7 @@ from attnport.cases.inputs import Case, cases
 from attnport.dims import Dim, TensorSpec
 from attnport.masks import MaskSpec
 from attnport.parity.bound import FACTORS, NO_ROUNDING
-from attnport.parity.eager import DRAWS, Eager
+from attnport.parity.comparing import DRAWS, Eager
 from attnport.parity.evaluate import References, make_references, measure_session
 from attnport.parity.metrics import Errors, measure_all
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from attnport.artifacts import FORMAT, Form, Manifest
-from attnport.folder.trust import require
+from attnport.folder.loading import require
 from attnport.folder.workspace import create
 
 HERE = Path(__file__).parent
@@ -43,7 +43,7 @@ def _stay_on_own_processors() -> None:
 
 _stay_on_own_processors()  # before a library counts the processors
 
-# What `attnport.folder.trust` records lies in a folder of this run's own; set before any file of tests copies the
+# What `attnport.folder.loading` records lies in a folder of this run's own; set before any file of tests copies the
 # environment for its child processes.
 _STATE = tempfile.TemporaryDirectory(prefix="attnport-tests-state-")
 atexit.register(_STATE.cleanup)
@@ -73,7 +73,7 @@ def _probes_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def once(runtime: Any, limits: Any) -> Any:
         if not runtime.isolated and not limits.every:
             return probe(runtime, limits)
-        child = sys.modules["attnport.processes.child"]
+        child = sys.modules["attnport.processes.isolated"]
         environment = tuple(sorted(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST"))
         given = (type(runtime), type(runtime).probe, type(limits).start, isolated.Child, child.WORKER, limits)
         key = (*given, environment, tuple(sys.path), Path.cwd())

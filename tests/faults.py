@@ -116,10 +116,10 @@ tests/parity/test_metrics.py tests/parity/test_parity.py
     - if unknown:
     + if False:
 tests/parity/test_eager.py
-  attnport/parity/eager.py: eager is run again for what no rounding explains
+  attnport/parity/comparing.py: eager is run again for what no rounding explains
     - and parity.within_rounding(result)
     + and True
-  attnport/parity/eager.py: further runs of eager replace its errors by smaller ones
+  attnport/parity/comparing.py: further runs of eager replace its errors by smaller ones
     - name: parity.worse(kept[case][name], error)
     + name: error
 tests/parity/test_bisect.py
@@ -166,10 +166,10 @@ tests/sources/test_code.py tests/folder/test_trust.py
     - return ":" in source.text and (source.trust_remote_code or not source.text.startswith(("hf:", "onnx:")))
     + return ":" in source.text and not source.text.startswith(("hf:", "onnx:"))
 tests/folder/test_trust.py
-  attnport/folder/trust.py: code that was changed since it was trusted is run
+  attnport/folder/loading.py: code that was changed since it was trusted is run
     - name in os.environ.get(VARIABLE, "").split() or (kept is not None and kept.read(name) == _text(code))
     + name in os.environ.get(VARIABLE, "").split() or (kept is not None and any(kept.folder.glob(f"{_same(code)}.*")))
-  attnport/folder/trust.py: whatever a folder names is run
+  attnport/folder/loading.py: whatever a folder names is run
     - if code is None:
     + if code is None or not given:
 tests/attacks/test_attacks.py
@@ -231,10 +231,10 @@ tests/bundling/test_manifest_rules.py
     - if self.unverified is not any(form.parity.verdict == "NOT_RUN" for form in self.forms.values()):
     + if False:
 tests/bundling/test_bundle_backends.py
-  attnport/bundling/judging.py: a form that failed is bundled
+  attnport/bundling/write.py: a form that failed is bundled
     - if backend_judged.verdict == "FAIL":
     + if backend_judged.verdict == "FAIL" and not unverified:
-  attnport/bundling/judging.py: a form without a verdict is bundled and does not say so
+  attnport/bundling/write.py: a form without a verdict is bundled and does not say so
     - if backend_judged.verdict == "NOT_RUN" and not unverified:
     + if False:
 tests/bundling/test_printable.py

@@ -1,35 +1,278 @@
-"""Writes a bundle into an empty folder, as described in FORMAT.md. Equal inputs give equal bytes."""
+"""Writes a bundle into an empty folder, as described in FORMAT.md. Equal inputs give equal bytes.
+
+Its backends are forms of an artifact, or engines with the forms that they were built from; their parity and fusion
+decide if they may be bundled. The commands that make a bundle come from the artifact, not from the shell that ran them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import attnport_bundle
-from attnport.artifacts import FusionTable, IOContract, Manifest, RuntimeParity, Verdict
+from attnport.artifacts import (
+    EngineRecord,
+    Form,
+    FusionReport,
+    FusionTable,
+    IOContract,
+    Manifest,
+    ParityReport,
+    RuntimeParity,
+    Verdict,
+)
 from attnport.bundling import golden
-from attnport.bundling.backends import Backend
 from attnport.bundling.characters import character_table
-from attnport.bundling.commands import commands, without_folders
 from attnport.bundling.model_file import dtypes, external_files, oldest_onnxruntime
 from attnport.bundling.readme import package_of, readme
 from attnport.bundling.readme_cpp import readme_cpp
 from attnport.decoders import decoder_of, is_declared
-from attnport.errors import ArtifactError, IntegrityError, UsageError
+from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
 from attnport.example_values import without_examples
+from attnport.jsonfile import read
 from attnport.masks import MaskSpec
 from attnport.version import __version__
 from attnport_bundle.errors import FeedError
 from attnport_bundle.format import manifest as spec
 from attnport_bundle.format.decoder import Decoder
+from attnport_bundle.format.manifest import ENGINES, RUNTIMES, Runtime
 from attnport_bundle.format.strict_json import MAX_TEXT
 from attnport_bundle.runtimes import OLDEST
 from attnport_bundle.runtimes.tensorrt import read_header
+
+RUNS: dict[str, tuple[Runtime, str | None]] = {
+    **{runtime: (runtime, None) for runtime in RUNTIMES if runtime != "onnxruntime"},
+    "ort_cpu": ("onnxruntime", "CPUExecutionProvider"),
+    "ort_cuda": ("onnxruntime", "CUDAExecutionProvider"),
+    "onnx": ("onnxruntime", "CPUExecutionProvider"),
+    "onnx_18": ("onnxruntime", "CPUExecutionProvider"),
+}
+"""For each lowering target, the runtime that opens its forms or engines, and ONNX Runtime's execution provider.
+
+A target is named as its runtime; those that are not have a line here."""
+
+_STANDARD = ("onnx", "onnx_18")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One entry of a bundle's order.
+
+    Attributes:
+        form: The form, or the one from which the engine was built.
+        engine: The engine; None for a form.
+        measured_as: Its name among the runtimes in `parity.json`; None if no runtime there opens such a form.
+    """
+
+    name: str
+    form: Form
+    engine: EngineRecord | None
+    measured_as: str | None
+
+    @property
+    def file(self) -> str:
+        """The file that the runtime opens."""
+        return self.engine.file if self.engine else self.form.file
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime that opens it."""
+        return RUNS[self.form.target][0]
+
+    @property
+    def provider(self) -> str | None:
+        """ONNX Runtime's execution provider; None for other runtimes."""
+        return RUNS[self.form.target][1]
+
+    def copied(self, folder: Path) -> list[str]:
+        """The artifact's files that go into the bundle; raises as `model_file.external_files`."""
+        return [self.engine.file] if self.engine else [self.form.file, *external_files(folder, self.form.file)]
+
+    def table(self, report: FusionReport | None) -> FusionTable | None:
+        """Its fusion table; None if there is none for this file."""
+        for table in report.targets.values() if report else ():
+            if table.proved_by == self.engine.file if self.engine else table.file == self.form.file:
+                return table
+        return None
+
+
+def choose_backends(folder: Path, manifest: Manifest, names: Iterable[str]) -> list[Backend]:
+    """The backends of these names, in order and without duplicates.
+
+    Args:
+        names: Keys of forms and engines, or targets that have one engine.
+
+    Raises:
+        ArtifactError: there is no such form or engine.
+        UsageError: no runtime opens the form, or a target has several engines.
+    """
+    backends = {backend.name: backend for backend in (_backend(folder, manifest, name) for name in names)}
+    return list(backends.values())
+
+
+def _backend(folder: Path, manifest: Manifest, name: str) -> Backend:
+    if name in manifest.engines:
+        return _engine(folder, manifest, name)
+    key = name.replace("-", "_")
+    engines = [engine_name for engine_name, record in manifest.engines.items() if record.target == key]
+    if len(engines) == 1:
+        return _engine(folder, manifest, engines[0])
+    if engines:
+        raise UsageError(f"target {key} has {len(engines)} engines.", hint=f"Name one of {', '.join(engines)}.")
+    form = manifest.forms.get(key)
+    if form is None:
+        raise ArtifactError(
+            f"{folder} has no form {key!r}; it has {', '.join((*manifest.forms, *manifest.engines)) or 'none'}.",
+            hint=f"Make it with: attnport fuse {folder}",
+        )
+    if form.target not in RUNS or form.target in ENGINES:
+        raise UsageError(
+            f"form {key!r} is for {form.target}; a bundle's reader opens an engine of it, not its ONNX file."
+            if form.target in ENGINES
+            else f"form {key!r} is for {form.target}; a bundle's reader runs {', '.join(RUNS)}.",
+            hint=f"Build one with: attnport build {folder} --target {form.target} --precision {form.plan}"
+            if form.target in ENGINES
+            else "Bundle a form for one of these targets.",
+        )
+    measured_as = form.target if form.plan == "fp32" else f"{form.target}.{form.plan}"
+    return Backend(key, form, None, None if form.target in _STANDARD else measured_as)
+
+
+def _engine(folder: Path, manifest: Manifest, name: str) -> Backend:
+    record = manifest.engines[name]
+    form = manifest.forms.get(record.form)
+    if form is None or record.target not in ENGINES:
+        raise ArtifactError(
+            f"{folder}: engine {name} was built from the form {record.form!r} for {record.target}, which is not there.",
+            hint=f"Build it again with: attnport build {folder} --target {record.target}",
+        )
+    alone = sum(other.target == record.target for other in manifest.engines.values()) == 1
+    return Backend(name, form, record, record.target if alone else f"{record.target}.{name}")
+
+
+PARITY, FUSION = "parity.json", "fusion.json"
+
+
+def judge(folder: Path, manifest: Manifest, backends: Sequence[Backend], parity: ParityReport | None) -> list[Judged]:
+    """The backends with their verdicts; raises as `jsonfile.read`.
+
+    Args:
+        parity: The report as far as it is still true of the folder: `folder.verdicts.read_parity`.
+    """
+    fusion = read(FusionReport, folder / FUSION) if FUSION in manifest.files else None
+    judged = []
+    for backend in backends:
+        runtime, graph = _verdicts(manifest, parity, backend)
+        verdicts = (runtime.verdict, graph.verdict)
+        verdict: Verdict = "FAIL" if "FAIL" in verdicts else "PASS" if "PASS" in verdicts else "NOT_RUN"
+        decided = [parity_of_backend for parity_of_backend in (runtime, graph) if parity_of_backend.verdict == verdict]
+        reason = "; ".join(
+            dict.fromkeys(parity_of_backend.reason for parity_of_backend in decided if parity_of_backend.reason)
+        )
+        measured = decided[0] if verdict == "PASS" else None
+        judged.append(Judged(backend, verdict, *verdicts, reason, measured, backend.table(fusion)))
+    return judged
+
+
+def gate(folder: Path, judged: Sequence[Judged], unverified: bool) -> None:
+    """Raises ParityFailed if one failed, or if one was not run and `unverified` is false."""
+    for backend_judged in judged:
+        kind = "engine" if backend_judged.backend.engine else "form"
+        if backend_judged.verdict == "FAIL":
+            raise ParityFailed(
+                f"{kind} {backend_judged.backend.name} failed parity: {backend_judged.reason}.",
+                hint=f"It is never bundled; see {folder / PARITY}.",
+            )
+        if backend_judged.verdict == "NOT_RUN" and not unverified:
+            raise ParityFailed(
+                f"{kind} {backend_judged.backend.name} has no parity verdict: {backend_judged.reason}.",
+                hint=f"Run: attnport check {folder}; or bundle with --unverified, which the bundle then states.",
+            )
+
+
+def _verdicts(manifest: Manifest, parity: ParityReport | None, backend: Backend) -> tuple[RuntimeParity, RuntimeParity]:
+    """The parity of a backend on its runtime, and that of its graph."""
+
+    def not_run(reason: str) -> RuntimeParity:
+        return RuntimeParity("NOT_RUN", reason, backend.form.plan)
+
+    if parity is None:
+        return (not_run("parity was not checked"),) * 2
+    unknown = "it is not in the parity report"
+    key = _key(manifest, backend)
+    graph = parity.forms.get(key, not_run(unknown))
+    if backend.measured_as is None:
+        # No runtime is for this form alone, but its graph may have been run by the runtime that will open it.
+        same = graph.ran is not None and graph.ran.provider == backend.provider
+        return graph if same else not_run("its graph was run by another runtime"), graph
+    absent = parity.absent.get(backend.measured_as.partition(".")[0], unknown)
+    return parity.runtimes.get(backend.measured_as, not_run(absent)), graph
+
+
+def _key(manifest: Manifest, backend: Backend) -> str:
+    return next(key for key, form in manifest.forms.items() if form == backend.form)
+
+
+_OUT = "out/"
+_KINDS = ("hf:", "onnx:")
+# OWNER/NAME of the hub. A folder within a folder looks the same, and is kept as well.
+_HUB_ID = re.compile(r"hf:[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.onnx)", re.ASCII)
+
+
+def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[tuple[str, ...], ...]:
+    """The commands that make this artifact's backends, in order, each as its arguments.
+
+    A module in memory is exported by a program, not by a command.
+
+    Folders are removed as in `without_folders`.
+    """
+    source = manifest.source
+    export = ["export", without_folders(source.text)]
+    inputs = tuple(map(without_examples, source.inputs))
+    for option, values in (("--input", inputs), ("--dim", source.dims), ("--outputs", source.outputs)):
+        for value in values:
+            export += [option, value]
+    for option, value in (("--task", source.task), ("--part", source.part)):
+        if value:
+            export += [option, value]
+    if source.trust_remote_code:
+        export.append("--trust-remote-code")
+    lines = [] if source.in_memory else [[*export, "-o", _OUT]]
+    for backend in backends:
+        lines += [command for command in _of(backend) if command not in lines]
+    return tuple(("attnport", *command) for command in lines)
+
+
+def without_folders(source: str) -> str:
+    """A SPEC with only the last part of a path, as the folders of the builder are private.
+
+    A hub id keeps its owner: it has exactly one slash, and does not start at a root, a home, a drive or a dot.
+    """
+    if _HUB_ID.fullmatch(source):
+        return source
+    kind = next((kind for kind in _KINDS if source.startswith(kind)), "")
+    return kind + re.split(r"[\\/]", source.removeprefix(kind).rstrip("\\/"))[-1]
+
+
+def _of(backend: Backend) -> list[list[str]]:
+    form, engine = backend.form, backend.engine
+    dtype = [] if form.plan == "fp32" else ["--precision", form.plan]
+    fuse = ["fuse", _OUT, "--target", form.target, *dtype]
+    if engine is None:
+        return [fuse]
+    build = ["build", _OUT, "--target", engine.target, "--precision", engine.plan]
+    for profile in engine.profiles:
+        build += ["--profile", str(profile)]
+    for capability in engine.sm:
+        build += ["--sm", str(capability)]
+    return [fuse, build]
+
 
 PACKAGE = "python/attnport_bundle"
 CPP = ("CMakeLists.txt", "cmake/*", "include/attnport/*.h*", "src/*.cpp", "src/*/*.[ch]pp", "programs/*.cpp")

@@ -123,8 +123,7 @@ def load_spec(manifest: Manifest) -> ModelSpec:
         SpecError: the source is gone or changed, which names the SPEC, and the files or that it is the weights; or it
             would run code that nobody asked for here (see `trust`).
     """
-    from attnport.folder.loading import note_read, without_outputs
-    from attnport.folder.trust import reload
+    from attnport.folder.loading import note_read, reload, without_outputs
 
     spec = reload(manifest.source)
     if spec.source.code_digest != manifest.source.code_digest:

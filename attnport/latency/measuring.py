@@ -23,8 +23,16 @@ from attnport.latency.rows import Measured, drift, next_look, orders, precise, r
 from attnport.latency.timing_worker import COMMAND
 from attnport.latency.workloads import Workload
 from attnport.parity.evaluate import Progress
-from attnport.processes.child import Child, ChildError, OutOfTime, end_s, reason_of
-from attnport.processes.isolated import TIMEOUT_S, memory_limit_bytes, reason_of_failure
+from attnport.processes.isolated import (
+    TIMEOUT_S,
+    Child,
+    ChildError,
+    OutOfTime,
+    end_s,
+    memory_limit_bytes,
+    reason_of,
+    reason_of_failure,
+)
 from attnport.processes.worker import save_feeds
 from attnport.runtimes.base import Opening, Runtime, physical_cores
 from attnport_bundle import arguments

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from attnport.artifacts import IOContract, Manifest
+from attnport.cases.choosing import reads_text, text_cases
 from attnport.cases.inputs import Array, Case, batch_dim, case, full_case, real_tokens
 from attnport.cases.mask_cases import keys_dim
-from attnport.cases.text import reads_text, text_cases
 from attnport.decoders import decoder_roles
 from attnport.dims import Dim, parse_sizes
 from attnport.errors import ProfileError, UsageError

@@ -15,16 +15,14 @@ import numpy as np
 
 from attnport.artifacts import IOContract, Ran, Session
 from attnport.budget import Budget
-from attnport.cases.decoding import GROUP as DECODING
-from attnport.cases.decoding import in_steps, of_all_tokens
+from attnport.cases.choosing import DECODING, in_steps, of_all_tokens
 from attnport.cases.inputs import Array, Case, full_case, validity
 from attnport.cases.sizes import batch_dim
 from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, SpecError, whole_cause
 from attnport.parity.invariance import IN_A_BATCH, Spreads, Variant, follows, tells_items, variants
 from attnport.parity.metrics import Errors, failed, measure_all
-from attnport.processes.child import Died
-from attnport.processes.isolated import Limits
+from attnport.processes.isolated import Died, Limits
 from attnport_bundle.feeds import check_shapes
 
 Progress = Callable[[str], None]

@@ -46,8 +46,7 @@ from attnport.exporter.ranges import PREFIX, measure_ranges
 from attnport.folder.openings import MODEL
 from attnport.folder.workspace import load_spec
 from attnport.parity import bound as parity
-from attnport.parity.comparing import TYPED_EVALUATOR
-from attnport.parity.eager import Eager
+from attnport.parity.comparing import TYPED_EVALUATOR, Eager
 from attnport.parity.evaluate import Progress, References, make_references
 from attnport.parity.metrics import measure_all
 from attnport.parity.scoring import Agreement, Metric

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from attnport.artifacts import IOContract, Manifest, Score, Session
+from attnport.cases.choosing import text_cases
 from attnport.cases.inputs import Array, Case, case
-from attnport.cases.text import text_cases
 from attnport.decoders import roles_in
 from attnport.errors import AttnportError, SpecError, UsageError, first_line
 from attnport.sources.load import function_of

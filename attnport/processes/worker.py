@@ -170,7 +170,7 @@ class Worker:
         """
         feeds = load_feeds(Path(message["feeds"]), self._dtypes)
         if message["steps"]:
-            from attnport.cases.decoding import in_steps
+            from attnport.cases.choosing import in_steps
 
             outputs = in_steps(self._session, self._io, feeds)
         else:

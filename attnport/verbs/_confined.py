@@ -16,8 +16,7 @@ from typing import Any
 import attnport.errors
 from attnport.errors import AttnportError, UsageError
 from attnport.folder.refusals import as_attnport_error
-from attnport.processes.child import Died
-from attnport.processes.isolated import Limits, memory_limit_bytes
+from attnport.processes.isolated import Died, Limits, memory_limit_bytes
 from attnport.processes.worker import GRACE_S, LONGEST_S, Worker, serve
 from attnport.runtimes.base import NO_MEMORY
 

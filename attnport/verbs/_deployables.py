@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from attnport.artifacts import LatencyReport, Manifest, ParityReport, TuneReport
-from attnport.bundling import backends
-from attnport.bundling.judging import judge
+from attnport.bundling.write import choose_backends, judge
 from attnport.errors import ArtifactError, AttnportError
 from attnport.folder.openings import name_of
 from attnport.folder.verdicts import model_digest, read_parity
@@ -31,7 +30,7 @@ def of_folder(folder: Path, manifest: Manifest, parity: ParityReport | None) -> 
     )
     for name in (*engines, *manifest.forms):
         with suppress(AttnportError, OSError):  # no reader opens it, or a file is gone
-            (backend,) = backends.choose(folder, manifest, [name])
+            (backend,) = choose_backends(folder, manifest, [name])
             (judged,) = judge(folder, manifest, [backend], parity)
             files = {file: (folder / file).stat().st_size for file in backend.copied(folder)}
             fused = str(judged.fusion) if judged.fusion else ""

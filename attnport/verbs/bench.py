@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Annotated
 
 from attnport.artifacts import Capabilities, LatencyReport, Manifest
-from attnport.cases.text import read_sentences
+from attnport.cases.choosing import read_sentences
 from attnport.errors import UnavailableError
+from attnport.folder.loading import require
 from attnport.folder.machine import machine, versions
 from attnport.folder.openings import (
     bundle_digest,
@@ -26,7 +27,6 @@ from attnport.folder.openings import (
     stage_of,
     why_none,
 )
-from attnport.folder.trust import require
 from attnport.folder.verdicts import model_digest
 from attnport.folder.workspace import check_files, check_source, open_folder, stage, toolchain
 from attnport.jsonfile import digest_text, read

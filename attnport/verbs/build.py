@@ -22,12 +22,11 @@ from attnport.exporter.engine import (
 )
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowering
-from attnport.folder.trust import require
+from attnport.folder.loading import require
 from attnport.folder.workspace import change, check_files, fresh, open_folder, stage, toolchain
 from attnport.jsonfile import digest_text
 from attnport.options import Folder, Force, Option, Progress
-from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR
-from attnport.parity.eager import EAGER
+from attnport.parity.comparing import EAGER, FAST_EVALUATOR, TYPED_EVALUATOR
 from attnport.parity.finer import BUDGET, plan_precision
 from attnport.runtimes import base
 from attnport.sources.digests import TOOLCHAIN

@@ -14,12 +14,10 @@ from typing import Annotated
 
 from attnport.artifacts import Manifest
 from attnport.bundling import place, signing
-from attnport.bundling.backends import RUNS, Backend, choose
-from attnport.bundling.judging import FUSION, PARITY, gate, judge
 from attnport.bundling.layouts import base as layouts
 from attnport.bundling.readme import package_of
 from attnport.bundling.verifying import check
-from attnport.bundling.write import needed_files, write
+from attnport.bundling.write import FUSION, PARITY, RUNS, Backend, choose_backends, gate, judge, needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.verdicts import read_parity
@@ -100,7 +98,7 @@ def bundle(
     place.refuse_unwritable(out)
     names = forms or (laid_out.forms if laid_out else FORMS)
     manifest = _with_forms(folder, manifest, names, progress)
-    backends = choose(folder, manifest, names)
+    backends = choose_backends(folder, manifest, names)
     progress("checking the artifact's files")
     wanted = _wanted(folder, manifest, backends)
     check_files(folder, manifest, *wanted)

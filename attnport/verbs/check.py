@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from attnport.artifacts import Manifest, ParityReport, RuntimeParity
-from attnport.cases.choosing import cases_of, few_batches
+from attnport.cases.choosing import cases_of, few_batches, read_sentences
 from attnport.cases.inputs import Case
-from attnport.cases.text import read_sentences
 from attnport.errors import (
     ArtifactError,
     AttnportError,
@@ -22,8 +21,8 @@ from attnport.errors import (
     UnavailableError,
     UsageError,
 )
+from attnport.folder.loading import require
 from attnport.folder.openings import bundle_digest, model_files, not_in, of_keys, of_plan, stage_of
-from attnport.folder.trust import require
 from attnport.folder.verdicts import files_of, model_digest, read_parity, rows_of, runtime_digest
 from attnport.folder.workspace import change, check_files, check_source, load_spec, open_folder
 from attnport.jsonfile import digest_file, digest_text
@@ -31,8 +30,7 @@ from attnport.latency.workloads import parse_grid
 from attnport.options import Folder, Note, Option, Progress, Seed, Text, Timeout, Trust
 from attnport.parities import FILE, Basis, Bisected
 from attnport.parity.bound import report as of_rows
-from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR, Comparison, Wanted
-from attnport.parity.eager import EAGER, EAGER_ON_GPU
+from attnport.parity.comparing import EAGER, EAGER_ON_GPU, FAST_EVALUATOR, TYPED_EVALUATOR, Comparison, Wanted
 from attnport.parity.evaluate import Means, References
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import add_eager
@@ -43,7 +41,7 @@ from attnport.verbs._arguments import verb
 from attnport.verbs._needs import ready
 
 if TYPE_CHECKING:
-    from attnport.parity.probes import Traced
+    from attnport.parity.layers import Traced
 
 STAGE = "check"
 EAGERS = (EAGER, EAGER_ON_GPU)
@@ -260,7 +258,7 @@ def inside(folder: Path, report: ParityReport, options: CaseOptions, means: Mean
     Raises:
         ArtifactError, IntegrityError, UsageError: as `check`.
     """
-    from attnport.parity.probes import Traced
+    from attnport.parity.layers import Traced
 
     manifest = open_folder(folder)
     check_files(folder, manifest, *model_files(manifest))

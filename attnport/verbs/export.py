@@ -18,9 +18,8 @@ from attnport.cases.choosing import needed_tokenizer
 from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, ExportError, UsageError
 from attnport.folder.given import Given, listed
-from attnport.folder.loading import note_read, without_outputs
+from attnport.folder.loading import note_read, remember, without_outputs
 from attnport.folder.machine import versions
-from attnport.folder.trust import remember
 from attnport.folder.workspace import Change, create, fresh, open_folder, open_if_there, refuse_stranger, toolchain
 from attnport.jsonfile import digest_text, to_json
 from attnport.options import Force, Option, Output, Progress, ReadMemory, ReadTimeout, Tell

@@ -18,10 +18,9 @@ from attnport.folder.machine import find_gpus
 from attnport.folder.portable import portable
 from attnport.latency.workloads import parse_grid
 from attnport.options import Force, Option, Progress
-from attnport.parity.eager import EAGER_ON_GPU
+from attnport.parity.comparing import EAGER_ON_GPU
 from attnport.printed import Printed
-from attnport.processes.child import OutOfTime, ending_at, in_time
-from attnport.processes.isolated import probe_all
+from attnport.processes.isolated import OutOfTime, ending_at, in_time, probe_all
 from attnport.reporting import document as doc
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime

@@ -20,8 +20,8 @@ from typing import Any, Literal
 from attnport import optional
 from attnport.artifacts import MANIFEST, LatencyReport, ParityReport, TuneReport
 from attnport.errors import PRECEDENCE, AttnportError, UnavailableError, UsageError, whole_cause
+from attnport.folder.loading import VARIABLE, passes, require
 from attnport.folder.machine import machine
-from attnport.folder.trust import VARIABLE, passes, require
 from attnport.folder.workspace import check_files, open_folder
 from attnport.jsonfile import from_json, to_json
 from attnport.parity.evaluate import Progress

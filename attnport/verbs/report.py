@@ -64,7 +64,7 @@ def report(
         ArtifactError, IntegrityError: it is not an artifact folder, or a report in it is not what was written.
         UsageError: the text file cannot be read.
     """
-    from attnport.cases.text import read_sentences
+    from attnport.cases.choosing import read_sentences
 
     manifest = open_folder(folder)
     sentence = next(filter(str.strip, read_sentences(text)), "") if text else ""
@@ -109,7 +109,7 @@ def _inputs_digest(folder: Path, manifest: Manifest, maps: str) -> str:
 
 def _maps(folder: Path, manifest: Manifest, sentence: str) -> doc.Maps:
     """The attention maps of the module for a sentence, or for random inputs if it does not read text."""
-    from attnport.cases.text import reads_text
+    from attnport.cases.choosing import reads_text
     from attnport.runtimes.torch_eager import attention_weights
 
     try:
@@ -129,7 +129,7 @@ def _maps(folder: Path, manifest: Manifest, sentence: str) -> doc.Maps:
 
 def _sentence(spec: ModelSpec, tokenizer_file: Path, sentence: str) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     """The beginning of a sentence whose map can be read, its feeds and its tokens."""
-    from attnport.cases.text import text_cases, tokenizers_errors
+    from attnport.cases.choosing import text_cases, tokenizers_errors
     from attnport.decoders import decoder_roles
 
     tokenizers = require("tokenizers")

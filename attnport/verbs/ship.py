@@ -263,7 +263,7 @@ def ship(
         AttnportError: the export failed, without which there are no other stages.
         Exception: a bug of ours in the export.
     """
-    from attnport.cases.text import read_sentences
+    from attnport.cases.choosing import read_sentences
     from attnport.latency.workloads import parse_grid
 
     if text is not None:

@@ -27,15 +27,14 @@ from attnport.artifacts import (
     TuneReport,
     drop,
 )
-from attnport.cases.choosing import read_feeds
+from attnport.cases.choosing import read_feeds, read_sentences, text_cases
 from attnport.cases.inputs import Case
-from attnport.cases.text import read_sentences, text_cases
 from attnport.decoders import decoder_roles
 from attnport.errors import UsageError
 from attnport.exporter.lowering import base as lowerings
+from attnport.folder.loading import require
 from attnport.folder.machine import machine
 from attnport.folder.openings import name_of
-from attnport.folder.trust import require
 from attnport.folder.workspace import change, check_files, check_source, fresh, open_folder, toolchain
 from attnport.jsonfile import digest_file, digest_text, read
 from attnport.latency.choice import NOT_RUN, REFUSED, rank

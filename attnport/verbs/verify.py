@@ -14,8 +14,7 @@ from attnport.errors import ArtifactError, AttnportError, IntegrityError, Parity
 from attnport.folder.workspace import check_files, open_folder
 from attnport.options import Option
 from attnport.printed import Printed
-from attnport.processes.child import Died
-from attnport.processes.isolated import TIMEOUT_S, Limits
+from attnport.processes.isolated import TIMEOUT_S, Died, Limits
 from attnport.reporting import document as doc
 from attnport.transaction import OWN
 from attnport.verbs._arguments import verb

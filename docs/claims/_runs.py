@@ -16,7 +16,7 @@ from attnport.artifacts import LatencyRow
 from attnport.cases.inputs import full_case
 from attnport.folder.workspace import open_folder
 from attnport.latency.rows import Measured, orders, rows
-from attnport.processes.child import Child
+from attnport.processes.isolated import Child
 from attnport.processes.worker import save_feeds
 from claims._findings import Progress, Ratio
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import ModelSpec
-from attnport.cases.text import read_sentences, text_cases
+from attnport.cases.choosing import read_sentences, text_cases
 from attnport.folder.loading import load
 from attnport.runtimes.torch_eager import attention_weights
 from attnport.verbs.export import export

@@ -12,7 +12,7 @@ import tiny_attention as tiny
 
 import attnport.bundling
 from attnport.artifacts import Form
-from attnport.bundling import backends, readme_cpp
+from attnport.bundling import readme_cpp, write
 from attnport.errors import UsageError
 from attnport.exporter.lowering import base as lowerings
 from attnport.verbs.bundle import bundle
@@ -24,8 +24,8 @@ BUNDLING = Path(attnport.bundling.__file__).parent
 
 def test_every_runtime_of_the_format_is_opened_and_comes_from_a_target() -> None:
     assert set(RUNTIMES) == {*OLDEST, *ENGINES}
-    assert set(RUNTIMES) == {runtime for runtime, _ in backends.RUNS.values()}
-    assert set(backends.RUNS) <= {*lowerings.names()}
+    assert set(RUNTIMES) == {runtime for runtime, _ in write.RUNS.values()}
+    assert set(write.RUNS) <= {*lowerings.names()}
 
 
 def test_the_format_and_the_cpp_reader_name_the_same_runtimes() -> None:

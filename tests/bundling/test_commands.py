@@ -6,7 +6,7 @@ import pytest
 import tiny_attention as tiny
 
 from attnport.artifacts import Source
-from attnport.bundling.commands import commands, without_folders
+from attnport.bundling.write import commands, without_folders
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from refusing import call, refused
 from attnport.errors import IntegrityError, UnavailableError
 from attnport.jsonfile import digest_file
 from attnport.processes import isolated, worker
-from attnport.processes.child import Child, Died
+from attnport.processes.isolated import Child, Died
 from attnport.verbs import verify as verifying
 from attnport.verbs.verify import raise_for, verify
 from attnport_bundle.format.manifest import MANIFEST

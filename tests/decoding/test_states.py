@@ -13,8 +13,7 @@ from representatives import representatives
 
 import attnport
 from attnport.artifacts import IOContract, Window
-from attnport.cases.choosing import cases_of, few_batches
-from attnport.cases.decoding import GROUP, decoding_cases, in_steps
+from attnport.cases.choosing import DECODING, cases_of, decoding_cases, few_batches, in_steps
 from attnport.decoders import roles_in
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import FeedError, SpecError
@@ -104,7 +103,7 @@ def test_sentences_are_checked_token_by_token(artifacts: Once) -> None:
     manifest = open_folder(folder)
     tried = few_batches(cases_of(folder, manifest, ["ab c", "qrstuv"], None, 0, 2), 1)
     (case,) = (one for one in tried if one.name == "sentences 1-2")
-    assert case.group == GROUP
+    assert case.group == DECODING
     assert case.feeds["attention_mask"].tolist() == [[0, 0, 1, 1, 1, 1], [1] * 6]
     session: Any = opened(folder, manifest, "ort_cpu")
     alone = {"input_ids": case.feeds["input_ids"][:1, 2:], "attention_mask": case.feeds["attention_mask"][:1, 2:]}

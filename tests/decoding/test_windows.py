@@ -14,7 +14,7 @@ from representatives import representatives
 
 import attnport
 from attnport.artifacts import Window
-from attnport.cases.decoding import PROMPT, decoding_cases, in_steps, stepped
+from attnport.cases.choosing import PROMPT, decoding_cases, in_steps, stepped
 from attnport.decoders import roles_in
 from attnport.errors import AttnportError
 from attnport.folder.openings import opened

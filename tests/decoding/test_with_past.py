@@ -17,7 +17,7 @@ from refusing import call
 from representatives import representatives
 
 from attnport.artifacts import ParityReport
-from attnport.cases.decoding import PROMPT, STEPS, decoding_cases, in_steps, stepped
+from attnport.cases.choosing import PROMPT, STEPS, decoding_cases, in_steps, stepped
 from attnport.errors import SpecError, UsageError
 from attnport.folder.machine import machine
 from attnport.folder.workspace import open_folder

@@ -17,9 +17,9 @@ from refusing import call, contents, refused
 import attnport
 from attnport.artifacts import Source
 from attnport.errors import SpecError
-from attnport.folder import trust
+from attnport.folder import loading
 from attnport.folder.workspace import change, load_spec, open_folder
-from attnport.parity.probes import Traced
+from attnport.parity.layers import Traced
 from attnport.processes.worker import Worker
 from attnport.verbs.fuse import fuse
 from attnport_bundle.runtimes.kernels import Cache
@@ -102,7 +102,7 @@ def test_a_report_leaves_the_maps_out_and_says_why(here: Path, mark: Path) -> No
     page = attnport.report(here / "out", maps=True).read_text(encoding="utf-8")
     assert "There are no attention maps: the source of this folder was not exported by you on this machine" in page
     assert not mark.exists()
-    trust.require(open_folder(here / "out").source, given=True)
+    loading.require(open_folder(here / "out").source, given=True)
     assert "There are no attention maps" not in attnport.report(here / "out", maps=True).read_text(encoding="utf-8")
     assert mark.exists()
 
@@ -181,7 +181,7 @@ def test_what_is_exported_is_asked_for(here: Path, mark: Path) -> None:
 def test_digests_of_a_record_do_not_carry_over_to_other_code(
     text: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trust.require(open_folder(here / "out").source, given=True)
+    loading.require(open_folder(here / "out").source, given=True)
     for file in ("evil/model.py", "evil/from_elsewhere/__init__.py", "evil/from_elsewhere/inner.py"):
         (here / file).parent.mkdir(parents=True, exist_ok=True)
         (here / file).write_text(MODEL)
@@ -197,7 +197,7 @@ def test_a_source_that_is_not_there_is_told_as_such(text: str, here: Path) -> No
     with pytest.raises(
         SpecError, match=r"there is no module 'no_package'|is not a file|is not a module's name|is not a SPEC"
     ):
-        trust.reload(named(here / "out", text))
+        loading.reload(named(here / "out", text))
 
 
 def test_a_part_of_a_module_that_is_not_there_does_not_run_the_module(
@@ -206,36 +206,36 @@ def test_a_part_of_a_module_that_is_not_there_does_not_run_the_module(
     (here / "alone.py").write_text(MODEL)
     monkeypatch.syspath_prepend(here)
     with pytest.raises(SpecError, match=r"f of alone\.part"):
-        trust.reload(Source("alone.part:f"))
+        loading.reload(Source("alone.part:f"))
     assert not (here / "mark").exists()
 
 
 def test_a_file_that_changed_is_not_run_until_it_is_back(here: Path, mark: Path) -> None:
     source = open_folder(here / "out").source
-    trust.require(source, given=True)
+    loading.require(source, given=True)
     file = mark.parent / "model.py"
     file.write_text(f"{MODEL}# changed\n")
     refused(call("check", here / "out"), f"the code of {file}:spec changed since export", "--trust-source")
     assert not mark.exists()
-    trust.require(source, given=True)
-    trust.require(source)
+    loading.require(source, given=True)
+    loading.require(source)
     file.write_text(MODEL)
-    trust.require(source)
+    loading.require(source)
 
 
 def test_code_that_importing_runs_is_asked_about_wherever_it_stands(here: Path, mark: Path) -> None:
     """The body of a class that nothing uses runs as well, and so does a default of a function."""
     source = open_folder(here / "out").source
-    trust.require(source, given=True)
+    loading.require(source, given=True)
     for added in ("class Unused:\n    print()\n", "def unused(at=print()): ...\n"):
         (mark.parent / "model.py").write_text(f"{MODEL}\n{added}")
         with pytest.raises(SpecError, match="changed since export"):
-            trust.require(source)
+            loading.require(source)
 
 
 def test_weights_and_other_code_are_still_compared_after_the_yes(here: Path) -> None:
     manifest = open_folder(here / "out")
-    trust.require(manifest.source, given=True)
+    loading.require(manifest.source, given=True)
     other = dataclasses.replace(manifest.source, code_digest="0" * 64)
     with pytest.raises(SpecError, match=r"the code of .* changed since export"):
         load_spec(dataclasses.replace(manifest, source=other))
@@ -262,7 +262,7 @@ def test_a_relative_spec_runs_no_file_of_another_folder(
     (here / "a" / "model.py").write_text(MODEL)
     source = named(here / "out", "model.py:spec")
     monkeypatch.chdir(here / "a")
-    trust.require(source, given=True)
+    loading.require(source, given=True)
     load_spec(open_folder(here / "out"))
     put(here)
     monkeypatch.chdir(here / "b")
@@ -285,11 +285,11 @@ def test_what_the_code_of_a_package_in_the_current_folder_says_is_recorded(
     source = Source("another_of_theirs:spec")
     (here / "another_of_theirs.py").write_text(MODEL)
     monkeypatch.chdir(here)
-    trust.require(source, given=True)
-    trust.require(source)
+    loading.require(source, given=True)
+    loading.require(source)
     (here / "another_of_theirs.py").write_text(f"{MODEL}# changed\n")
     with pytest.raises(SpecError, match="changed since export"):
-        trust.require(source)
+        loading.require(source)
 
 
 def test_the_own_code_of_an_hf_folder_is_asked_about_where_the_manifest_has_it_run(here: Path) -> None:
@@ -297,17 +297,17 @@ def test_the_own_code_of_an_hf_folder_is_asked_about_where_the_manifest_has_it_r
     folder.mkdir()
     (folder / "config.json").write_text('{"auto_map": {"AutoConfig": "modeling.Config"}}')
     (folder / "modeling.py").write_text(MODEL)
-    trust.require(Source(f"hf:{folder}"))
+    loading.require(Source(f"hf:{folder}"))
     source = Source(f"hf:{folder}", trust_remote_code=True)
     with pytest.raises(SpecError, match=f"the Python code that config.json names of {folder}"):
-        trust.require(source)
-    trust.require(source, given=True)
-    trust.require(source)
+        loading.require(source)
+    loading.require(source, given=True)
+    loading.require(source)
     (folder / "modeling.py").write_text(f"{MODEL}# changed\n")
     with pytest.raises(SpecError, match="changed since export"):
-        trust.require(source)
+        loading.require(source)
     with pytest.raises(SpecError, match="not exported by you"):
-        trust.require(Source("hf:owner/name", trust_remote_code=True))
+        loading.require(Source("hf:owner/name", trust_remote_code=True))
 
 
 def test_a_path_through_a_link_is_not_taken_for_the_file_that_it_looks_like(
@@ -317,10 +317,10 @@ def test_a_path_through_a_link_is_not_taken_for_the_file_that_it_looks_like(
         (here / name).mkdir(parents=True)
     for name in ("a", "b"):
         (here / name / "model.py").write_text(MODEL)
-    trust.require(Source(f"{here / 'a' / 'model.py'}:spec"), given=True)
+    loading.require(Source(f"{here / 'a' / 'model.py'}:spec"), given=True)
     (here / "a" / "link").symlink_to(here / "b" / "deep")
     with pytest.raises(SpecError, match="not exported by you"):
-        trust.reload(Source(f"{here}/a/link/../model.py:spec"))
+        loading.reload(Source(f"{here}/a/link/../model.py:spec"))
     assert not (here / "b" / "mark").exists()
 
 
@@ -335,48 +335,48 @@ def test_where_nothing_can_be_recorded_this_process_and_its_children_know(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "state").write_text("no folder")
-    monkeypatch.setenv(trust.VARIABLE, "")  # so that what is added goes with the test
+    monkeypatch.setenv(loading.VARIABLE, "")  # so that what is added goes with the test
     source = open_folder(here / "out").source
     with pytest.raises(SpecError) as told:
-        trust.require(source)
+        loading.require(source)
     assert "each time" in told.value.hint
     attnport.export(source.text, here / "out")
-    trust.require(source)
+    loading.require(source)
     code = "import sys; from attnport.folder import trust; from attnport.artifacts import Source;"
     code += "trust.require(Source(sys.argv[1]))"
     asked = [sys.executable, "-c", code, source.text]
     assert subprocess.run(asked, check=False).returncode == 0
-    later = {name: value for name, value in os.environ.items() if name != trust.VARIABLE}
+    later = {name: value for name, value in os.environ.items() if name != loading.VARIABLE}
     assert subprocess.run(asked, check=False, env=later, capture_output=True).returncode != 0
 
 
 def test_records_that_others_may_write_are_not_believed(here: Path) -> None:
     source = open_folder(here / "out").source
-    trust.require(source, given=True)
+    loading.require(source, given=True)
     (here / "state" / "attnport").chmod(0o777)
     with pytest.raises(SpecError, match="not exported by you"):
-        trust.require(source)
+        loading.require(source)
 
 
 def test_a_record_says_itself_what_it_stands_for(here: Path) -> None:
     source = open_folder(here / "out").source
-    trust.require(source, given=True)
+    loading.require(source, given=True)
     (name,) = recorded(here)
     Cache(here / "state" / "attnport").write(name, b"{}\n")
     with pytest.raises(SpecError):
-        trust.require(source)
+        loading.require(source)
 
 
 def test_the_folder_for_state_is_the_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_STATE_HOME")
-    assert trust.folder() == tmp_path / ".local" / "state" / "attnport"
+    assert loading.folder() == tmp_path / ".local" / "state" / "attnport"
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
-    assert trust.folder() == tmp_path / ".local" / "state" / "attnport"
+    assert loading.folder() == tmp_path / ".local" / "state" / "attnport"
     monkeypatch.setenv("HOME", "relative")
-    assert trust.folder() is None
+    assert loading.folder() is None
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
-    assert trust.folder() == tmp_path / "xdg" / "attnport"
+    assert loading.folder() == tmp_path / "xdg" / "attnport"
 
 
 def test_every_reload_goes_by_the_one_place_that_asks() -> None:

@@ -12,7 +12,7 @@ from test_gpu_check import pretend
 
 from attnport.latency import measuring
 from attnport.processes import isolated
-from attnport.processes.child import Child
+from attnport.processes.isolated import Child
 from attnport.transaction import OWN
 from attnport.verbs import gpu_check as verb
 from attnport.verbs.gpu_check import OVER, Piece, gpu_check, raise_for

@@ -17,8 +17,7 @@ from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import read
 from attnport.latency import measuring as verb
 from attnport.latency.measuring import MIN_ROUNDS
-from attnport.processes.child import Child
-from attnport.processes.isolated import probe_all
+from attnport.processes.isolated import Child, probe_all
 from attnport.verbs.bench import bench, raise_for
 
 bench_verb = sys.modules[bench.__module__]

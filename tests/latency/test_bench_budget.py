@@ -13,8 +13,8 @@ import pytest
 from attnport.artifacts import LatencyReport
 from attnport.latency import measuring
 from attnport.latency.measuring import MIN_ROUNDS
-from attnport.processes import child
-from attnport.processes.child import Child, OutOfTime, ending_at
+from attnport.processes import isolated
+from attnport.processes.isolated import Child, OutOfTime, ending_at
 from attnport.verbs.bench import bench
 
 CALL = "batch=1,seq=3"
@@ -88,12 +88,12 @@ def test_a_cold_start_that_takes_too_long_is_ended_and_the_rest_is_kept(
 ) -> None:
     def hang(message: str) -> None:
         if message == "memory of torch_eager":
-            child._END_S.set(time.monotonic() + 1)
+            isolated._END_S.set(time.monotonic() + 1)
             monkeypatch.setattr(measuring.Child, "send", lambda self, op, **fields: None)  # no answer comes
 
     with ending_at(None):
         report = measured(tiny_artifact, within=9.0, progress=hang)
-        assert time.monotonic() - child.end_s() < 3
+        assert time.monotonic() - isolated.end_s() < 3
     assert without_cold(report)
     assert report.shapes[CALL]["ort_cpu"].ratio is not None
     assert [note for note in report.notes if "peak memory of torch_eager, ort_cpu were not measured" in note]

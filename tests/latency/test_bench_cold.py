@@ -13,7 +13,7 @@ from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.console.terminal import shown
 from attnport.latency import measuring
 from attnport.latency.timing_worker import TimingWorker
-from attnport.processes.child import Child
+from attnport.processes.isolated import Child
 from attnport.runtimes.ort_cpu import OrtCpu
 from attnport.verbs.bench import bench
 

@@ -12,7 +12,7 @@ import pytest
 from attnport.artifacts import DEVICE_PARTS
 from attnport.latency import measuring
 from attnport.latency.timing_worker import TimingWorker
-from attnport.processes.child import Child
+from attnport.processes.isolated import Child
 from attnport.verbs.bench import bench
 
 HERE = Path(__file__).parent

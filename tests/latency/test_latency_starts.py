@@ -17,7 +17,7 @@ from attnport.latency.measuring import MIN_ROUNDS
 from attnport.latency.regression import regression
 from attnport.latency.rows import Measured, rows
 from attnport.latency.statistics import change_interval, ratio_interval, students_quantile
-from attnport.processes.child import Child
+from attnport.processes.isolated import Child
 from attnport.verbs.bench import bench
 
 CALL = "batch=1,seq=3"

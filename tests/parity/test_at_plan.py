@@ -18,7 +18,7 @@ from attnport.errors import ParityFailed, UnavailableError, UsageError
 from attnport.folder.openings import not_in, of_plan, openings_at, why_none
 from attnport.folder.workspace import change, open_folder
 from attnport.latencies import Why
-from attnport.parity.eager import Sliced
+from attnport.parity.comparing import Sliced
 from attnport.runtimes import base
 from attnport.verbs.bench import subjects
 from attnport.verbs.check import check, check_and_bisect

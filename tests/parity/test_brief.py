@@ -31,7 +31,7 @@ def tried(report: ParityReport, runtime: str) -> tuple[set[str], set[str]]:
 
 
 def test_few_batches_are_spread_from_the_shortest_to_the_longest(tiny_artifact: Path, text: Path) -> None:
-    from attnport.cases.text import text_cases
+    from attnport.cases.choosing import text_cases
 
     io = open_folder(tiny_artifact).io
     sentences = text_cases(io, text.read_text().splitlines(), tiny_artifact / "tokenizer.json", batch=8)

@@ -29,8 +29,7 @@ from attnport.folder.workspace import change
 from attnport.parities import Finding
 from attnport.parity import layers as layer_errors
 from attnport.parity.evaluate import Means
-from attnport.parity.layers import findings
-from attnport.parity.probes import Traced
+from attnport.parity.layers import Traced, findings
 from attnport.processes.isolated import Limits
 from attnport.runtimes import base
 from attnport.verbs import check as checking

@@ -9,8 +9,8 @@ import pytest
 import tiny_model
 
 from attnport.artifacts import EngineRecord, Form, Ran
+from attnport.cases.choosing import text_cases
 from attnport.cases.inputs import Case, cases
-from attnport.cases.text import text_cases
 from attnport.errors import SpecError
 from attnport.folder.openings import graph_digest, model_openings, why_none
 from attnport.folder.workspace import open_folder

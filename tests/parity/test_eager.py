@@ -16,9 +16,9 @@ from attnport.artifacts import AUTO, IOContract, ModelSpec, Source
 from attnport.cases.inputs import cases
 from attnport.dims import Dim, TensorSpec
 from attnport.masks import MaskSpec
-from attnport.parity import eager
+from attnport.parity import comparing
 from attnport.parity.bound import ByCase
-from attnport.parity.eager import DRAWS, Eager
+from attnport.parity.comparing import DRAWS, Eager
 from attnport.parity.evaluate import References, make_references, measure_session
 
 WIDTH, HEADS = 256, 8
@@ -139,7 +139,7 @@ def test_one_lucky_run_of_eager_fails_nobody_who_is_as_exact(
     lucky = dataclasses.replace(other, rms=other.rms / 40, max=other.max / 40)
     by._worst["fp32"]["large values"]["y"] = lucky
     with monkeypatch.context() as patched:
-        patched.setattr(eager, "DRAWS", 0)
+        patched.setattr(comparing, "DRAWS", 0)
         (by_one,) = copy.deepcopy(by).judged("fp32", found)
     assert by_one.verdict == "FAIL"
     assert by_one.rms_error is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnport.artifacts import RuntimeParity
-from attnport.parity import eager
+from attnport.parity import comparing
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "DRAWS", 0)
+    monkeypatch.setattr(comparing, "DRAWS", 0)
 
 
 def checked(folder: Path) -> RuntimeParity:
@@ -44,7 +44,7 @@ def test_a_form_that_rounds_its_scores_is_judged_by_eager_that_rounds_them(folde
 
 @pytest.mark.slow
 def test_by_the_kernel_alone_it_would_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager.Eager, "_own_way", lambda self, plan: self.session(plan))
+    monkeypatch.setattr(comparing.Eager, "_own_way", lambda self, plan: self.session(plan))
     found = checked(folder)
     assert found.verdict == "FAIL"
     assert "worst: case large values (batch=4, seq=32), output y: RMS error" in found.reason

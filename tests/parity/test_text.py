@@ -9,8 +9,7 @@ import pytest
 import tokenizers
 
 from attnport.artifacts import IOContract, Prompts
-from attnport.cases.choosing import cases_of
-from attnport.cases.text import read_sentences, reads_text, text_cases, tokenizers_errors
+from attnport.cases.choosing import cases_of, read_sentences, reads_text, text_cases, tokenizers_errors
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, UsageError
 from attnport.masks import MaskSpec

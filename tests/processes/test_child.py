@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from attnport.errors import FeedError, SpecError, UnavailableError
-from attnport.processes import child as child_module
-from attnport.processes.child import Child, ChildError, reason_of
+from attnport.processes import isolated as child_module
+from attnport.processes.isolated import Child, ChildError, reason_of
 from attnport.processes.worker import load_feeds, memory_bytes, read_frame, save_feeds, write_frame
 
 

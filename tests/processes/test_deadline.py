@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from attnport.processes.child import Child, OutOfTime, end_s, ending_at, in_time
+from attnport.processes.isolated import Child, OutOfTime, end_s, ending_at, in_time
 
 SILENT = ("-c", "import time; time.sleep(60)")
 

@@ -19,9 +19,8 @@ from attnport.cli import cli
 from attnport.errors import FeedError, UnavailableError, UsageError
 from attnport.folder.openings import model_openings
 from attnport.folder.workspace import open_folder
-from attnport.processes import child
-from attnport.processes.child import Died
-from attnport.processes.isolated import IsolatedSession, Limits, probe
+from attnport.processes import isolated
+from attnport.processes.isolated import Died, IsolatedSession, Limits, probe
 from attnport.runtimes import base
 from attnport.verbs.check import check, raise_for
 
@@ -73,7 +72,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(registry, "files", registry.files)
     monkeypatch.setattr(runtimes, "__path__", list(runtimes.__path__))
     monkeypatch.setenv(planting.VARIABLE, str(folder))
-    monkeypatch.setattr(child, "WORKER", (planting.__file__,))
+    monkeypatch.setattr(isolated, "WORKER", (planting.__file__,))
     planting.plant(folder)
     before = set(sys.modules)
     yield folder

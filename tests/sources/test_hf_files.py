@@ -19,7 +19,7 @@ import pytest
 
 from attnport.artifacts import FORMAT, Manifest
 from attnport.errors import SpecError, UsageError
-from attnport.folder import trust
+from attnport.folder import loading
 from attnport.folder.loading import load
 from attnport.folder.workspace import load_spec
 
@@ -306,7 +306,7 @@ def test_with_trust_the_folders_code_is_run_and_the_source_says_so(folder: Path,
     assert [one.name for one in spec.io.outputs] == ["logits"]
     manifest = Manifest(FORMAT, "0", spec.name, spec.source, spec.io, 23, (), None, {}, {})
     ran.unlink()
-    trust.require(spec.source, given=True)
+    loading.require(spec.source, given=True)
     assert load_spec(manifest).source == spec.source  # a later verb reloads it as it was exported
     untrusted = dataclasses.replace(spec.source, trust_remote_code=False)
     with pytest.raises(SpecError, match="would be run"):

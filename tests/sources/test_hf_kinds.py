@@ -303,11 +303,11 @@ def by_transformers(kind: str, part: str, folder: Path, feeds: dict[str, Any]) -
 
 
 def test_later_verbs_load_the_same_part(folders: Path) -> None:
-    from attnport.folder import trust
+    from attnport.folder import loading
 
     spec = load(f"hf:{made('clip', folders)}", part="vision", dims=["batch=1:2:4"])
-    again = trust.reload(spec.source)
+    again = loading.reload(spec.source)
     assert again.io == spec.io
     assert again.source == spec.source
-    whole = trust.reload(dataclasses.replace(spec.source, part=""))
+    whole = loading.reload(dataclasses.replace(spec.source, part=""))
     assert whole.io != spec.io

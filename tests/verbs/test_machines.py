@@ -12,7 +12,7 @@ import pytest
 from attnport.artifacts import ParityReport
 from attnport.console.terminal import shown as as_text
 from attnport.errors import IntegrityError, MissingDependency, SpecError, UnavailableError, UsageError
-from attnport.folder import trust
+from attnport.folder import loading
 from attnport.folder.workspace import change
 from attnport.jsonfile import from_json
 from attnport.verbs import machines
@@ -23,7 +23,7 @@ from attnport.verbs.machines import MachineResult, MachinesReport, Work, on_mach
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task has a process of its own, and changes its environment."""
-    monkeypatch.setenv(trust.VARIABLE, "")
+    monkeypatch.setenv(loading.VARIABLE, "")
 
 
 OPTIONS: dict[str, Any] = {"runtimes": ("onnx_reference",), "text": None}
@@ -90,7 +90,7 @@ def test_code_runs_there_only_if_it_was_asked_for_here_and_is_the_same(
     assert sent.trusted
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
     assert answered(sent).exit_code == 0
-    monkeypatch.setenv(trust.VARIABLE, "")
+    monkeypatch.setenv(loading.VARIABLE, "")
     refused = answered(dataclasses.replace(sent, trusted=""))
     assert refused.exit_code == SpecError.exit_code
     assert "was not exported by you on this machine" in refused.error

@@ -13,9 +13,8 @@ import numpy as np
 
 from attnport.exporter.builder import Builder, node_name
 from attnport.exporter.float_limits import lowest
-from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
-from attnport.exporter.forms.operands import operands
+from attnport.exporter.forms.operands import operands, repeated
 from attnport.exporter.forms.sinks import sink_bias
 from attnport.exporter.fusion.attention import Attention
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnport.exporter.builder import Builder
+from attnport.exporter.forms.groups import Change, reindexed
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.forms.operands import key_of
-from attnport.exporter.forms.reindexed import Change, reindexed
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.comparisons import CAUSAL, J
 from attnport.exporter.fusion.formula import Const, Op, op

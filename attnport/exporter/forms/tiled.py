@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnport.exporter.builder import Builder, node_name
-from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
-from attnport.exporter.forms.operands import operands
+from attnport.exporter.forms.operands import operands, repeated
 from attnport.exporter.forms.sinks import sink_bias
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.formula import ELEMENTWISE, axes_of, reads_of

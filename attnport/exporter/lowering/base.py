@@ -17,8 +17,8 @@ from attnport.exporter.builder import Builder, CannotLower
 from attnport.exporter.forms.blocks import Local, to_blocks
 from attnport.exporter.forms.canonical import Layouts, attention_of
 from attnport.exporter.forms.decomposed import decomposed
-from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.forms.operands import repeated
 from attnport.exporter.forms.sinks import with_sink_key
 from attnport.exporter.fusion.attention import Attention, Recognised
 from attnport.exporter.fusion.layout import Located

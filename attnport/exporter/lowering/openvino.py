@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.attention_op import attention_op, form_name, in_blocks
-from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.forms.operands import repeated
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.lowering.base import Lowering, Written
 

@@ -19,10 +19,10 @@ from typing import ClassVar
 from attnport.artifacts import PLANS
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.attention_op import attention_op
-from attnport.exporter.forms.depth import head_dims, narrowed, widened
 from attnport.exporter.forms.groups import can_fold, folded, unfolded
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.forms.narrow_masks import NarrowMaskWriter
+from attnport.exporter.forms.operands import head_dims, narrowed, widened
 from attnport.exporter.forms.tiled import tiled
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.formula import axes_of
