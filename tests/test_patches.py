@@ -14,14 +14,13 @@ import torch
 from torch import nn
 
 import attnport
-from attnport.exporter.capture import quiet
+from attnport.exporter.capture import _obstacles, quiet
 from attnport.exporter.decomposing import node_by_node
 from attnport.exporter.experts import all_experts
 from attnport.exporter.guards import located
 from attnport.exporter.passes.exact_rules import exact_rules
 from attnport.exporter.recurrences import scanned
 from attnport.exporter.recurrent import kept_whole
-from attnport.exporter.tracing import _obstacles
 from attnport.patches import Patch, patched
 
 TABLES = (exact_rules, node_by_node, located, scanned, all_experts, kept_whole, _obstacles)

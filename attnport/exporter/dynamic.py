@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnport.artifacts import IOContract
-from attnport.exporter.tracing import quiet, trace, traceable, untraceable
+from attnport.exporter.capture import quiet, trace, traceable, untraceable
 
 if TYPE_CHECKING:
     import torch

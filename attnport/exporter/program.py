@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
 from attnport.errors import ExportError
-from attnport.exporter.capture import example_tensors, traced_sizes
-from attnport.exporter.tracing import quiet, trace
+from attnport.exporter.capture import example_tensors, quiet, trace, traced_sizes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from attnport.artifacts import IOContract
-from attnport.exporter.capture import example_sizes, example_tensors
-from attnport.exporter.tracing import quiet, traceable
+from attnport.exporter.capture import example_sizes, example_tensors, quiet, traceable
 
 
 @contextlib.contextmanager

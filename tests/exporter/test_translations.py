@@ -13,7 +13,7 @@ from representatives import representatives
 from torch import nn
 from torch.nn import functional
 
-from attnport.exporter.tracing import quiet
+from attnport.exporter.capture import quiet
 from attnport.exporter.translations import tables
 from attnport.exporter.untranslated import choose_by_masks, promote, slice_splits
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from attnport.artifacts import ModelSpec
 from attnport.errors import ExportError, IntegrityError
+from attnport.exporter.capture import traceable
 from attnport.exporter.program import write_program
-from attnport.exporter.tracing import traceable
 from attnport.folder.given import Given
 from attnport.jsonfile import digest_file
 from attnport.sources.program import CODE, WEIGHTS, Stored, note, program_spec

@@ -8,10 +8,10 @@ import numpy as np
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.comparisons import same, size_sum
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, Read, Size, axes_of, is_bool
 from attnport.exporter.fusion.layout import Located
 from attnport.exporter.fusion.mask import THRESHOLD, Factor
-from attnport.exporter.fusion.sizes import same, size_sum
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -12,11 +12,10 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from attnport.exporter.fusion.comparisons import linear, written
+from attnport.exporter.fusion.comparisons import linear, size_sum, written
 from attnport.exporter.fusion.constants import constant_element
 from attnport.exporter.fusion.formula import ELEMENTWISE, ZERO, Axis, Const, Expr, Op, Read, Size, is_bool, op
 from attnport.exporter.fusion.moves import broadcast_index, const_value, dims_of, source_of
-from attnport.exporter.fusion.sizes import size_sum
 
 if TYPE_CHECKING:
     import onnx_ir as ir

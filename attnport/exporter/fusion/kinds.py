@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from attnport.exporter.fusion.comparisons import CAUSAL, I, J, linear, written
+from attnport.exporter.fusion.comparisons import CAUSAL, I, J, linear, same, size_sum, terms, written
 from attnport.exporter.fusion.comparisons import normal as plain
 from attnport.exporter.fusion.conditions import (
     BATCH,
@@ -27,7 +27,6 @@ from attnport.exporter.fusion.conditions import (
     truth_of,
 )
 from attnport.exporter.fusion.formula import TRUE, ZERO, Axis, Const, Expr, Op, Read, axes_of, conjuncts, op, reads_of
-from attnport.exporter.fusion.sizes import same, size_sum, terms
 from attnport.masks import MaskSpec
 
 __all__ = ["CAUSAL", "plain", "spec_of"]

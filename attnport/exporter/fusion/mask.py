@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from attnport.exporter.fusion.comparisons import size_along
 from attnport.exporter.fusion.elements import element, scalar
 from attnport.exporter.fusion.formula import (
     FALSE,
@@ -29,7 +30,6 @@ from attnport.exporter.fusion.indices import Index
 from attnport.exporter.fusion.kinds import CAUSAL, Rows, last_sees_all, plain, rows_without_key, spec_of
 from attnport.exporter.fusion.layout import Layout, Located
 from attnport.exporter.fusion.moves import broadcast_index, relaid
-from attnport.exporter.fusion.sizes import size_along
 from attnport.masks import MaskSpec
 
 if TYPE_CHECKING:

@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.fusion.comparisons import ONE, linear, plus
+from attnport.exporter.fusion.comparisons import ONE, linear, plus, size_sum
 from attnport.exporter.fusion.elements import element
 from attnport.exporter.fusion.formula import Axis
 from attnport.exporter.fusion.moves import known_size
-from attnport.exporter.fusion.sizes import size_sum
 from attnport.exporter.passes.sizes import settle_sizes
 
 if TYPE_CHECKING:
