@@ -369,6 +369,7 @@ class Capabilities:
     """What a runtime's probe found on the installed version; `reason` and `hint` say why it is not available.
 
     Attributes:
+        failed: Whether the probe itself failed, so that the next one may find something else.
         libraries: The NVIDIA libraries that it needs, by name, with the path that the loader finds; "" if not found.
     """
 
@@ -376,6 +377,7 @@ class Capabilities:
     available: bool
     reason: str = ""
     hint: str = ""
+    failed: bool = False
     version: str = ""
     devices: tuple[str, ...] = ()
     plans: tuple[str, ...] = ()

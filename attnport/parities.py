@@ -158,8 +158,8 @@ class RuntimeParity:
     """One runtime, or one lowered form run without its target, on all cases.
 
     Attributes:
-        kind: Why it was not run: it cannot run this here, its process died, or nothing says how exact it must be; None
-            if it was run.
+        kind: Why it was not run: it cannot run this here, its process died, nothing says how exact it must be, or the
+            model was changed since; None if it was run.
         basis: What it was computed from; None in reports that did not record it.
     """
 
@@ -169,7 +169,7 @@ class RuntimeParity:
     ran: Ran | None = None
     cases: tuple[CaseResult, ...] = ()
     invariance: tuple[InvarianceResult, ...] = ()
-    kind: Literal["unavailable", "died", "no bound"] | None = None
+    kind: Literal["unavailable", "died", "no bound", "changed"] | None = None
     basis: Basis | None = None
 
 

@@ -78,7 +78,7 @@ def _probes_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         given = (type(runtime), type(runtime).probe, type(limits).start, isolated.Child, child.WORKER, limits)
         key = (*given, environment, tuple(sys.path), Path.cwd())
         found = _probed.get(key) or probe(runtime, limits)
-        if isolated.PROBE_FAILED not in found.reason:
+        if not found.failed:
             _probed[key] = found
         return found
 

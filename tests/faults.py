@@ -302,7 +302,7 @@ tests/processes/test_probe_cache.py
     - parts = json.dumps([_state(), installed, [list(_places(name)) for name in modules]])
     + parts = json.dumps([_state()])
   attnport/processes/isolated.py: a probe that failed is kept
-    - if PROBE_FAILED not in found.reason:
+    - if not found.failed:
     + if found is not None:
 tests/runtimes/test_ort_cpu.py
   attnport/runtimes/base.py: a model may take weights from outside its folder

@@ -23,7 +23,6 @@ from attnport.runtimes import base
 from attnport.sources.digests import TOOLCHAIN
 
 WEIGHTS = "weights.bin"
-MADE_AGAIN = "it was made again after parity was checked"
 _JUDGES = ("torch_eager", "torch_eager_cuda", "onnx_reference", "ort_cpu")
 """The runtimes that make the reference and the bound, or run a form in place of its target's."""
 _TUNE = "tune"
@@ -69,13 +68,13 @@ def by_metric(form: Form) -> RuntimeParity:
 
 def _judged(rows: Mapping[str, RuntimeParity], names: Sequence[str], form: Form) -> dict[str, RuntimeParity]:
     """Rows for a form in integers, where its own verdict is not among them."""
-    return {name: by_metric(form) for name in names if name not in rows or rows[name].reason == MADE_AGAIN}
+    return {name: by_metric(form) for name in names if name not in rows or rows[name].kind == "changed"}
 
 
 def _now(manifest: Manifest, name: str, row: RuntimeParity, *, form: bool) -> RuntimeParity:
     if is_current(manifest, name, row, form=form):
         return row
-    return RuntimeParity("NOT_RUN", MADE_AGAIN, row.plan)
+    return RuntimeParity("NOT_RUN", "it was made again after parity was checked", row.plan, kind="changed")
 
 
 def is_current(manifest: Manifest, name: str, row: RuntimeParity, *, form: bool) -> bool:

@@ -55,7 +55,7 @@ from attnport.jsonfile import digest_file, digest_text, from_json, to_json
 from attnport.module_path import child_command, child_environment
 from attnport.processes.worker import MAX_FRAME_BYTES, load_outputs, read_frame, save_feeds, write_frame
 from attnport.runtimes import base
-from attnport.runtimes.base import PROBE_FAILED, Opening, Runtime, physical_cores
+from attnport.runtimes.base import Opening, Runtime, physical_cores
 from attnport.user_cache import cache
 
 if TYPE_CHECKING:
@@ -422,7 +422,7 @@ def probe(runtime: Runtime, limits: Limits = Limits(), *, refresh: bool = False)
     if not refresh and (kept := kept_probe(runtime.name)) is not None:
         return kept
     found = _probed(runtime, limits)
-    if PROBE_FAILED not in found.reason:
+    if not found.failed:
         keep_probe(found)
     return found
 
@@ -432,15 +432,15 @@ def _probed(runtime: Runtime, limits: Limits) -> Capabilities:
         try:
             return runtime.probe()
         except Exception as err:  # a probe should not raise, but an installation may be damaged
-            return Capabilities(runtime.name, False, f"{PROBE_FAILED} with {type(err).__name__}: {err}")
+            return Capabilities(runtime.name, False, f"its probe failed with {type(err).__name__}: {err}", failed=True)
     child = limits.start(1)
     try:
         answer = child.ask("probe", limits.timeout_s, runtime=runtime.name)
         return from_json(Capabilities, json.dumps(answer["found"]), "the probe's answer")
     except Died as err:
-        return Capabilities(runtime.name, False, f"{PROBE_FAILED}: {err.message}")
+        return Capabilities(runtime.name, False, f"its probe failed: {err.message}", failed=True)
     except AttnportError as err:
-        return Capabilities(runtime.name, False, f"{PROBE_FAILED} with {err.message}", err.hint)
+        return Capabilities(runtime.name, False, f"its probe failed with {err.message}", err.hint, True)
     finally:
         child.kill()
 
@@ -531,7 +531,7 @@ def unavailable(capabilities: Capabilities) -> str:
 
 def absent(capabilities: Capabilities) -> bool:
     """Whether a probe found that a runtime is not installed, or needs hardware that this machine lacks."""
-    return not capabilities.available and PROBE_FAILED not in capabilities.reason
+    return not (capabilities.available or capabilities.failed)
 
 
 def reason_of_failure(err: AttnportError | MemoryError) -> str:

@@ -385,8 +385,9 @@ def usual_feeds(io: IOContract) -> dict[str, Array]:
 
 Kind = Literal["module", "onnx", "engine", "bundle"]
 
-PROBE_FAILED = "its probe failed"
-"""In a reason, that a probe may find something else the next time, so that the result is not kept."""
+
+class ProbeFailed(UnavailableError):
+    """A probe came to no end; the next one may find something else, so that its result is not kept."""
 
 
 @dataclass(frozen=True)
@@ -487,10 +488,11 @@ class Runtime(abc.ABC):
             return Capabilities(self.name, True, version=version, libraries=libraries, **able)
         except UnavailableError as err:
             hint = (isinstance(err, MissingDependency) and self.install) or err.hint
-            return Capabilities(self.name, False, err.message, hint, version, libraries=libraries)
+            failed = isinstance(err, ProbeFailed)
+            return Capabilities(self.name, False, err.message, hint, failed, version, libraries=libraries)
         except Exception as err:  # a half-installed wheel or driver fails anywhere
             reason = f"{self.package} does not work: {first_line(err)}"
-            return Capabilities(self.name, False, reason, self.install, version, libraries=libraries)
+            return Capabilities(self.name, False, reason, self.install, version=version, libraries=libraries)
 
     def version(self) -> str:
         """The installed version. Raises MissingDependency."""

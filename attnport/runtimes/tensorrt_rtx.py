@@ -9,7 +9,7 @@ from attnport.artifacts import Session
 from attnport.errors import ArtifactError, BundleError, IntegrityError, UnavailableError
 from attnport.jsonfile import digest_text
 from attnport.runtimes import _cuda
-from attnport.runtimes.base import PROBE_FAILED, Opening
+from attnport.runtimes.base import Opening, ProbeFailed
 from attnport.runtimes.tensorrt import TensorRT
 from attnport.user_cache import cache
 from attnport_bundle.runtimes.cuda import driver_release
@@ -78,6 +78,9 @@ def _refusal(trt: Any, version: str, device: _cuda.Device) -> str:
     """Why this release runs no engine on the GPU; "" if it runs them, or does not tell.
 
     Whether it supports the GPU is kept in this user's cache, for each release, compute capability and driver.
+
+    Raises:
+        ProbeFailed: It refuses for another reason, such as too little memory, which may pass.
     """
     unsupported = (
         f"TensorRT-RTX {version} does not support compute capability {device.sm // 10}.{device.sm % 10} ({device.name})"
@@ -95,7 +98,7 @@ def _refusal(trt: Any, version: str, device: _cuda.Device) -> str:
         return ""
     if not valid and "UNSUPPORTED_CC" not in why:  # such as too little memory: that may change
         told = ", ".join(why) or "it gives no reason"
-        return f"{PROBE_FAILED}: TensorRT-RTX {version} runs no engine on {device.name}: {told}"
+        raise ProbeFailed(f"TensorRT-RTX {version} runs no engine on {device.name}: {told}", hint=_OTHERS)
     if kept is not None and driver:
         kept.write(name, _SUPPORTED if valid else _UNSUPPORTED)
     return "" if valid else unsupported

@@ -342,8 +342,8 @@ def test_where_nothing_can_be_recorded_this_process_and_its_children_know(
     assert "each time" in told.value.hint
     attnport.export(source.text, here / "out")
     loading.require(source)
-    code = "import sys; from attnport.folder import trust; from attnport.artifacts import Source;"
-    code += "trust.require(Source(sys.argv[1]))"
+    code = "import sys; from attnport.folder import loading; from attnport.artifacts import Source;"
+    code += "loading.require(Source(sys.argv[1]))"
     asked = [sys.executable, "-c", code, source.text]
     assert subprocess.run(asked, check=False).returncode == 0
     later = {name: value for name, value in os.environ.items() if name != loading.VARIABLE}
@@ -383,4 +383,4 @@ def test_every_reload_goes_by_the_one_place_that_asks() -> None:
     package = Path(attnport.__file__).parent
     loading = re.compile(r"folder\.loading import .*\bload\b|sources(\.load)? import load|folder import loading")
     users = {path.stem for path in package.rglob("*.py") if loading.search(path.read_text(encoding="utf-8"))}
-    assert users == {"__init__", "loading", "given", "trust"}
+    assert users == {"__init__", "loading", "given"}

@@ -201,12 +201,12 @@ def test_a_named_runtime_is_checked_with_its_own_form_and_the_report_keeps_the_o
 def test_a_runtime_that_was_not_run_is_tried_again_where_it_is_named(
     tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def probed(reason: str) -> None:
-        probe = lambda self: Capabilities(self.name, False, reason)  # noqa: E731
+    def probed(reason: str, failed: bool = False) -> None:
+        probe = lambda self: Capabilities(self.name, False, reason, failed=failed)  # noqa: E731
         patched.setattr(type(base.get("onnx_reference")), "probe", probe)
 
     with monkeypatch.context() as patched:
-        probed(f"{base.PROBE_FAILED} with OSError: broken")
+        probed("its probe failed with OSError: broken", failed=True)
         failed = check(tiny_artifact, ["onnx_reference"]).runtimes["onnx_reference"]
         assert (failed.verdict, failed.kind) == ("NOT_RUN", "unavailable")
         probed("not installed")

@@ -13,7 +13,6 @@ from pretended_gpu import Diagnostics, HostDevice, Validity, trt
 from attnport.artifacts import Capabilities
 from attnport.errors import UnavailableError
 from attnport.runtimes import _cuda, base, tensorrt_rtx
-from attnport.runtimes.base import PROBE_FAILED
 from attnport_bundle.runtimes import cuda
 
 
@@ -99,9 +98,9 @@ def test_another_reason_against_the_tiny_engine_is_said_and_asked_about_again(
     probe: Callable[..., Capabilities], device: HostDevice
 ) -> None:
     device.validity, device.diagnostics = Validity.INVALID, Diagnostics.INSUFFICIENT_GPU_MEMORY
-    assert (
-        probe().reason == f"{PROBE_FAILED}: TensorRT-RTX 9.9.9 runs no engine on Pretended GPU: INSUFFICIENT_GPU_MEMORY"
-    )
+    found = probe()
+    assert found.reason == "TensorRT-RTX 9.9.9 runs no engine on Pretended GPU: INSUFFICIENT_GPU_MEMORY"
+    assert found.failed
     device.validity = Validity.VALID
     assert probe().available
 
