@@ -1,7 +1,7 @@
 """Experts of transformers' models that have but one way to run, while they are traced.
 
 Their loop is over the experts that were chosen, which a trace cannot know. Here it is over all of them, each with the
-rows that chose it, of which there may be none. Most models have a way that can be traced (see `tracing`).
+rows that chose it, of which there may be none. Most models have a way that can be traced (see `capture`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Read `workspace` first: a folder is opened, created, changed all at once, and a stage is left out that was done before.
 `openings` says which of its files a runtime opens, `verdicts` what its parity report is still true of. `given` is the
-model that `export` is given; `loading` loads it again, and `trust` says whose code that may run. `machine` describes
-where numbers were measured; `refusals` and `portable` are what people are told: errors of files, and reasons without
-paths.
+model that `export` is given; `loading` loads it again, and says whose code that may run. `machine` describes where
+numbers were measured; `refusals` and `portable` are what people are told: errors of files, and reasons without paths.
 """

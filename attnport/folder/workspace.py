@@ -121,7 +121,7 @@ def load_spec(manifest: Manifest) -> ModelSpec:
 
     Raises:
         SpecError: the source is gone or changed, which names the SPEC, and the files or that it is the weights; or it
-            would run code that nobody asked for here (see `trust`).
+            would run code that nobody asked for here (see `folder.loading`).
     """
     from attnport.folder.loading import note_read, reload, without_outputs
 

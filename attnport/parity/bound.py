@@ -6,7 +6,7 @@ A result passes if, over valid elements,
     its largest error <= 3 x the worst largest error of PyTorch's own runs of this case + 4 eps RMS(reference)
 
 PyTorch is run once. Where a result would fail, it is run again with weights and inputs moved by at most one rounding,
-until the result passes or enough runs were made (`parity.eager`). Nothing is tuned by hand, for any model or runtime.
+until the result passes or enough runs were made (`comparing`). Nothing is tuned by hand, for any model or runtime.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from attnport.runtimes.torch_eager import TracedModule
+    from attnport.runtimes._torch_values import TracedModule
 
 
 FORM = "form "
@@ -128,7 +128,7 @@ class Traced:
             ExportError: torch no longer traces the module.
         """
         from attnport.exporter.capture import named_program
-        from attnport.runtimes.torch_eager import TracedModule
+        from attnport.runtimes._torch_values import TracedModule
 
         if is_onnx(self.manifest.source.text):
             raise UnavailableError(

@@ -380,7 +380,7 @@ class IsolatedSession:
         return self._call(feeds, steps=False)
 
     def in_steps(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        """Outputs of a decoder that runs a prompt and then token by token (`cases.decoding`); raises as `run`.
+        """Outputs of a decoder that runs a prompt and then token by token (`cases.choosing`); raises as `run`.
 
         The runtime runs once for each token, so that it may take `STEPS_TIMES` as long as a call.
         """

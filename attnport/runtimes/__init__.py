@@ -2,9 +2,9 @@
 
 To be read in this order:
 
-- `base`: what every runtime is, and how one is found by its name; `_session`: what every session is.
-- `onnx_reference`, `ort_cpu`, `openvino`: files of ONNX on the CPU. `_onnx_file` checks them; `_ort` is what runtimes
-  of ONNX Runtime share; `_reference_ops` has operators of the evaluator.
+- `base`: what every runtime and every session is, and how a runtime is found by its name.
+- `onnx_reference`, `ort_cpu`, `openvino`: files of ONNX on the CPU. `_ort` is what runtimes of ONNX Runtime share;
+  `_reference_ops` has operators of the evaluator.
 - `torch_eager`: the module itself, by which everything is judged. `_torch_modes` changes how PyTorch computes it: in
   float64, and in the precision plans that are no cast of a module.
 - `torch_compile`; and `torch_eager_cuda`, `torch_compile_cuda`, `torch_compile_tuned_cuda` on `_torch_device`.

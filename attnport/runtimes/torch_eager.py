@@ -1,39 +1,24 @@
-"""PyTorch eager on CPU: the module itself, the float64 reference, and eager in each precision.
+"""PyTorch eager on CPU: the module itself, the float64 reference, and eager in each precision plan.
 
-The files of other PyTorch runtimes use what is here: casts, calls, sessions, and tensors of arrays. `TracedModule`
-computes named tensors of a traced module, as references for the tensors of an exported graph: it runs node by node
-under the same modes, so that a tensor's float64 value and eager's error are computed as those of the outputs are.
+The files of other PyTorch runtimes use what is here: casts, calls, sessions, and tensors of arrays.
 """
+
+# torch leaves its mode classes untyped.
+# mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from attnport.artifacts import AUTO, CASTS, PLANS, IOContract, ModelSpec, Ran, Session
 from attnport.errors import SpecError, UsageError
-from attnport.runtimes._torch_modes import (
-    Found,
-    Rounded,
-    TiesInOrder,
-    ZeroWithoutKey,
-    active,
-    half_of_islands,
-    modes_for,
-)
 from attnport.runtimes.base import Array, CheckedSession, Opening, Runtime, physical_cores, refused
 from attnport_bundle.feeds import check_feeds
 
 if TYPE_CHECKING:
     import torch
-
-
-# torch leaves its mode classes untyped.
-# mypy: disable-error-code="no-untyped-call"
-
 
 Call = Callable[[dict[str, "torch.Tensor"]], Any]
 """What returns a module's result for inputs by name."""
@@ -392,99 +377,3 @@ def attention_weights(spec: ModelSpec, feeds: Mapping[str, Array]) -> dict[str, 
 
 
 RUNTIME = TorchEager()
-
-
-# torch leaves its interpreter untyped.
-# mypy: disable-error-code="no-untyped-call,no-any-unimported"
-
-
-_KINDS = torch.export.graph_signature.InputKind
-
-
-class TracedModule:
-    """A traced module that returns tensors by name; outputs have the contract's names."""
-
-    def __init__(
-        self, program: torch.export.ExportedProgram, outputs: Collection[str], plan: str, *, float64: bool = False
-    ) -> None:
-        """Takes a program and how to run it.
-
-        Args:
-            program: The traced module, cast to half precision if the plan is.
-            outputs: The names of its outputs, in order.
-            plan: The precision plan.
-            float64: Run in float64; `program` is then traced from the float32 module.
-        """
-        self._program, self._plan, self._float64 = program, plan, float64
-        returned = [spec.arg.name for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
-        self._outputs = dict(zip(outputs, returned, strict=True))
-        self._dtype = torch.float64 if float64 else getattr(torch, PLANS[plan].cast)
-
-    def modules(self) -> dict[str, str]:
-        """The module path of each named tensor."""
-        nodes = {node.name: node for node in self._program.graph.nodes if node.op == "call_function"}
-        named = {name: node for name, node in nodes.items() if isinstance(node.meta.get("val"), torch.Tensor)}
-        named |= {name: nodes[own] for name, own in self._outputs.items() if own in nodes}
-        return {name: _path(node) for name, node in named.items()}
-
-    def run(self, feeds: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
-        """The tensors called `names`."""
-        wanted = {self._outputs.get(name, name): name for name in names}
-        kept: dict[str, Array] = {}
-
-        def keep(name: str, value: torch.Tensor) -> None:
-            if name in wanted:
-                kept[wanted[name]] = to_array(value).copy()
-
-        self._interpret(feeds, keep)
-        return kept
-
-    def shapes(self, feeds: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-        """The shape of every named tensor."""
-        shapes: dict[str, tuple[int, ...]] = {}
-
-        def note(name: str, value: torch.Tensor) -> None:
-            shapes[name] = tuple(value.shape)
-
-        self._interpret(feeds, note)
-        return shapes | {name: shapes[own] for name, own in self._outputs.items() if own in shapes}
-
-    def _interpret(self, feeds: Mapping[str, Array], see: Any) -> None:
-        class Seeing(torch.fx.Interpreter):
-            def run_node(self, node: torch.fx.Node) -> Any:
-                result = super().run_node(node)
-                if isinstance(result, torch.Tensor):
-                    see(node.name, result)
-                return result
-
-        arguments = self._arguments(feeds)
-        modes = [TiesInOrder(), *modes_for(self._plan, float64=self._float64), ZeroWithoutKey()]
-        island = None if self._float64 else half_of_islands(self._plan)
-        if island is not None:
-            with active(products := Found()):
-                torch.fx.Interpreter(self._program.graph_module).run(*arguments)
-            modes = [*modes, Rounded(products, island)]
-        with active(*modes):
-            Seeing(self._program.graph_module).run(*arguments)
-
-    def _arguments(self, feeds: Mapping[str, Array]) -> list[Any]:
-        """Parameters, buffers, constants and feeds in the graph's order."""
-        program, arguments = self._program, list[Any]()
-        names = iter(feeds)
-        for spec in program.graph_signature.input_specs:
-            if spec.kind == _KINDS.USER_INPUT:
-                # The graph's input usually has the keyword's name; if torch renamed it, the order is still the same.
-                keyword = next(names)
-                name = spec.arg.name if spec.arg.name in feeds else keyword
-                arguments.append(to_tensor(feeds[name], self._dtype))
-                continue
-            value = program.state_dict.get(str(spec.target), program.constants.get(str(spec.target)))
-            wide = self._float64 and isinstance(value, torch.Tensor) and value.is_floating_point()
-            arguments.append(value.to(self._dtype) if wide and isinstance(value, torch.Tensor) else value)
-        return arguments
-
-
-def _path(node: torch.fx.Node) -> str:
-    """The path of the innermost module that a node was traced in; "" for the outermost."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]) if stack else ""

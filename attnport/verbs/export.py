@@ -62,8 +62,8 @@ def export(
 ) -> Manifest:
     """Exports a model into `folder`; an earlier export there is replaced all at once.
 
-    The code that was run to load it is recorded for this user; later verbs run no other code (see `trust`). A file of
-    ONNX is read and computed in a process of its own, with limits of time and memory.
+    The code that was run to load it is recorded for this user; later verbs run no other code. A file of ONNX is read
+    and computed in a process of its own, with limits of time and memory.
 
     Raises:
         UsageError: the folder has other files and is not an artifact; or a file of ONNX exceeds a limit.
