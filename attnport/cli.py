@@ -123,6 +123,9 @@ def check(
     --runtime, the form that this runtime opens. A runtime that crashes, hangs or takes all memory in its process is
     NOT_RUN; the others are still reported.
     """
+    from attnport.errors import UsageError
+    from attnport.parity.evaluate import Means
+    from attnport.processes.isolated import Limits
     from attnport.verbs import check as checking
     from attnport.verbs._arguments import command_line
     from attnport.verbs._saving import check_target, save
@@ -132,8 +135,14 @@ def check(
         raise click.UsageError(f"--json and --format {kind} both print on stdout; give one of them.")
     if junit is not None:
         check_target(junit, "--junit", "junit.xml")
-    bisected = checking.check_and_bisect(**options, tell=out.tell) if bisect else None
-    report = bisected.parity if bisected else run()
+    if bisect and options["precision"]:
+        raise UsageError("--bisect goes without --precision.", hint="It searches what a check without it finds.")
+    report = run()
+    bisected = None
+    if bisect:
+        cases = checking.CaseOptions(options["text"], options["inputs"], options["shapes"], options["seed"])
+        means = Means(None, Limits(options["timeout_s"], every=options["isolate"]), options["progress"])
+        bisected = checking.bisect(options["folder"], report, cases, means, force=options["force"], tell=out.tell)
     if junit is not None:
         from attnport.reporting.ci import junit as as_junit
 

@@ -112,10 +112,8 @@ def build(
         tables = fusing.earlier_tables(folder, manifest)
         with tempfile.TemporaryDirectory(prefix="attnport-layers-") as scratch:
             model, engine, layers = folder / form.file, run.path(file), Path(scratch) / "layers.json"
-            built = build_engine(
-                target, model, manifest.io, engine, plan=plan, form=key, profiles=checked, sm=sm, layers=layers
-            )
-            record = dataclasses.replace(built, file=file, precision=form.precision)
+            built = build_engine(target, model, manifest.io, engine, plan=plan, profiles=checked, sm=sm, layers=layers)
+            record = dataclasses.replace(built, file=file, form=key, precision=form.precision)
             progress("reading the proof of fusion")
             table = fusing.engine_table(manifest, form, record, engine, layers, tables.get(table_key))
         run.write(str(Path(file).with_suffix(".json")), record)

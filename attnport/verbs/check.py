@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from attnport.artifacts import Manifest, ParityReport, RuntimeParity
 from attnport.cases.choosing import cases_of, few_batches, read_sentences
@@ -194,40 +194,30 @@ def check(
     return report
 
 
-def check_and_bisect(
+def bisect(
     folder: Path,
-    runtimes: Sequence[str] = (),
-    text: Path | None = None,
-    inputs: Path | None = None,
+    report: ParityReport,
+    options: CaseOptions,
+    means: Means,
     *,
-    tell: Callable[[str], None] = lambda message: None,
-    timeout_s: float = TIMEOUT_S,
-    isolate: bool = False,
     force: bool = False,
-    progress: Progress = lambda message: None,
-    **options: Any,
+    tell: Callable[[str], None] = lambda message: None,
 ) -> Bisected:
-    """Checks, then finds the layer where each runtime or form that failed goes wrong, and measures errors by layer.
+    """Finds the layer where each runtime or form that failed goes wrong, and measures errors by layer.
 
     Args:
-        tell: Called with a line if errors by layer could not be measured; the verdict of the check is not affected.
-        options: The other arguments of `check`.
+        report: What `check` gave, without a precision of its own.
+        options: What chose its cases.
+        force: Measure errors by layer again, though parity was not checked anew since.
+        tell: Called with a line if they could not be measured; the verdict of the check is not affected.
 
     Raises:
-        As `check`; ExportError: torch no longer traces the module. UsageError: `precision`, with which it does not go.
+        ArtifactError, IntegrityError, UsageError: as `check`; ExportError: torch no longer traces the module.
     """
     from attnport.parity.layers import findings
 
-    if options.get("precision"):
-        raise UsageError("--bisect goes without --precision.", hint="It searches what a check without it finds.")
-    how: Any = {"timeout_s": timeout_s, "isolate": isolate, "progress": progress}
-    report = check(folder, runtimes, text, inputs, force=force, **how, **options)
-    case_options = CaseOptions(
-        text, inputs, *(options.get(name, getattr(CaseOptions, name)) for name in ("shapes", "seed", "batch"))
-    )
-    means = Means(options.get("threads"), Limits(timeout_s, every=isolate), progress)
-    found = findings(inside(folder, report, case_options, means)) if report.verdict == "FAIL" else ()
-    if problem := why_no_layers(folder, report, case_options, means, force=force):
+    found = findings(inside(folder, report, options, means)) if report.verdict == "FAIL" else ()
+    if problem := why_no_layers(folder, report, options, means, force=force):
         tell(problem)
     return Bisected(report, found)
 

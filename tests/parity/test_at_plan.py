@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_model
+from click.testing import CliRunner
 from pretended_torch import HostDevice, pretend
 
 from attnport.artifacts import CASTS, Capabilities, EngineRecord, Form, Ran, Session
+from attnport.cli import cli
 from attnport.dims import TensorSpec
 from attnport.errors import ParityFailed, UnavailableError, UsageError
 from attnport.folder.openings import not_in, of_plan, openings_at, why_none
@@ -21,7 +23,7 @@ from attnport.latencies import Why
 from attnport.parity.comparing import Sliced
 from attnport.runtimes import base
 from attnport.verbs.bench import subjects
-from attnport.verbs.check import check, check_and_bisect
+from attnport.verbs.check import check
 
 GPU = "torch_eager_cuda"
 Outputs = dict[str, np.ndarray]
@@ -134,8 +136,8 @@ def test_what_cannot_be_asked_for_is_refused(folder: Path) -> None:
         check(folder, [], eager="ort-cpu", precision="fp16")
     with pytest.raises(UsageError, match=r"int8.*expected one of fp32, fp16"):
         check(folder, [], precision="int8")
-    with pytest.raises(UsageError, match="--bisect goes without --precision"):
-        check_and_bisect(folder, [], precision="fp16")
+    result = CliRunner().invoke(cli, ["check", str(folder), "--bisect", "--precision=fp16"])
+    assert (result.exit_code, "--bisect goes without --precision" in result.output) == (2, True)
     if not base.get(GPU).probe().available:
         with pytest.raises(UnavailableError, match="torch_eager_cuda, by which the others are judged"):
             check(folder, [], precision="fp16", eager=GPU)

@@ -17,7 +17,8 @@ from attnport.console.terminal import shown
 from attnport.exporter.probing import tensors
 from attnport.folder.workspace import change
 from attnport.parities import Bisected, Finding
-from attnport.verbs.check import check_and_bisect
+from attnport.parity.evaluate import Means
+from attnport.verbs.check import CaseOptions, bisect, check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 
@@ -39,7 +40,7 @@ def saturate(folder: Path, key: str) -> None:
 
 
 def searched(folder: Path, runtimes: list[str]) -> Bisected:
-    found = check_and_bisect(folder, runtimes)
+    found = bisect(folder, check(folder, runtimes), CaseOptions(), Means())
     assert found.parity.verdict == "FAIL"
     return found
 

@@ -363,15 +363,16 @@ def test_a_case_that_only_the_options_make_is_searched_as_it_was_checked(
     layered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(layered, "ort_cpu", other_weight("layers.1.up"))
-    shape, options = "batch=2,seq=11", {"shapes": ("batch=2,seq=11",), "seed": 3}
-    whole = check(layered, ["ort_cpu"], **options)
+    shape = "batch=2,seq=11"
+    options = checking.CaseOptions(shapes=(shape,), seed=3)
+    whole = check(layered, ["ort_cpu"], shapes=options.shapes, seed=options.seed)
     row = whole.runtimes["ort_cpu"]
     row = dataclasses.replace(row, cases=tuple(one for one in row.cases if one.case == shape))
     assert row.cases
     asked: list[Traced] = []
-    monkeypatch.setattr(checking, "check", lambda *_, **__: ParityReport("FAIL", {"ort_cpu": row}, {}, ()))
     monkeypatch.setattr(layer_errors, "layers", asked.append)
-    (found,) = checking.check_and_bisect(layered, ["ort_cpu"], **options).findings
+    report = ParityReport("FAIL", {"ort_cpu": row}, {}, ())
+    (found,) = checking.bisect(layered, report, options, Means(), force=True).findings
     assert (found.module, found.case) == ("layers.1.up", shape)
     assert [shape in {case.name for case in traced.cases} for traced in asked] == [True]
 

@@ -179,7 +179,6 @@ def build_engine(
     output: Path,
     *,
     plan: str = "fp16",
-    form: str = "",
     profiles: Sequence[Profile] = (),
     sm: Sequence[int] = (),
     log: Path | None = None,
@@ -194,8 +193,7 @@ def build_engine(
         model: The form; its external data lies beside it.
         io: The contract, from which the input shapes of every profile follow.
         output: Where the engine goes; its name becomes the record's `file`.
-        plan: The form's precision plan, for the record.
-        form: The form's key, for the record; `target.plan` when empty.
+        plan: The form's precision plan, for the record; `TARGET.PLAN` is the form's key.
         profiles: Optimization profiles; without any, one profile covers the model's whole range.
         sm: Compute capabilities (`86` is 8.6), `tensorrt_rtx` only; empty = the builder's default.
         log: Where to keep TensorRT's log.
@@ -232,7 +230,7 @@ def build_engine(
                 target=target,
                 plan=plan,
                 file=output.name,
-                form=form or f"{target}.{plan}",
+                form=f"{target}.{plan}",
                 sm=request.sm,
                 profiles=checked,
                 version=result.version,
