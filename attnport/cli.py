@@ -38,7 +38,8 @@ def main() -> None:
 def ship(out: Reporter, run: Run) -> Finish:
     """Do everything: export, fuse, build, check, bench, bundle, report.
 
-    SPEC is hf:FOLDER, hf:OWNER/NAME, onnx:FILE, file.py:function, package.module:function, or a name of `list models`.
+    MODEL is a folder of transformers, OWNER/NAME on its hub, a file of ONNX, file.py:function, package.module:function,
+    or a name of `list models`. Where a name is two things, hf: or onnx: before it says which.
     """
     result = run()
 
@@ -56,7 +57,8 @@ def ship(out: Reporter, run: Run) -> Finish:
 def export(out: Reporter, run: Run) -> Finish:
     """Export a module to ONNX with dynamic dims and masks.
 
-    SPEC is hf:FOLDER, hf:OWNER/NAME, onnx:FILE, file.py:function, package.module:function, or a name of `list models`.
+    MODEL is a folder of transformers, OWNER/NAME on its hub, a file of ONNX, file.py:function, package.module:function,
+    or a name of `list models`. Where a name is two things, hf: or onnx: before it says which.
     """
     return out.finish(run())
 

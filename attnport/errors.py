@@ -9,6 +9,7 @@ Exit codes: 0 success, 1 our bug, 2 usage or bad input, 3 a runtime or dependenc
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 from attnport_bundle.errors import AttnportError as AttnportError
@@ -22,7 +23,7 @@ from attnport_bundle.errors import UnavailableError as UnavailableError
 from attnport_bundle.errors import UsageError as UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 PRECEDENCE = (1, 6, 4, 5, 3, 2)
 """Where several things failed, the first of these exit codes counts: our bug, integrity, parity, fusion, availability,
@@ -41,6 +42,12 @@ def whole_cause(err: BaseException) -> str:
     """All of another library's error in one line, or its type if it says nothing: the cause may be in the last line."""
     said = " ".join(str(err).split())
     return f"{said[:_LONGEST]}…" if len(said) > _LONGEST else said or type(err).__name__
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint that asks if the known word with the most similar spelling is meant; "" if none is similar."""
+    found = difflib.get_close_matches(word, list(known), 1)
+    return f"Is it {found[0]}?" if found else ""
 
 
 class SpecError(UsageError):

@@ -9,7 +9,7 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from attnport.errors import UsageError
+from attnport.errors import UsageError, nearest
 
 
 def files(package: str) -> list[Path]:
@@ -30,9 +30,11 @@ def module(package: str, name: str, what: str) -> ModuleType:
         what: The kind of thing, for the error: `runtime`.
 
     Raises:
-        UsageError: there is no such name; lists all names.
+        UsageError: there is no such name; lists all names, and asks if the nearest is meant.
     """
     stem, known = name.replace("-", "_"), names(package)
     if stem not in known:
-        raise UsageError(f"{what} {stem!r}: there is none; expected one of {', '.join(known)}.")
+        raise UsageError(
+            f"{what} {stem!r}: there is none; expected one of {', '.join(known)}.", hint=nearest(stem, known)
+        )
     return importlib.import_module(f"{package}.{stem}")

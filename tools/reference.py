@@ -43,7 +43,7 @@ MASKS = ("torch_builders", "torch_biases", "numpy_builders", "numpy_biases")
 COMMAND_LINE = """# The command line
 
 Every verb and its options, as `attnport VERB --help` says them. What a verb ends with is in
-[the list of exit codes](../index.md#command-line), and what `--json` prints in [the JSON](../json.md).
+[the list of exit codes](../stable.md#exit-codes), and what `--json` prints in [the JSON](../json.md).
 """
 
 

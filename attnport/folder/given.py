@@ -31,6 +31,7 @@ from attnport.sources.examples import (
 )
 from attnport.sources.needed_values import FORCED, needed_examples
 from attnport.sources.onnx_file import is_onnx
+from attnport.sources.package import with_prefix
 from attnport.sources.structure import Arguments, of_examples
 from attnport.sources.structure import Path as InputPath
 
@@ -47,7 +48,11 @@ class Given:
 
     model: Annotated[
         "str | nn.Module | ModelSpec",  # noqa: UP037  # evaluated without torch
-        Option("A SPEC; in Python also an nn.Module, which is copied and stays as it is, or a ModelSpec.", "SPEC"),
+        Option(
+            "A folder of transformers, owner/name on its hub, an ONNX file, file.py:function, package.module:function, "
+            "or a built-in model; in Python also an nn.Module, which is copied and stays as it is, or a ModelSpec.",
+            "MODEL",
+        ),
     ]
     args: Annotated[
         Any,
@@ -111,7 +116,9 @@ class Given:
     ] = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError where `with_past` is given beside a part."""
+        """Writes a SPEC in full. Raises UsageError where `with_past` is given beside a part."""
+        if isinstance(self.model, str):
+            object.__setattr__(self, "model", with_prefix(self.model))
         if self.with_past and self.part not in ("", PAST):
             raise UsageError(
                 f"got part={self.part!r} and with_past; the cache is of a whole decoder.", hint="Leave out one."

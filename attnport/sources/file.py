@@ -11,7 +11,7 @@ from types import CodeType
 from typing import Any
 
 from attnport.errors import SpecError
-from attnport.sources.package import SPEC_FORMS, attribute
+from attnport.sources.package import SPEC_FORMS, attribute, find_in
 
 
 class _FromText(SourceFileLoader):
@@ -33,7 +33,7 @@ def module_name(path: Path) -> str:
 
 
 def file_factory(path: Path, factory: str) -> Callable[[], Any]:
-    """Loads `factory` from the Python file `path`.
+    """Loads `factory` from the Python file `path`, which may import the files beside it, now or when it is called.
 
     Raises:
         SpecError: the file or the factory does not exist.
@@ -46,6 +46,7 @@ def file_factory(path: Path, factory: str) -> Callable[[], Any]:
     if loader is None or loader.loader is None:
         raise SpecError(f"{path} is not a Python file.")
     module = importlib.util.module_from_spec(loader)
+    find_in(path.parent.resolve())
     sys.modules[name] = module  # so that the source of its classes can be found
     loader.loader.exec_module(module)
     return attribute(module, factory, f"{path}:{factory}")

@@ -106,7 +106,7 @@ def function_of(text: str) -> Callable[..., Any]:
     place, _, factory = text.rpartition(":")
     if not place or not factory.isidentifier():
         raise SpecError(
-            f"{text!r} is not a SPEC: got {factory!r} after the colon; expected a factory's name.", hint=SPEC_FORMS
+            f"{text!r} names no model: got {factory!r} after the colon; expected a function's name.", hint=SPEC_FORMS
         )
     from attnport.sources.file import file_factory, is_file_name
     from attnport.sources.package import package_factory
@@ -150,7 +150,7 @@ def _resolve(
         return load_onnx(text, inputs, dims, outputs)
     if ":" not in text:
         if own is None or not text.replace("-", "_").isidentifier():
-            raise SpecError(f"{text!r} is not a SPEC: it names no factory.", hint=_with_factory(text))
+            raise SpecError(f"{text!r} names no model.", hint=_with_factory(text))
         spec = own(text)
         refuse_inputs(text, inputs)
         return narrow(spec, dims)
@@ -159,9 +159,7 @@ def _resolve(
 
 def _with_factory(text: str) -> str:
     if Path(text).is_dir():
-        return f"A transformers folder is written hf:{text}."
-    if text.endswith(".onnx"):
-        return f"A file of ONNX is written onnx:{text}."
+        return f"{text} has no config.json, as a folder of transformers has."
     if text.endswith(".py"):
         return f"Name the function in it that returns the module: {text}:factory."
     return SPEC_FORMS

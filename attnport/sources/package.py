@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -12,9 +13,29 @@ from types import ModuleType
 from typing import Any
 
 from attnport.artifacts import ModelSpec
-from attnport.errors import SpecError
+from attnport.errors import SpecError, nearest
 
-SPEC_FORMS = "A SPEC is a model's NAME, package.module:factory, file.py:factory, hf:FOLDER or onnx:FILE."
+SPEC_FORMS = (
+    "A model is a folder of transformers, OWNER/NAME on its hub, a file of ONNX, file.py:function, "
+    "package.module:function, or a name of `attnport list models`."
+)
+_OF_HF = ("config.json", "modules.json", "adapter_config.json")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.py)", re.ASCII)
+
+
+def with_prefix(text: str) -> str:
+    """A SPEC in full: folders of transformers and `owner/name` of a hub get `hf:`, files of ONNX get `onnx:`.
+
+    Anything else, and what has a colon already, is returned as it is.
+    """
+    path = Path(text)
+    if ":" in text:
+        return text
+    if text.endswith(".onnx"):
+        return f"onnx:{text}"
+    if any((path / name).is_file() for name in _OF_HF) or (_HUB_ID.fullmatch(text) and not path.exists()):
+        return f"hf:{text}"
+    return text
 
 
 def package_factory(module: str, factory: str) -> Callable[[], Any]:
@@ -39,7 +60,7 @@ def package_factory(module: str, factory: str) -> Callable[[], Any]:
     return attribute(imported, factory, text)
 
 
-class _CurrentFolder(MetaPathFinder):
+class _Folder(MetaPathFinder):
     """Finds the modules of a folder that nothing else finds.
 
     The folder is not appended to `sys.path`, since it would still take precedence over namespace packages: its
@@ -50,7 +71,7 @@ class _CurrentFolder(MetaPathFinder):
         self._folder = str(folder)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _CurrentFolder) and other._folder == self._folder
+        return isinstance(other, _Folder) and other._folder == self._folder
 
     def __hash__(self) -> int:
         return hash(self._folder)
@@ -70,12 +91,18 @@ def _imported(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as err:
-        finder, top = _CurrentFolder(Path.cwd()), module.partition(".")[0]
-        if err.name != top or finder.find_spec(top, None) is None:
+        top = module.partition(".")[0]
+        if err.name != top or _Folder(Path.cwd()).find_spec(top, None) is None:
             raise
+    find_in(Path.cwd())
+    return importlib.import_module(module)
+
+
+def find_in(folder: Path) -> None:
+    """Lets modules of `folder` be imported, now or later, that nothing else finds."""
+    finder = _Folder(folder)
     if finder not in sys.meta_path:
         sys.meta_path.append(finder)
-    return importlib.import_module(module)
 
 
 def attribute(module: ModuleType, factory: str, text: str) -> Callable[[], Any]:
@@ -87,10 +114,11 @@ def attribute(module: ModuleType, factory: str, text: str) -> Callable[[], Any]:
     import torch
 
     if not hasattr(module, factory):
-        defined = [name for name, value in vars(module).items() if _defined_in(module, name, value)]
+        defined = sorted(name for name, value in vars(module).items() if _defined_in(module, name, value))
+        shown = f"{', '.join(defined[:8])}{', ...' if len(defined) > 8 else ''}" or "no factory"
         raise SpecError(
-            f"{text}: there is no {factory!r}; it defines {', '.join(sorted(defined)[:8]) or 'no factory'}.",
-            hint="Name a function or class that takes no argument and returns the module.",
+            f"{text}: there is no {factory!r}; it defines {shown}.",
+            hint=nearest(factory, defined) or "Name a function or class that takes no argument and returns the module.",
         )
     value = getattr(module, factory)
     if isinstance(value, ModelSpec | torch.nn.Module):

@@ -93,7 +93,7 @@ def test_it_is_timed_there(python: Path, minilm: Path) -> None:
 
 
 def test_the_program_of_the_readme_answers_a_question(python: Path, minilm: Path) -> None:
-    code = program((ROOT / "README.md").read_text("utf-8"), "## Embed it (Python)")
+    code = program((ROOT / "README.md").read_text("utf-8"), "## Embed it")
     assert len(code.splitlines()) < 25
     done = bare_venv.run(python, minilm.parent, "-c", code)
     assert done.stdout == "Where is the nearest pharmacy?\n", done.stderr

@@ -1,4 +1,4 @@
-"""The C++ program of README.md with its CMake lines, and that of the guide, built and run beside MiniLM's bundle."""
+"""The C++ program of the guide with its CMake lines, and its other lines, built and run beside MiniLM's bundle."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from cpp_consumers import built, consumer
 WITHOUT_OPENVINO = ["-DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON"]
 
 
-def block(language: str, page: str = "README.md", words: str = "") -> str:
-    """The only block of that language in a page that has some words."""
-    blocks = re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.M | re.S)
+GUIDE = ROOT / "docs" / "embedding-cpp.md"
+PROGRAM = "int main()"
+
+
+def block(language: str, words: str = "") -> str:
+    """The only block of that language in the guide that has some words."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", GUIDE.read_text("utf-8"), re.M | re.S)
     (found,) = (text for text in blocks if words in text)
     return str(found)
 
 
 def test_the_program_is_whole_and_under_25_lines() -> None:
-    assert len(block("cpp").splitlines()) < 25
-    assert "int main()" in block("cpp")
+    assert len(block("cpp", PROGRAM).splitlines()) < 25
 
 
 @pytest.mark.slow
 def test_the_program_answers_its_question(minilm_app: Path) -> None:
     with cpp_builds.locked("consumer"):
-        folder = consumer("readme", minilm_app, block("cmake"), block("cpp"))
+        folder = consumer("readme", minilm_app, block("cmake"), block("cpp", PROGRAM))
         warned = "-DCMAKE_CXX_FLAGS=-O1 -Wall -Wextra -Werror"
         done = built(folder, f"-DONNXRUNTIME_INCLUDE_DIR={cpp_builds.headers(NEW)}", warned, *WITHOUT_OPENVINO)
     assert (done.returncode, done.stdout) == (0, "Where is the nearest pharmacy?\n"), done.stderr
@@ -50,7 +53,7 @@ MINE = """struct {
     ],
 )
 def test_the_lines_of_the_guide_give_a_vector(minilm_app: Path, words: str, before: str, first: str) -> None:
-    lines = block("cpp", "docs/embedding-cpp.md", words)
+    lines = block("cpp", words)
     code = f"{before}int main() {{\n{lines}\nstd::cout << {first}; }}\n"
     code = f"#include <attnport/bundle.hpp>\n#include <iostream>\n{code}"
     with cpp_builds.locked("consumer"):

@@ -38,7 +38,7 @@ READERS_OWN = {
     " [--fail-on-regression]": "",
     " --fail-on-regression": "",
     "attnport gpu-check": "attnport gpu-check --budget 1",
-    "hf:sentence-transformers/all-MiniLM-L6-v2": "hf:path/to/minilm",
+    "sentence-transformers/all-MiniLM-L6-v2": "path/to/minilm",
 }
 # What runs here, and nothing else: a new page with code must say below how it is run. That of docs/corpus.md runs in
 # tests/serving.
@@ -147,14 +147,6 @@ def test_a_line_that_fails_is_noticed(tmp_path: Path) -> None:
 def test_the_commands_of_the_readme_leave_what_they_say(readers: Path) -> None:
     for name in ("out/model.onnx", "out/report.html", "app/bundle.json", "out/custom/model.onnx"):
         assert (readers / name).is_file(), name
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_python_of_the_readme_runs(readers: Path, tmp_path: Path) -> None:
-    (tmp_path / "path").symlink_to(readers / "path")
-    _, code, _ = python_blocks(page("README.md"))  # the third wants MiniLM and runs in tests/bundling/test_bare_venv.py
-    assert run_python(code, tmp_path).splitlines()[0] == "2 of 2"
 
 
 @pytest.mark.slow

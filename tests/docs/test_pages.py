@@ -84,10 +84,24 @@ def test_links_and_python_of_a_page_are_good(page: Path) -> None:
     assert [name for code in python_blocks(text) for name in missing_imports(code)] == []
 
 
-def test_the_exit_codes_of_the_readme_are_those_of_the_errors() -> None:
-    table = re.findall(r"^\| (\d+) \| ", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_exit_codes_of_the_guide_are_those_of_the_errors() -> None:
+    table = re.findall(r"^\| (\d+) \| ", (ROOT / "docs" / "stable.md").read_text(), re.MULTILINE)
     owned = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")}
     assert {int(code) for code in table} == owned | {0, 129, 130, 143}
+
+
+@pytest.mark.parametrize(
+    ("said", "page", "there"),
+    [
+        ("0.90 of the time", "performance", r"\b0\.90\b"),
+        ("0.83 in bf16", "performance", r"\b0\.83\b"),
+        ("554 are right", "models", r"attnport gets \*\*554\*\* right"),
+        ("586 types", "models", r"Of the 586 others"),
+    ],
+)
+def test_the_figures_of_the_readme_are_those_of_the_pages(said: str, page: str, there: str) -> None:
+    assert said in " ".join((ROOT / "README.md").read_text().replace("[", "").split())
+    assert re.search(there, (ROOT / "docs" / f"{page}.md").read_text())
 
 
 def test_the_commands_of_the_readme_are_targets_of_the_makefile() -> None:

@@ -195,7 +195,7 @@ def test_digests_of_a_record_do_not_carry_over_to_other_code(
 @pytest.mark.parametrize("text", ["no_package.module:f", "no_package:f", "nowhere.py:f", "a b:f", ":f", "no name"])
 def test_a_source_that_is_not_there_is_told_as_such(text: str, here: Path) -> None:
     with pytest.raises(
-        SpecError, match=r"there is no module 'no_package'|is not a file|is not a module's name|is not a SPEC"
+        SpecError, match=r"there is no module 'no_package'|is not a file|is not a module's name|names no model"
     ):
         loading.reload(named(here / "out", text))
 

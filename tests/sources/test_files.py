@@ -11,6 +11,7 @@ import pytest
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError, UsageError
 from attnport.folder.loading import load
+from attnport.sources.package import with_prefix
 from attnport.sources.parsing import parse_input
 
 HELPER = """
@@ -135,6 +136,42 @@ def test_a_package_of_the_current_folder_is_found_with_its_neighbours(
     importlib.import_module("far_parts.part")
     for name in ("near_package", "near_model", "far_parts.part", "far_parts"):
         sys.modules.pop(name)
+
+
+def test_a_file_imports_those_beside_it_now_and_when_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "from beside_shapes import WIDTH\ndef factory():\n    import beside_model\n    return beside_model.factory()\n"
+    )
+    write(tmp_path, "WIDTH = 4\n", "beside_shapes")
+    write(tmp_path, HELPER, "beside_model")
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    spec = load(write(tmp_path, code, "beside"), inputs=[X])
+    assert {Path(name).name for name in spec.depends} >= {"beside_model.py", "beside_shapes.py"}
+    for name in ("beside_shapes", "beside_model"):
+        sys.modules.pop(name)
+
+
+@pytest.mark.parametrize(("wrong", "near"), [("mkae", "make"), ("Modle", "Model")])
+def test_a_function_that_is_spelled_wrong_is_asked_about(wrong: str, near: str, tmp_path: Path) -> None:
+    text = write(tmp_path, f"{HELPER}\ndef make():\n    return factory()\nclass Model: ...\n")
+    with pytest.raises(SpecError, match=f"there is no '{wrong}'") as told:
+        load(text.replace(":factory", f":{wrong}"))
+    assert told.value.hint == f"Is it {near}?"
+
+
+def test_a_prefix_is_only_needed_where_a_name_is_two_things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "code").mkdir()
+    assert with_prefix("model") == "hf:model"
+    assert with_prefix(str(tmp_path / "model")) == f"hf:{tmp_path}/model"
+    assert with_prefix("owner/name") == "hf:owner/name"
+    assert with_prefix("theirs.onnx") == "onnx:theirs.onnx"
+    for text in ("bert_encoder", "code", "file.py:make", "folder/file.py", "package.module:make", "hf:x", "onnx:x", ""):
+        assert with_prefix(text) == text
 
 
 def test_a_package_of_the_current_folder_stands_in_for_no_installed_one(
