@@ -22,6 +22,9 @@ Run = partial[Any]
 """A verb with its arguments."""
 
 
+MAKE, JUDGE, DEPLOY, TRUST, MACHINE = "Make", "Judge", "Deploy", "Trust", "This machine"
+
+
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="attnport")
 def cli() -> None:
@@ -34,7 +37,7 @@ def main() -> None:
     start(cli)
 
 
-@cli.verb()
+@cli.verb(MAKE, "attnport ship path/to/model -o out/ --text sentences.txt")
 def ship(out: Reporter, run: Run) -> Finish:
     """Do everything: export, fuse, build, check, bench, bundle, report.
 
@@ -53,7 +56,7 @@ def ship(out: Reporter, run: Run) -> Finish:
     return finish
 
 
-@cli.verb()
+@cli.verb(MAKE, 'attnport export net.py:make -o out/ --input "x=float32[batch,seq,256]"')
 def export(out: Reporter, run: Run) -> Finish:
     """Export a module to ONNX with dynamic dims and masks.
 
@@ -63,7 +66,7 @@ def export(out: Reporter, run: Run) -> Finish:
     return out.finish(run())
 
 
-@cli.verb()
+@cli.verb(MAKE, "attnport fuse out/ --target ort_cpu --explain")
 def fuse(
     out: Reporter,
     run: Run,
@@ -92,7 +95,7 @@ def fuse(
     return finish
 
 
-@cli.verb()
+@cli.verb(MAKE, "attnport build out/ --target tensorrt_rtx --precision fp16")
 def build(out: Reporter, run: Run) -> Finish:
     """Build a TensorRT engine, and prove its attention fused."""
     from attnport.verbs.build import require_fused
@@ -108,7 +111,17 @@ def build(out: Reporter, run: Run) -> Finish:
     return finish
 
 
-@cli.verb(several=True)
+@cli.verb(MAKE, "attnport tune out/ --text sentences.txt", several=True)
+def tune(out: Reporter, run: Run) -> Finish:
+    """Try every precision on your data; keep the fastest.
+
+    float32 and bf16 must pass the check. int8 is made of half of the given sentences or items, judged on the others by
+    a metric, and kept only where it is shown to be faster on this machine.
+    """
+    return out.finish(run())
+
+
+@cli.verb(JUDGE, "attnport check out/ --text sentences.txt --bisect", several=True)
 def check(
     out: Reporter,
     run: Run,
@@ -164,7 +177,7 @@ def check(
     return finish
 
 
-@cli.verb(several=True, needs_folder=False)
+@cli.verb(JUDGE, "attnport bench out/ --shape batch=8,seq=128 --budget 60", several=True, needs_folder=False)
 def bench(
     out: Reporter,
     run: Run,
@@ -212,24 +225,37 @@ def bench(
     return out.finish(report, partial(raise_for, named=run.keywords["runtimes"]))
 
 
-@cli.verb(several=True)
-def tune(out: Reporter, run: Run) -> Finish:
-    """Try every precision on your data; keep the fastest.
-
-    float32 and bf16 must pass the check. int8 is made of half of the given sentences or items, judged on the others by
-    a metric, and kept only where it is shown to be faster on this machine.
-    """
-    return out.finish(run())
+@cli.verb(JUDGE, "attnport report out/ --text sentences.txt")
+def report(out: Reporter, run: Run) -> Finish:
+    """Write a report: recommendation, fusion, parity, latency, maps."""
+    path = run()
+    return lambda: out.show_path(path)
 
 
-@cli.verb()
+@cli.verb(DEPLOY, "attnport bundle out/ -o app/ --lang python")
 def bundle(out: Reporter, run: Run) -> Finish:
     """Pack a folder that runs without PyTorch and re-checks itself."""
     path = run()
     return lambda: out.show_path(path)
 
 
-@cli.verb()
+@cli.verb(DEPLOY, "attnport serve app/")
+def serve(out: Reporter, run: Run) -> Finish:
+    """Answer requests for bundles, on KServe or Ray Serve.
+
+    FOLDER is a bundle, or an artifact folder, of which one is made. Requests are those of the open inference protocol
+    v2, over HTTP and gRPC.
+    """
+    return run
+
+
+@cli.verb(DEPLOY, 'attnport generate text/ --prompt "Ports are"')
+def generate(out: Reporter, run: Run) -> Finish:
+    """Continue texts with a decoder exported by --with-past."""
+    return out.finish(run())
+
+
+@cli.verb(TRUST, "attnport verify app/")
 def verify(out: Reporter, run: Run) -> Finish:
     """Check files, signature and golden outputs.
 
@@ -240,7 +266,7 @@ def verify(out: Reporter, run: Run) -> Finish:
     return out.finish(run(), raise_for)
 
 
-@cli.verb()
+@cli.verb(TRUST, "attnport audit out/model.onnx")
 def audit(out: Reporter, run: Run) -> Finish:
     """Find what a file gives away: paths, people, notes, weights, data.
 
@@ -252,25 +278,25 @@ def audit(out: Reporter, run: Run) -> Finish:
     return out.finish(run(), raise_for)
 
 
-@cli.verb()
+@cli.verb(TRUST, "attnport inspect app/")
 def inspect(out: Reporter, run: Run) -> Finish:
     """Describe a folder, ONNX file, engine or bundle."""
     return out.finish(run())
 
 
-@cli.verb()
-def generate(out: Reporter, run: Run) -> Finish:
-    """Continue texts with a decoder exported by --with-past."""
-    return out.finish(run())
-
-
-@cli.verb()
+@cli.verb(MACHINE, "attnport doctor")
 def doctor(out: Reporter, run: Run) -> Finish:
     """Show what is installed, what it can do here, and how to fix it."""
     return out.finish(run())
 
 
-@cli.verb()
+@cli.verb(MACHINE, "attnport list targets", "list")
+def listing(out: Reporter, run: Run) -> Finish:
+    """List models, runtimes, targets or rules."""
+    return out.finish(run())
+
+
+@cli.verb(MACHINE, "attnport gpu-check -o out/gpu-check")
 def gpu_check(out: Reporter, run: Run) -> Finish:
     """Measure every GPU runtime: parity and latency.
 
@@ -279,29 +305,6 @@ def gpu_check(out: Reporter, run: Run) -> Finish:
     from attnport.verbs.gpu_check import raise_for
 
     return out.finish(run(), raise_for)
-
-
-@cli.verb("list")
-def listing(out: Reporter, run: Run) -> Finish:
-    """List models, runtimes, targets or rules."""
-    return out.finish(run())
-
-
-@cli.verb()
-def report(out: Reporter, run: Run) -> Finish:
-    """Write a report: recommendation, fusion, parity, latency, maps."""
-    path = run()
-    return lambda: out.show_path(path)
-
-
-@cli.verb()
-def serve(out: Reporter, run: Run) -> Finish:
-    """Answer requests for bundles, on KServe or Ray Serve.
-
-    FOLDER is a bundle, or an artifact folder, of which one is made. Requests are those of the open inference protocol
-    v2, over HTTP and gRPC.
-    """
-    return run
 
 
 if __name__ == "__main__":

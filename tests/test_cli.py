@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -40,8 +42,18 @@ def test_help_fits_a_terminal(verb: str) -> None:
 
 def test_the_list_of_verbs_cuts_no_description_short() -> None:
     result = CliRunner().invoke(cli, ["--help"], terminal_width=80)
-    assert "..." not in result.stdout.partition("Commands:")[2]
+    listed = result.stdout.partition("Make:")[2]
+    assert "..." not in listed
     assert max(map(len, result.stdout.splitlines())) <= 80
+    assert all(re.search(rf"^  {verb} ", listed, re.MULTILINE) for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_example_of_a_verbs_help_is_one_that_it_takes(verb: str) -> None:
+    result = CliRunner().invoke(cli, [verb, "--help"], terminal_width=80)
+    program, name, *arguments = shlex.split(result.stdout.partition("Example:\n")[2])
+    assert (program, name) == ("attnport", verb)
+    assert cli.commands[verb].make_context(verb, arguments)
 
 
 def test_an_unknown_verb_gets_the_closest_one() -> None:

@@ -218,7 +218,7 @@ NAME = "a\x1b[31mb\x1b]0;mine\x07\n::error::mine\r##[error]mine\u202e"
 cli = Verbs()
 sys.modules["attnport.verbs.noisy"] = types.SimpleNamespace(noisy=lambda: None)
 
-@cli.verb()
+@cli.verb("Make", "attnport noisy")
 def noisy(out, run):
     logging.basicConfig()
     logging.getLogger("library").warning("logged %s", NAME)

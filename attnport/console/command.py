@@ -34,16 +34,25 @@ class Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def verb(
-        self, name: str = "", *, several: bool = False, needs_folder: bool = True
+        self, task: str, example: str, name: str = "", *, several: bool = False, needs_folder: bool = True
     ) -> Callable[[Callable[..., Finish]], Verb]:
         """Makes a function a command of the group; see `Verb`."""
 
         def decorate(work: Callable[..., Finish]) -> Verb:
-            made = Verb(work, name, several=several, needs_folder=needs_folder)
+            made = Verb(work, task, example, name, several=several, needs_folder=needs_folder)
             self.add_command(made)
             return made
 
         return decorate
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verbs by their task, in the order in which they were added."""
+        verbs = [verb for verb in self.commands.values() if isinstance(verb, Verb)]
+        width = max(len(str(verb.name)) for verb in verbs)
+        for task in dict.fromkeys(verb.task for verb in verbs):
+            with formatter.section(task):
+                rows = [(f"{verb.name:{width}}", verb.get_short_help_str(1000)) for verb in verbs if verb.task == task]
+                formatter.write_dl(rows)
 
 
 class Verb(click.Command):
@@ -53,6 +62,8 @@ class Verb(click.Command):
         work: Called with the Reporter, with the verb as a `partial` that has its arguments, and by name with the
             command's own options: further parameters of `work`. It computes, and returns what prints the result and
             raises for its verdict. Its docstring is the command's help, and its name is that of the verb.
+        task: What it is for: the heading under which the help of the group has it.
+        example: A command line that its own help shows.
         name: What the command is called; "" = as the verb.
         several: Whether the command has `--ray`, with which FOLDER may be several.
         needs_folder: Whether FOLDER has to be given, of a command with `--ray`.
@@ -61,6 +72,8 @@ class Verb(click.Command):
     def __init__(
         self,
         work: Callable[..., Finish],
+        task: str,
+        example: str,
         name: str = "",
         *,
         several: bool = False,
@@ -68,6 +81,7 @@ class Verb(click.Command):
     ) -> None:
         super().__init__(name or work.__name__.replace("_", "-"), callback=self._run, help=work.__doc__)
         del self.__dict__["params"]  # the property below finds them
+        self.task, self.example = task, example
         self._work, self._several, self._needs_folder = work, several, needs_folder
 
     @property
@@ -87,6 +101,18 @@ class Verb(click.Command):
             taken = (one for one in parameters(function).values() if isinstance(one.note, Option))
             found += [as_click(one) for one in taken if not (self._several and one.name == "folder")]
         return sorted(found, key=lambda one: (one.param_type_name == "option", not one.required))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verb's options, and apart from them what every command has; then the example."""
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        common = [one for one in options if one not in self.params or one.name in parameters(Reporter)]
+        own = [one for one in options if one not in common]
+        for title, shown in (("Options", own), ("Options of every command", common)):
+            if rows := [row for one in shown if (row := one.get_help_record(ctx)) is not None]:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        with formatter.section("Example"):
+            formatter.write(f"{'':{formatter.current_indent}}{self.example}\n")
 
     def _run(self, **values: Any) -> None:
         def taken(function: Callable[..., Any]) -> dict[str, Any]:

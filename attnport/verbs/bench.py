@@ -90,6 +90,7 @@ def bench(
         int,
         Option(
             "Starts of each process; with several, intervals include how much they differ, and from 5 on are narrow.",
+            "--repeats --starts",
             least=1,
             most=50,
         ),

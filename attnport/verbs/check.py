@@ -75,7 +75,8 @@ def check(
         str,
         Option(
             "The PyTorch runtime that computes the reference and the error bound; with --precision also "
-            "torch_eager_cuda, on a GPU, where forms are not run without their target."
+            "torch_eager_cuda, on a GPU, where forms are not run without their target.",
+            "--reference --eager",
         ),
     ] = EAGER,
     bundle: Annotated[

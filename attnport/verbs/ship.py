@@ -241,7 +241,9 @@ def ship(
     shapes: Shapes = (),
     budget_s: Annotated[float, Option("Seconds for latency.", "--budget", least=1)] = 60.0,
     tune: Annotated[bool, Option("Try int8 and 4 bits as well, judged by the sentences; see tune.")] = False,
-    require: Annotated[bool, Option("Exit 5 if a target whose fusion can be proved is not fused.")] = False,
+    require: Annotated[
+        bool, Option("Exit 5 if a target whose fusion can be proved is not fused.", "--fail-on-unfused --require")
+    ] = False,
     force: Force = False,
     timeout_s: ReadTimeout = None,
     memory_gib: ReadMemory = None,
