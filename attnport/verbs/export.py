@@ -162,6 +162,8 @@ def exported_here(
         "with weights" if with_weights else "without weights",
     )
     earlier = open_if_there(folder)
+    if earlier is not None and earlier.source.text != spec.source.text:
+        tell(f"{folder} held {earlier.name}, of {earlier.source.text}: it is replaced")
     if earlier is None or force or not fresh(folder, earlier, STAGE, digest):
         make = partial(_made, folder, digest, with_weights, progress, began_s, tell)
         earlier, whole = _made_or_fixed(make, given, spec, progress, tell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,16 @@ def test_export_writes_a_folder_that_opens_and_is_not_made_twice(tmp_path: Path)
         outputs = [name for name in golden.files if "/out/" in name]
         assert outputs
         assert all(golden[name].dtype == np.float64 for name in outputs)
+
+
+def test_the_artifact_of_another_model_is_replaced_and_that_is_said(tiny_artifact: Path, tmp_path: Path) -> None:
+    other, said = tmp_path / "other.py", list[str]()
+    shutil.copy(tiny_model.__file__, other)
+    export(f"{other}:spec", tiny_artifact, tell=said.append)
+    assert [f"of {tiny_model.__file__}:spec: it is replaced" in note for note in said].count(True) == 1
+    said.clear()
+    export(f"{other}:spec", tiny_artifact, force=True, tell=said.append)
+    assert not any("is replaced" in note for note in said)
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
