@@ -125,7 +125,7 @@ def _block(block: doc.Block) -> Html:
         return el("dl", *items, class_=block.style)
     if isinstance(block, doc.Commands):
         label = el("p", line(block.label), class_="label") if block.label else None
-        return join((label, el("pre", "\n".join(block.lines), tabindex="0")))
+        return join((label, el("pre", "\n".join(block.lines), class_="commands", tabindex="0")))
     if isinstance(block, doc.Folded):
         return details(line(block.summary), html(block.blocks), id_=block.id_)
     if isinstance(block, doc.Only):

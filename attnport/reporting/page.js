@@ -50,3 +50,22 @@
     });
   }
 })();
+(() => {
+  // Commands are copied by a button. Where the clipboard is not to be had, they are selected.
+  for (const commands of document.querySelectorAll("pre.commands")) {
+    const text = commands.textContent.split("\n").map((line) => line.trim()).join("\n");
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "copy";
+    button.textContent = "Copy";
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(text);
+        button.textContent = "Copied";
+      } catch {
+        getSelection().selectAllChildren(commands);
+      }
+    });
+    commands.append(button);
+  }
+})();

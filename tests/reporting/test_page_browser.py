@@ -163,6 +163,17 @@ def test_every_table_of_several_rows_can_be_sorted_and_none_of_one(chromium: Bro
         assert sortable == (columns if count > 1 else 0)
 
 
+def test_commands_are_copied_as_they_are_typed(chromium: Browser, tmp_path: Path) -> None:
+    page = chromium.open(_page(tmp_path), 390)
+    commands = "document.querySelector('pre.commands')"
+    shown = page.run(f"{commands}.firstChild.textContent")
+    page.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.click("pre.commands .copy")
+    assert page.run("window.copied") == "\n".join(line.strip() for line in shown.split("\n"))
+    assert "Copied" in page.run(f"{commands}.textContent")
+    assert page.run(f"{commands}.scrollWidth <= {commands}.clientWidth") is True  # they wrap on a phone
+
+
 def test_a_link_to_folded_metrics_unfolds_them(chromium: Browser, tmp_path: Path) -> None:
     page = chromium.open(_page(tmp_path), 1280)
     page.click(".matrix tbody a")
