@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from refusing import call, refused
@@ -54,6 +55,25 @@ def test_the_example_of_a_verbs_help_is_one_that_it_takes(verb: str) -> None:
     program, name, *arguments = shlex.split(result.stdout.partition("Example:\n")[2])
     assert (program, name) == ("attnport", verb)
     assert cli.commands[verb].make_context(verb, arguments)
+
+
+def test_a_project_sets_defaults_of_options_but_none_that_lets_code_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def given(settings: str, *arguments: str) -> dict[str, Any]:
+        (tmp_path / "pyproject.toml").write_text(f"[project]\nname = 'theirs'\n{settings}")
+        return cli.commands["check"].make_context("check", ["out", *arguments]).params
+
+    table = "[tool.attnport.check]\nruntime = ['ort_cpu', 'openvino']\ntimeout = 30\nthorough = true\n"
+    found = given(table)
+    assert (found["runtimes"], found["timeout_s"], found["thorough"]) == (("ort_cpu", "openvino"), 30, True)
+    assert given(table, "--runtime", "ort_cpu")["runtimes"] == ("ort_cpu",)
+    assert given("[tool.attnport.bench]\nbudget = 5\n")["thorough"] is False
+    for wrong, said in (("timout = 3", "no option 'timout'"), ("trust-source = true", "by hand"), ("=", "cannot be read")):
+        with pytest.raises(click.UsageError, match=said):
+            given(f"[tool.attnport.check]\n{wrong}\n")
 
 
 def test_an_unknown_verb_gets_the_closest_one() -> None:

@@ -6,6 +6,7 @@ import difflib
 import importlib
 from collections.abc import Callable
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +18,9 @@ from attnport.options import Option, parameters
 
 Finish = Callable[[], None]
 """Prints the result of a verb, and raises for its verdict."""
+
+_BY_HAND = {"trust-source", "trust-remote-code"}
+"""Options that no file may give: a folder from elsewhere could."""
 
 
 class Verbs(click.Group):
@@ -101,6 +105,34 @@ class Verb(click.Command):
             taken = (one for one in parameters(function).values() if isinstance(one.note, Option))
             found += [as_click(one) for one in taken if not (self._several and one.name == "folder")]
         return sorted(found, key=lambda one: (one.param_type_name == "option", not one.required))
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """As click's, with the project's defaults."""
+        return super().make_context(info_name, args, parent, default_map=self._settings(), **extra)
+
+    def _settings(self) -> dict[str, Any]:
+        """The defaults of a project: `[tool.attnport.VERB]` in the `pyproject.toml` of the current folder.
+
+        Raises:
+            click.UsageError: the file cannot be read, names no option of the verb, or would let code be run.
+        """
+        file = Path("pyproject.toml")
+        if not file.is_file() or b"[tool.attnport" not in (text := file.read_bytes()):
+            return {}
+        import tomllib
+
+        try:
+            table = tomllib.loads(text.decode())["tool"]["attnport"].get(str(self.name), {})
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
+            raise click.UsageError(f"{file} cannot be read: {err}.") from err
+        names = {flag.removeprefix("--"): one.name for one in self.params for flag in one.opts if flag.startswith("--")}
+        if unknown := sorted(set(table) - set(names)):
+            raise click.UsageError(f"{file}: attnport {self.name} has no option {unknown[0]!r}.")
+        if refused := sorted(_BY_HAND & set(table)):
+            raise click.UsageError(f"{file}: {refused[0]} is given by hand alone, as it lets code be run.")
+        return {str(names[flag]): value for flag, value in table.items()}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The verb's options, and apart from them what every command has; then the example."""

@@ -34,11 +34,11 @@ NOT_RUN = {
 
 
 def left_out(name: str, text: str) -> list[str]:
-    """The lines of a page's code that nothing runs; `text` is what a command prints, `yaml` what a server reads.
+    """The lines of a page's code that nothing runs; `text` is what a command prints, `yaml` and `toml` what is read.
 
     Python and commands of attnport are all run: tests/docs/test_examples.py lists the pages that have some.
     """
-    run_whole = {"text", "python", "yaml", *BUILT.get(name, ())}
+    run_whole = {"text", "python", "yaml", "toml", *BUILT.get(name, ())}
     code = "".join(code for language, code in blocks(text) if language not in run_whole)
     lines = [line.strip() for line in re.sub(r"\\\n\s*", "", code).splitlines()]
     ran = shell_lines(text)
