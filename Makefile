@@ -92,7 +92,7 @@ test-faults: $(VENV)/.dev
 test-all: lint
 	-$(BIN)/python tools/cpp_setup.py --all
 	-$(BIN)/python tools/browser_setup.py
-	$(BIN)/python tools/test_all.py --jobs $(JOBS)
+	$(BIN)/python tools/test_all.py --jobs $$(($(JOBS) + 1))
 	$(MAKE) serve-test layouts-test
 
 # Beside nothing else. Interrupted, it goes on where it was.

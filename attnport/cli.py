@@ -155,7 +155,7 @@ def check(
     report = run()
     bisected = None
     if bisect:
-        cases = checking.CaseOptions(options["text"], options["inputs"], options["shapes"], options["seed"])
+        cases = checking.CaseOptions(options["text"], options["inputs"], options["shapes"])
         means = Means(None, Limits(options["timeout_s"], every=options["isolate"]), options["progress"])
         bisected = checking.bisect(options["folder"], report, cases, means, force=options["force"], tell=out.tell)
     if junit is not None:

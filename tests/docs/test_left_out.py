@@ -15,7 +15,6 @@ BUILT = {"docs/embedding-cpp.md": ("cpp", "cmake")}
 """What tests/cpp/test_cpp_readme.py compiles and runs."""
 NOT_RUN = {
     "make ": "sets up environments, and takes minutes; it runs these tests",
-    'pip install "attnport[': "the release is tried by `make release`",
     "pip install ./attnport_bundle ": "the tests run in such an environment",
     'pip install "attnport-bundle[': "test_installed_reader.py and `make serve-test` install it",
     "curl 127.0.0.1:8080/": "needs a server; tests/serving/test_serving_page.py asks one",
