@@ -58,7 +58,7 @@ def _weights_files(text: str) -> dict[str, Path]:
     path = path_of(text)
     if not path.is_file():
         raise SpecError(f"{text}: {path} is {'a folder' if path.is_dir() else 'not there'}; expected a file of ONNX.",
-                        hint="Write onnx:PATH with the file's own path, such as onnx:theirs/model.onnx.")  # fmt: skip
+                        hint="Name the file by its own path, such as theirs/model.onnx.")  # fmt: skip
     try:
         names = {each.location for each in references(path.resolve())}
     except (ValueError, OSError) as err:
