@@ -345,10 +345,10 @@ tests/exporter/test_blocks.py
     - return self._op("LessOrEqual", distance, self._int(found.by), name="near", bools=True)
     + return self._op("LessOrEqual", distance, self._int(found.by + 1), name="near", bools=True)
 tests/exporter/test_contrib_forms.py
-  attnport/exporter/forms/contrib.py: a causal mask of unequal lengths is taken for one of equal ones
-    - causal = attention.mask.is_causal_only and _same_lengths(attention)
-    + causal = attention.mask.is_causal_only
-  attnport/exporter/forms/contrib.py: rows without a key are not zero on ONNX Runtime
+  attnport/exporter/contrib/multi_head.py: a causal mask of unequal lengths is taken for one of equal ones
+    - is_causal = attention.mask.is_causal_only and same_lengths(attention)
+    + is_causal = attention.mask.is_causal_only
+  attnport/exporter/contrib/multi_head.py: rows without a key are not zero on ONNX Runtime
     - output = guarded(build, masks, attention, output, by_nan=key_column, rows=True)
     + pass
 tests/exporter/test_narrow_masks.py

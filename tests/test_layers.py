@@ -1,8 +1,8 @@
 """The order of the layers, read from the imports of every file.
 
-    attnport_bundle < bodies, budget, errors, jsonfile, module_path, onnx_walk, optional, options, patches,
-        printed, registry, transaction, user_cache, user_code, version, why
-        < dims, example_values, known, masks < latencies, parities, precisions < artifacts < decoders
+    attnport_bundle < bodies, budget, errors, jsonfile, module_path, onnx_graph, onnx_walk, optional, options,
+        patches, printed, registry, transaction, user_cache, user_code, version, why
+        < contrib, dims, example_values, known, masks < latencies, parities, precisions < artifacts < decoders
         < {sources | models | exporter | runtimes | cases | bundling | reporting | auditing}
         < folder < processes < parity < latency < verbs < console < artifact < testing < cli
 
@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "errors",
         "jsonfile",
         "module_path",
+        "onnx_graph",
         "onnx_walk",
         "optional",
         "options",
@@ -47,7 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "version",
         "why",
     ),
-    ("dims", "example_values", "known", "masks"),
+    ("contrib", "dims", "example_values", "known", "masks"),
     ("latencies", "parities", "precisions"),
     ("artifacts",),
     ("decoders",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from attnport.contrib import CONTRIB
 from attnport.errors import ArtifactError, IntegrityError
 from attnport.onnx_walk import references
 
@@ -13,7 +14,7 @@ _OLDEST = ((23, 11, "1.23"), (25, 13, "1.24"), (26, 13, "1.25"))
 # Up to 1.27 the CPU kernel of the standard's Attention gives NaN for a row with no allowed key, from 1.28 on zero. The
 # kernel of GroupQueryAttention gives NaN for queries in padding in 1.23, 1.24 and 1.26, and is correct in 1.28.
 _ATTENTION = "1.28"
-_SINCE_ATTENTION = {("Attention", ""), ("Attention", "ai.onnx"), ("GroupQueryAttention", "com.microsoft")}
+_SINCE_ATTENTION = {("Attention", ""), ("Attention", "ai.onnx"), ("GroupQueryAttention", CONTRIB)}
 
 
 def external_files(folder: Path, name: str) -> tuple[str, ...]:

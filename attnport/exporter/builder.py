@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnport.onnx_graph import dims_of, known_size
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -102,8 +104,7 @@ class Builder:
         """`value` in `dtype`; `value` itself if it already has that type."""
         if value.dtype == dtype:
             return value
-        shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
-        return self.op("Cast", value, name=name, dtype=dtype, shape=shape, to=dtype)
+        return self.op("Cast", value, name=name, dtype=dtype, shape=dims_of(value), to=dtype)
 
     def once(self, key: Hashable, make: Callable[[], ir.Value]) -> ir.Value:
         """The value that `make` writes, or that it wrote when it was first called for `key`."""
@@ -113,8 +114,8 @@ class Builder:
 
     def usual_size(self, value: ir.Value, axis: int) -> int | None:
         """The size of one axis, or the usual size of its named dim; None if neither is known."""
-        dim = value.shape[axis] if value.shape is not None else None
-        return dim if dim is None or isinstance(dim, int) else self.sizes.get(dim.value or "")
+        size = known_size(value, axis)
+        return self.sizes.get(size) if isinstance(size, str) else size
 
     def size(self, value: ir.Value, axis: int) -> ir.Value:
         """The size of one axis, as int64[1]."""
@@ -128,9 +129,8 @@ class Builder:
         for value in (*self.model.graph.inputs, *outputs):
             if value.producer() is not None and value.producer() is self.before:
                 return None
-            for axis, size in enumerate(value.shape or ()):
-                if not isinstance(size, int) and size.value == dim:
-                    return self.size(value, axis)
+            if dim in (dims := dims_of(value) or []):
+                return self.size(value, dims.index(dim))
         return None
 
     def replace(self, old: ir.Value, made: ir.Value) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import SourceAttention
+from attnport.contrib import CONTRIB
 from attnport.exporter.naming import module_of
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ _SOFTMAXES = frozenset(("softmax", "safe_softmax", "log_softmax"))
 _SOFTMAX_NODES = frozenset(("Softmax", "LogSoftmax"))
 _ATTENTIONS = {
     "": ("Attention",),
-    "com.microsoft": ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention"),
+    CONTRIB: ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention"),
 }
 _TORCH = _Vocabulary(
     _call,

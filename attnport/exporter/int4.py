@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnport.contrib import CONTRIB
 from attnport.exporter.builder import Builder
 from attnport.exporter.linear import layers, nodes_of, sizes_of, weight_key, weight_of
 from attnport.exporter.passes.cleanup import clean_up
-from attnport.exporter.passes.contrib import DOMAIN
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -92,7 +92,7 @@ def quantize(model: ir.Model, packed: Mapping[tuple[str, int], Packed], kept: Co
         bits = 8 if layer.name in kept else 4
         for node in nodes_of(model, layer)[1]:
             _quantize(build, node, packed[str(node.name), bits])
-    model.opset_imports.setdefault(DOMAIN, 1)
+    model.opset_imports.setdefault(CONTRIB, 1)
     clean_up(model)
 
 
@@ -108,7 +108,7 @@ def _quantize(build: Builder, node: ir.Node, packed: Packed) -> None:
         whole,
         scales,
         name=str(node.name),
-        domain=DOMAIN,
+        domain=CONTRIB,
         K=width,
         N=count,
         bits=packed.bits,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attnport.exporter.counting import counts
 from attnport.exporter.naming import all_nodes, branches
+from attnport.onnx_graph import is_constant
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -114,12 +115,7 @@ def _is_readable(value: ir.Value, user: ir.Node) -> bool:
     if user.op_type not in _ARITHMETIC:
         return False
     others = [other for other in user.inputs if other is not None and other is not value]
-    return all(_is_constant(other) or _is_mask(other) for other in others)
-
-
-def _is_constant(value: ir.Value) -> bool:
-    node = value.producer()
-    return value.const_value is not None or (node is not None and node.op_type == "Constant")
+    return all(is_constant(other) or _is_mask(other) for other in others)
 
 
 def _is_mask(value: ir.Value) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnport.artifacts import MANY, Evidence, IOContract, Ran
+from attnport.contrib import CONTRIB
 from attnport.errors import ArtifactError, UnavailableError, UsageError, first_line, whole_cause
 from attnport.runtimes.base import (
     Array,
@@ -378,9 +379,9 @@ def _to_array(value: Any) -> Array:
 
 FUSED_OPS = {
     ("", "Attention"),
-    ("com.microsoft", "Attention"),
-    ("com.microsoft", "MultiHeadAttention"),
-    ("com.microsoft", "GroupQueryAttention"),
+    (CONTRIB, "Attention"),
+    (CONTRIB, "MultiHeadAttention"),
+    (CONTRIB, "GroupQueryAttention"),
 }
 """Operators of which one kernel covers an attention from QK^T to PV."""
 

@@ -1,5 +1,5 @@
 """Operators for ONNX's reference evaluator: faster ones, or truer to half precision, than its own; and those of ONNX
-Runtime, as far as lowered forms use them.
+Runtime, as `contrib` computes them.
 
 In half precision an operator here takes half-precision tensors, computes in float32 internally and rounds once, as
 tensor cores, torch and TensorRT do. The evaluator's own operators round after every numpy call; their sums in bfloat16
@@ -8,15 +8,10 @@ operators, so that scores can overflow: finding that is what such a graph is run
 
 Casts and products are PyTorch's: numpy casts one element at a time, which was most of the time of a half-precision
 graph.
-
-Where ONNX Runtime's kernels differ, its operators here follow the least precise: in half precision the scores and the
-probabilities are rounded, so that scores can overflow. Rows with no allowed key are those of its CPU kernels. Source:
-the operators' schema, ContribOperators.md of ONNX Runtime.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import ml_dtypes
@@ -24,6 +19,8 @@ import numpy as np
 import onnx
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import load_op
+
+from attnport.contrib import CONTRIB, SCHEMAS, evaluate
 
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -107,27 +104,35 @@ def _widened(name: str, own: Any) -> type[OpRun]:
 
 def _wide(array: Any) -> Any:
     """A half-precision array in float32."""
-    # torch warns of an array that it could write to although numpy would not; constants are such arrays.
-    return _torch_half(np.require(array, requirements=["C", "W"])).float().numpy().reshape(np.shape(array))
-
-
-def _torch_half(array: Any) -> Any:
-    """The torch tensor of a half-precision array; both share their memory."""
-    import torch
-
-    if array.dtype == np.float16:
-        return torch.from_numpy(array)
-    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return _tensor(array).float().numpy()
 
 
 def _narrow(array: Any, half: np.dtype[Any]) -> Any:
     """A float32 array rounded to half precision."""
     import torch
 
-    wide = torch.from_numpy(np.ascontiguousarray(array))
-    if half == np.float16:
-        return wide.half().numpy().reshape(array.shape)
-    return wide.bfloat16().view(torch.int16).numpy().view(half).reshape(array.shape)
+    kind = torch.float16 if half == np.float16 else torch.bfloat16
+    return _numpy(torch.from_numpy(np.ascontiguousarray(array)).to(kind)).reshape(array.shape)
+
+
+def _tensor(array: Any) -> Any:
+    """The torch tensor of an array; both may share their memory."""
+    import torch
+
+    # torch warns of an array that it could write to although numpy would not; constants are such arrays.
+    own = np.require(array, requirements=["C", "W"])
+    if own.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16).reshape(np.shape(array))
+    return torch.from_numpy(own).reshape(np.shape(array))
+
+
+def _numpy(tensor: Any) -> Any:
+    """The array of a torch tensor."""
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
 
 
 def _product(a: Any, b: Any) -> Any:
@@ -164,13 +169,34 @@ def _gelu(x: Any, approximate: str | None = None) -> Any:
 
 # --- operators of ONNX Runtime ------------------------------------------------------------------------------------
 
-_LOW = -10000.0
-"""The schema's default of mask_filter_value."""
-
 
 def contrib_ops() -> list[type[OpRun]]:
     """Classes for `ReferenceEvaluator(new_ops=...)`."""
-    return [MultiHeadAttention, GroupQueryAttention, SkipSimplifiedLayerNormalization]
+    return [_contrib(name) for name in SCHEMAS]
+
+
+def _contrib(name: str) -> type[OpRun]:
+    def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+        if name == "GroupQueryAttention":
+            inputs = _without_padding(*inputs)
+        tensors = [None if array is None else _tensor(array) for array in inputs]
+        return tuple(_numpy(tensor) for tensor in evaluate(name, tensors, attributes))
+
+    return type(name, (OpRun,), {"op_domain": CONTRIB, "_run": run})
+
+
+def _without_padding(*inputs: Any) -> tuple[Any, ...]:
+    """Inputs of `GroupQueryAttention` with a bias that hides the keys of padding, from queries in padding as well.
+
+    What the operator gives for these is not said anywhere; lowered forms rely on what its CPU kernels do.
+    """
+    last, total, size = np.asarray(inputs[5]), int(np.asarray(inputs[6]).reshape(-1)[0]), inputs[0].shape[1]
+    if not (size <= total and ((last >= 0) & (last < total)).all()):
+        raise ValueError(f"GroupQueryAttention: {size} queries, total {total}, last keys {last}.")
+    hidden = np.arange(total) > last.reshape(-1, 1, 1, 1)
+    given = [*inputs, *[None] * (11 - len(inputs))]
+    bias = np.where(hidden, np.float32(-np.inf), np.float32(0)) + (0 if given[10] is None else given[10])
+    return (*given[:10], bias, *given[11:])
 
 
 def name_outputs(model: onnx.ModelProto) -> None:
@@ -186,97 +212,3 @@ def name_outputs(model: onnx.ModelProto) -> None:
             while not name and unused in taken:
                 unused += "_"
             node.output[at] = name or unused
-
-
-class MultiHeadAttention(OpRun):
-    """Inputs `[B,S,H*D]`, k and v also `[B,H,T,D]`, a key mask (lengths, or one for each key), an attention bias;
-    or q, k and v as `[B,S,H,3,D]`, with what is added to them, `[3*H*D]`. No cache."""
-
-    op_domain = "com.microsoft"
-
-    def _run(self, q: Any, k: Any = None, v: Any = None, *rest: Any, **attributes: Any) -> tuple[Any, ...]:
-        bias, padding, added, *more = (*rest, None, None, None)
-        heads, low = attributes["num_heads"], attributes.get("mask_filter_value") or _LOW
-        packed = q.ndim == 5
-        _refuse("MultiHeadAttention", *((k, v) if packed else (bias,)), *more)
-        if packed:
-            together = np.moveaxis(q, 3, 0).reshape(3, *q.shape[:2], -1)
-            q, k, v = together if bias is None else together + bias.reshape(3, 1, 1, -1)
-        q, k, v = (value if value.ndim == 4 else _split(value, heads) for value in (q, k, v))
-        extra = np.zeros((1, 1, 1, 1), np.float32) if added is None else added.astype(np.float32)
-        keep = np.ones((1, 1, q.shape[2], k.shape[2]), bool)
-        if attributes.get("unidirectional"):
-            if q.shape[2] != k.shape[2]:
-                raise ValueError(
-                    f"unidirectional with {q.shape[2]} queries and {k.shape[2]} keys has no defined meaning."
-                )
-            keep = np.tril(keep)
-        if padding is not None:
-            by_key = np.arange(k.shape[2]) < padding[:, None] if padding.ndim == 1 else padding != 0
-            keep = keep & by_key[:, None, None, :]
-        with np.errstate(over="ignore"):
-            extra = extra + np.where(keep, np.float32(0), np.float32(low))
-        return (_attend(q, k, v, attributes, extra),)
-
-
-class GroupQueryAttention(OpRun):
-    """Inputs `[B,S,H*D]` and `[B,S,G*D]`, lengths, soft-cap; causal; no cache, no rotation, no window."""
-
-    op_domain = "com.microsoft"
-
-    def _run(self, q: Any, k: Any, v: Any, *rest: Any, **attributes: Any) -> tuple[Any, ...]:
-        past_key, past_value, last, total, *more = rest
-        _refuse("GroupQueryAttention", past_key, past_value, *more)
-        if attributes.get("causal", 1) != 1 or attributes.get("local_window_size", -1) != -1:
-            raise ValueError("GroupQueryAttention: lowered forms are causal and have no window; this one is different.")
-        q, heads = _split(q, attributes["num_heads"]), attributes["num_heads"]
-        groups = attributes["kv_num_heads"]
-        k, v = (_split(value, groups) for value in (k, v))
-        length = int(np.asarray(total).reshape(-1)[0])
-        if not (q.shape[2] == k.shape[2] == length and ((last >= 0) & (last < length)).all()):
-            raise ValueError(
-                f"GroupQueryAttention: {q.shape[2]} queries, {k.shape[2]} keys, total {length}, last keys {last}."
-            )
-        keep = np.tril(np.ones((length, length), bool)) & (np.arange(length) <= last[:, None, None, None])
-        wide_k, wide_v = (np.repeat(value, heads // groups, axis=1) for value in (k, v))
-        extra = np.where(keep, np.float32(0), -np.float32(np.inf))
-        return _attend(q, wide_k, wide_v, attributes, extra), k, v
-
-
-class SkipSimplifiedLayerNormalization(OpRun):
-    """The RMS norm of a sum over its last axis, in float32, times a weight; and the sum as the fourth output."""
-
-    op_domain = "com.microsoft"
-
-    def _run(self, x: Any, skip: Any, weight: Any, *rest: Any, **attributes: Any) -> tuple[Any, ...]:
-        _refuse("SkipSimplifiedLayerNormalization", *rest)
-        total = x + skip
-        wide = total.astype(np.float32)
-        mean = (wide * wide).mean(-1, keepdims=True)
-        norm = (wide / np.sqrt(mean + np.float32(attributes["epsilon"]))).astype(x.dtype) * weight
-        return norm, mean, mean, total
-
-
-def _refuse(name: str, *given: Any) -> None:
-    if any(value is not None for value in given):
-        raise ValueError(f"{name}: it has an input that lowered forms do not use.")
-
-
-def _split(value: Any, heads: int) -> Any:
-    """`[B,S,H*D]` as `[B,H,S,D]`."""
-    return value.reshape(*value.shape[:2], heads, -1).transpose(0, 2, 1, 3)
-
-
-def _attend(q: Any, k: Any, v: Any, attributes: Any, extra: Any) -> Any:
-    """softmax(softcap(scale q k^T) + extra) v as `[B,S,H*Dv]`, in float32, rounded to q's type at each product."""
-    kind, wide = q.dtype, np.float32
-    scale = attributes.get("scale") or 1 / math.sqrt(q.shape[-1])
-    cap = attributes.get("softcap") or 0.0
-    with np.errstate(all="ignore"):  # infinite scores are valid results here
-        scores = (q.astype(wide) @ k.astype(wide).swapaxes(-1, -2) * wide(scale)).astype(kind).astype(wide)
-        scores = np.tanh(scores / wide(cap)) * wide(cap) if cap else scores
-        scores = scores + extra
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights = (weights / weights.sum(-1, keepdims=True)).astype(kind).astype(wide)
-        mixed = (weights @ v.astype(wide)).astype(kind)
-    return mixed.transpose(0, 2, 1, 3).reshape(mixed.shape[0], mixed.shape[2], -1)

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnport.contrib import CONTRIB
 from attnport.errors import SpecError
+from attnport.onnx_graph import attribute, known_size, rank_of, scalar
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 CONFIG = "genai_config.json"
-_DOMAIN = "com.microsoft"
 _MOST = 1024
 """Places of cache and of new tokens where no table of angles ends them."""
 _FORGETS = "sliding_window_cache"
@@ -68,7 +69,7 @@ class Decoder:
 def settle_decoder(model: ir.Model) -> Decoder | None:
     """Gives the caches of a decoder their sizes, and replaces inputs that its lengths say; None of another graph."""
     attentions = [node for node in model.graph if _is_cached(node)]
-    ids = next((value for value in model.graph.inputs if value.name == "input_ids" and _rank(value) == 2), None)
+    ids = next((value for value in model.graph.inputs if value.name == "input_ids" and rank_of(value) == 2), None)
     if not attentions or ids is None:
         return None
     whole = next((node for node in attentions if not _forgets(node)), attentions[0])
@@ -114,25 +115,21 @@ def stops_of(config: Path | None) -> tuple[int, ...]:
 def _is_cached(node: ir.Node) -> bool:
     pasts = node.inputs[3:5]
     return (
-        node.domain == _DOMAIN
+        node.domain == CONTRIB
         and node.op_type == "GroupQueryAttention"
         and len(pasts) == 2
-        and all(value is not None and value.is_graph_input() and _rank(value) == 4 for value in pasts)
+        and all(value is not None and value.is_graph_input() and rank_of(value) == 4 for value in pasts)
     )
 
 
 def _forgets(node: ir.Node) -> bool:
     """Whether a cache is of a window alone."""
-    return _FORGETS in node.attributes and node.attributes[_FORGETS].as_int() != 0
-
-
-def _rank(value: ir.Value) -> int | None:
-    return None if value.shape is None else len(value.shape)
+    return bool(attribute(node, _FORGETS, 0))
 
 
 def _name(value: ir.Value | None, axis: int) -> str | None:
-    dim = value.shape[axis] if value is not None and value.shape is not None else None
-    return None if dim is None or isinstance(dim, int) else dim.value
+    dim = known_size(value, axis)
+    return dim if isinstance(dim, str) else None
 
 
 def _shape(dims: Sequence[Any]) -> ir.Shape:
@@ -152,7 +149,7 @@ def _give_sizes(node: ir.Node, past: str) -> None:
 
 def _depth(node: ir.Node) -> int | None:
     """The size of a head: what the product that makes the queries gives, by the number of heads."""
-    heads, groups = (node.attributes[name].as_int() for name in ("num_heads", "kv_num_heads"))
+    heads, groups = (int(attribute(node, name, 0)) for name in ("num_heads", "kv_num_heads"))
     width = _width(node.inputs[0])
     return None if width is None else width // (heads if node.inputs[1] is not None else heads + 2 * groups)
 
@@ -165,11 +162,11 @@ def _width(value: ir.Value | None) -> int | None:
         if isinstance(known, int) or node is None:
             return known if isinstance(known, int) else None
         if node.op_type == "MatMulNBits":
-            return node.attributes["N"].as_int()
+            return int(attribute(node, "N", 0))
         weight = node.inputs[1] if node.op_type == "MatMul" else None
         if weight is not None and weight.const_value is not None:
             return int(str(weight.const_value.shape[-1]))
-        value = node.inputs[0] if node.op_type in _WAY or node.domain == _DOMAIN else None
+        value = node.inputs[0] if node.op_type in _WAY or node.domain == CONTRIB else None
     return None
 
 
@@ -220,11 +217,15 @@ def _drop_mask(graph: ir.Graph, mask: ir.Value, sizes: _Sizes) -> bool:
         return False
     for user in users:
         if user.op_type == "Shape":
-            ends = [user.attributes[name].as_int() if name in user.attributes else None for name in ("start", "end")]
-            both = [sizes.batch, sizes.total][slice(*ends)]
+            ends = slice(attribute(user, "start", None), attribute(user, "end", None))
+            both = [sizes.batch, sizes.total][ends]
             made = sizes.op("Concat", *both, axis=0)
         else:
-            shape = sizes.op("Concat", sizes.batch, sizes.ints(1), axis=0) if _keeps(user) else sizes.batch
+            shape = (
+                sizes.op("Concat", sizes.batch, sizes.ints(1), axis=0)
+                if attribute(user, "keepdims", 1) == 1
+                else sizes.batch
+            )
             made = sizes.op("Expand", sizes.total, shape)
             if mask.dtype not in (None, ir.DataType.INT64):
                 made = sizes.op("Cast", made, to=mask.dtype)
@@ -234,22 +235,9 @@ def _drop_mask(graph: ir.Graph, mask: ir.Value, sizes: _Sizes) -> bool:
     return True
 
 
-def _keeps(node: ir.Node) -> bool:
-    return "keepdims" not in node.attributes or node.attributes["keepdims"].as_int() == 1
-
-
 def _counts(node: ir.Node) -> bool:
     """Whether a node sums a mask along its second axis."""
-    axes = node.inputs[1] if node.op_type == "ReduceSum" and len(node.inputs) > 1 else None
-    return axes is not None and (found := _constant(axes)) is not None and found in ([1], [-1])
-
-
-def _constant(value: ir.Value) -> list[int] | None:
-    tensor = value.const_value
-    node = value.producer()
-    if tensor is None and node is not None and node.op_type == "Constant" and "value" in node.attributes:
-        tensor = node.attributes["value"].as_tensor()
-    return None if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]
+    return node.op_type == "ReduceSum" and len(node.inputs) > 1 and scalar(node.inputs[1]) in (1, -1)
 
 
 def _drop_positions(graph: ir.Graph, positions: ir.Value, sizes: _Sizes) -> bool:
@@ -265,5 +253,5 @@ def _drop_positions(graph: ir.Graph, positions: ir.Value, sizes: _Sizes) -> bool
     return True
 
 
-_ROTATIONS = {(_DOMAIN, "GroupQueryAttention", 9), (_DOMAIN, "RotaryEmbedding", 1)}
+_ROTATIONS = {(CONTRIB, "GroupQueryAttention", 9), (CONTRIB, "RotaryEmbedding", 1)}
 _DROPS = {"attention_mask": _drop_mask, "position_ids": _drop_positions}

@@ -1,8 +1,8 @@
 """A file of ONNX as a PyTorch module: each node is computed as its operator says, in the type that the module has.
 
 So a file that anybody made has the same references as a module: itself in float64, in each precision, and with weights
-moved by one rounding. Operators are in `operators`; of one that is not there, ONNX's reference evaluator computes the
-node.
+moved by one rounding. Operators are in `operators`, and those of ONNX Runtime in `contrib`; of one that is not there,
+ONNX's reference evaluator computes the node.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from attnport.contrib import CONTRIB, SCHEMAS, evaluate
 from attnport.errors import SpecError
 from attnport.sources import operators
 from attnport.sources.operators.base import OPERATORS, Call
@@ -180,14 +181,13 @@ class OnnxModule(nn.Module):
         if step.graphs and step.kind in CONTROL:
             runs = {name: self._inner(plan, values) for name, plan in step.graphs.items()}
             return CONTROL[step.kind](call, runs, *read)
-        known = OPERATORS.get((step.domain, step.kind))
-        if known is None:
+        if step.domain == CONTRIB and step.kind in SCHEMAS:
+            return evaluate(step.kind, read, call.attributes)
+        if step.domain or step.kind not in OPERATORS:
             return _by_reference(step, call, read)
         try:
-            return known(call, *read)
+            return OPERATORS[step.kind](call, *read)
         except NotImplementedError:
-            if step.domain:  # ONNX's evaluator has its own domain's operators alone
-                raise
             return _by_reference(step, call, read)
 
     def _inner(self, plan: Plan, values: Mapping[str, Any]) -> Callable[[Sequence[Any]], list[Any]]:
@@ -202,7 +202,9 @@ class OnnxModule(nn.Module):
 def is_known(node: ir.Node) -> bool:
     """Whether PyTorch computes a node here, so that no definition of its operator is needed."""
     domain = "" if node.domain == "ai.onnx" else node.domain
-    return (domain, node.op_type) in OPERATORS or (domain == "" and node.op_type in (*CONTROL, "Constant"))
+    if domain == CONTRIB:
+        return node.op_type in SCHEMAS
+    return domain == "" and node.op_type in (*OPERATORS, *CONTROL, "Constant")
 
 
 def _in_range(tensor: Tensor, like: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import UNKNOWN_SIZE, ModelSpec
 from attnport.dims import Dim
 from attnport.errors import SpecError, UsageError
+from attnport.onnx_graph import attribute, made_by, perm_of
 from attnport.sources.declare import FrozenError, declared_spec
 from attnport.sources.marks import marks_by_name, polarity_of
 from attnport.sources.onnx_decoder import CONFIG, stops_of
@@ -187,8 +188,7 @@ def _high(value: ir.Value) -> int:
         for node in current.consumers():
             first = node.inputs[0] if node.inputs else None
             if node.op_type == "Gather" and len(node.inputs) > 1 and node.inputs[1] is current:
-                axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
-                if first is not None and (rows := _size_of_table(first, axis)) is not None:
+                if first is not None and (rows := _size_of_table(first, attribute(node, "axis", 0))) is not None:
                     found.append(rows)
             elif node.op_type in _LAYOUT and first is current and node not in seen:
                 seen.add(node)
@@ -198,10 +198,9 @@ def _high(value: ir.Value) -> int:
 
 def _size_of_table(table: ir.Value, axis: int) -> int | None:
     """The size of an axis of a constant, or of one that is transposed, as a table that is also the last layer's."""
-    node = table.producer()
-    if table.const_value is None and node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+    node = made_by(table, "Transpose")
+    if table.const_value is None and node is not None and node.inputs[0] is not None:
         table = node.inputs[0]
         rank = 0 if table.const_value is None else len(table.const_value.shape)
-        order = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(rank)[::-1]
-        axis = order[axis] if rank else 0
+        axis = perm_of(node, rank)[axis] if rank else 0
     return None if table.const_value is None else int(table.const_value.numpy().shape[axis])

@@ -11,7 +11,7 @@ from formula_values import value_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnport.exporter.fusion.constants import constant_element
+from attnport.exporter.fusion.elements import constant_element
 from attnport.exporter.fusion.formula import Axis, Const, Expr
 
 
@@ -66,9 +66,9 @@ def test_what_follows_no_rule_is_data(array: np.ndarray[Any, Any]) -> None:
 
 
 def test_a_formula_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnport.exporter.fusion import constants
+    from attnport.exporter.fusion import elements
 
-    monkeypatch.setattr(constants, "_between", lambda *args: Const(True))
+    monkeypatch.setattr(elements, "_between", lambda *args: Const(True))
     with pytest.raises(AssertionError):
         check(np.tri(4))
 

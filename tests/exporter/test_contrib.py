@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from cached_nodes import CACHED, COMPUTED, LEFT, heads
-from contrib_nodes import NODES, QKV, Array, B, D, E, H, Node, S, T, _floats, same
+from contrib_nodes import CACHED, COMPUTED, LEFT, NODES, QKV, Array, B, D, E, H, Node, S, T, _floats, heads, same
+from onnx.reference import ReferenceEvaluator
 
 from attnport.exporter.passes.foreign import prepare
+from attnport.runtimes._reference_ops import contrib_ops, name_outputs
 from attnport.sources.onnx_module import OnnxModule
 
 
@@ -35,6 +37,14 @@ def computed(model: ir.Model, feeds: dict[str, Array]) -> list[Array]:
     return [got[name].numpy() for name in names]
 
 
+def by_evaluator(node: Node) -> list[Array]:
+    """Its outputs, by ONNX's reference evaluator."""
+    model = node.model()
+    name_outputs(model)
+    found: list[Array] = ReferenceEvaluator(model, new_ops=contrib_ops()).run(None, node.feeds)
+    return found
+
+
 def written(node: Node, model: ir.Model | None = None) -> ir.Model:
     """A node's graph in ONNX's operators."""
     ready = prepare(ir.from_proto(node.model()) if model is None else model)
@@ -47,6 +57,18 @@ def test_pytorch_computes_what_onnx_runtime_computes(name: str) -> None:
     node = (EVERY | COMPUTED)[name]
     model = ir.from_proto(node.model())
     same(node, computed(model, node.feeds), run(model, node.feeds))
+
+
+@pytest.mark.parametrize("name", ["embed_norm", "heads_past_causal_mask_added", "step_lengths", "whole_present"])
+def test_the_reference_evaluator_computes_what_onnx_runtime_computes(name: str) -> None:
+    node = EVERY[name]
+    same(node, by_evaluator(node), run(ir.from_proto(node.model()), node.feeds))
+
+
+def test_the_reference_evaluator_hides_keys_of_padding_from_queries_of_padding() -> None:
+    """As the kernels without a cache do; lowered forms rely on it."""
+    node = replace(CACHED["prompt_padded_without_cache"], lengths=(), outputs=(0,))
+    same(node, by_evaluator(node), run(ir.from_proto(node.model()), node.feeds))
 
 
 @pytest.mark.parametrize("name", EVERY)

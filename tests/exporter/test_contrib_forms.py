@@ -18,8 +18,9 @@ from running import Exported, Run, distance, export, on_ort, on_reference
 from spellings import CASES as SPELLINGS
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+from attnport.contrib import CONTRIB
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms import contrib
+from attnport.exporter.contrib import group_query, multi_head
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.lowering import base
@@ -53,11 +54,11 @@ class Forced(Lowering):
         self.grouped, self.key_column = operator == "GroupQueryAttention", key_column
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
-        assert not (contrib.why_not_group_query if self.grouped else contrib.why_not_multi_head)(attention)
+        assert not (group_query.why_not_group_query if self.grouped else multi_head.why_not_multi_head)(attention)
         if self.grouped:
-            output, anchors = contrib.group_query_attention(build, masks, attention)
+            output, anchors = group_query.group_query_attention(build, masks, attention)
         else:
-            output, anchors = contrib.multi_head_attention(build, masks, attention, key_column=self.key_column)
+            output, anchors = multi_head.multi_head_attention(build, masks, attention, key_column=self.key_column)
         return Written(output, "forced", anchors)
 
 
@@ -73,7 +74,7 @@ def lowered(name: str, lowering: str | Lowering, plan: str = "fp32") -> Lowered:
 
 
 def operators(model: ir.Model) -> list[str]:
-    return [node.op_type for node in model.graph if node.domain == contrib.DOMAIN]
+    return [node.op_type for node in model.graph if node.domain == CONTRIB]
 
 
 def error(name: str, model: ir.Model, on: Callable[[ir.Model], Run], *, empty: bool = False) -> float:
@@ -110,7 +111,7 @@ def test_an_operator_computes_every_mask_that_it_is_given(operator: str, name: s
 )
 def test_a_mask_of_keys_alone_can_be_a_column_of_q_and_k(name: str) -> None:
     model = lowered(name, Forced("MultiHeadAttention", key_column=True)).model
-    (node,) = (node for node in model.graph if node.domain == contrib.DOMAIN)
+    (node,) = (node for node in model.graph if node.domain == CONTRIB)
     assert (len(node.inputs) == 3) is (name in OF_KEYS)
     for run in (on_ort, on_reference):
         assert error(name, model, run) < 2e-6
@@ -231,7 +232,7 @@ def test_a_row_without_a_key_is_zero_on_cuda_where_the_kernel_gives_the_mean_of_
     assert [said.startswith(form) for said in result.forms.values()] == [True]
     assert (rows(result.model) == 0).all()
     monkeypatch.setattr("attnport.exporter.lowering.ort_cuda.guarded", lambda *given: given[-1])
-    monkeypatch.setattr(contrib, "guarded", lambda *given, **options: given[-1])
+    monkeypatch.setattr(multi_head, "guarded", lambda *given, **options: given[-1])
     assert (rows(captured(name).lowered(MeanOfValues(form), "fp32").model) != 0).any()
 
 
@@ -255,7 +256,7 @@ def test_only_what_the_grouped_operator_computes_is_given_to_it() -> None:
 
     class Asked(Forced):
         def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
-            reasons[name] = contrib.why_not_group_query(attention)
+            reasons[name] = group_query.why_not_group_query(attention)
             return super().write(build, masks, attention, plan)
 
     for name in MULTI_HEAD:
@@ -269,7 +270,7 @@ def test_only_what_the_grouped_operator_computes_is_given_to_it() -> None:
 def test_what_is_transposed_before_an_attention_is_taken_from_before() -> None:
     case = SPELLINGS["padding_sdpa"]
     result = export(case.module(), case.io).lowered(Forced("MultiHeadAttention"))
-    (operator,) = (node for node in result.model.graph if node.domain == contrib.DOMAIN)
+    (operator,) = (node for node in result.model.graph if node.domain == CONTRIB)
     for value in operator.inputs[:3]:
         assert value is not None
         producer = value.producer()
@@ -288,15 +289,15 @@ def test_one_mask_serves_all_layers() -> None:
             return sdpa(sdpa(q, k, v, attn_mask=keep) + q, k, v, attn_mask=keep)
 
     result = export(Two(), CASES["padding"].io).lowered(Forced("MultiHeadAttention"))
-    first, second = (node.inputs[5] for node in result.model.graph if node.domain == contrib.DOMAIN)
+    first, second = (node.inputs[5] for node in result.model.graph if node.domain == CONTRIB)
     assert first is second
 
 
 def test_the_domain_is_imported_once_and_survives_the_clean_up() -> None:
     model = lowered("padding", Forced("MultiHeadAttention")).model
-    assert model.graph.opset_imports == {"": 23, contrib.DOMAIN: 1}
+    assert model.graph.opset_imports == {"": 23, CONTRIB: 1}
     plain = lowered("padding", "onnx").model
-    assert contrib.DOMAIN not in plain.graph.opset_imports
+    assert CONTRIB not in plain.graph.opset_imports
 
 
 def test_a_mask_that_is_not_the_cases_is_noticed() -> None:
@@ -307,7 +308,8 @@ def test_a_mask_that_is_not_the_cases_is_noticed() -> None:
 
 @pytest.mark.parametrize("operator", ["MultiHeadAttention", "GroupQueryAttention"])
 def test_a_missing_guard_is_noticed(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contrib, "guarded", lambda build, masks, attention, output, **options: output)
+    for module in (group_query, multi_head):
+        monkeypatch.setattr(module, "guarded", lambda build, masks, attention, output, **options: output)
     model = lowered("causal_lengths", Forced(operator)).model
     with pytest.raises(AssertionError):
         error("causal_lengths", model, on_ort, empty=True)
@@ -320,16 +322,18 @@ def test_the_evaluators_operators_refuse_what_they_do_not_know() -> None:
 
     def run(call: str) -> None:
         text = (
-            '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]> g (float[B,S,16] q, int32[1] n) '
+            '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]> g '
+            "(float[B,S,16] q, int32[1] n, int32[1] one) "
             f"=> (float[B,S,16] y) {{ y = com.microsoft.{call} }}"
         )
         evaluator = ReferenceEvaluator(onnx.parser.parse_model(text), new_ops=contrib_ops())
-        evaluator.run(None, {"q": np.ones((1, 2, 16), np.float32), "n": np.array([2], np.int32)})
+        n, one = (np.array([number], np.int32) for number in (2, 1))
+        evaluator.run(None, {"q": np.ones((1, 2, 16), np.float32), "n": n, "one": one})
 
-    with pytest.raises(ValueError, match="MultiHeadAttention"):
-        run("MultiHeadAttention<num_heads=2>(q, q, q, q)")
-    with pytest.raises(ValueError, match="window"):
-        run("GroupQueryAttention<num_heads=2, kv_num_heads=2, local_window_size=4>(q, q, q, , , n, n)")
+    with pytest.raises(NotImplementedError, match="MultiHeadAttention with inputs behind past_v"):
+        run("MultiHeadAttention<num_heads=2>(q, q, q, , , , , , n)")
+    with pytest.raises(NotImplementedError, match="not causal"):
+        run("GroupQueryAttention<num_heads=2, kv_num_heads=2, causal=0>(q, q, q, , , one, n)")
     with pytest.raises(ValueError, match="last keys"):
         run("GroupQueryAttention<num_heads=2, kv_num_heads=2>(q, q, q, , , n, n)")
 

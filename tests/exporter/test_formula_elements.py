@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
-from attnport.exporter.fusion import moves
+from attnport.exporter.fusion import indices
 from attnport.exporter.fusion.elements import element
 from attnport.exporter.fusion.formula import TRUE, ZERO, Axis, Const, Expr, Op, Read, Size, conjuncts, is_bool, op
 
@@ -202,7 +202,7 @@ def test_a_rule_sees_through_its_operator(name: str, expected: type) -> None:
 
 
 def test_the_check_itself_notices_a_wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "_MOVES", {**moves._MOVES, "Transpose": lambda node, index: index})
+    monkeypatch.setattr(indices, "_MOVES", {**indices._MOVES, "Transpose": lambda node, index: index})
     with pytest.raises((AssertionError, IndexError)):
         check(one("t = Transpose<perm=[1,0]>(m)\ny = Identity(t)", "int64", ("T", "S")))
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from cached_nodes import COMPUTED
+from contrib_nodes import COMPUTED
 from foreign_exports import exported, scripted
 from representatives import representatives
 from test_known_modules import CASES

@@ -9,7 +9,7 @@ import pytest
 from onnx import numpy_helper, parser
 from running import on_ort, on_reference
 
-from attnport.exporter.passes.skip_norms import with_skip
+from attnport.exporter.contrib.layers import with_skip
 
 pytest.importorskip("onnxruntime")
 D = 8

@@ -22,7 +22,7 @@ from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.conditions import Bound, bound
 from attnport.exporter.fusion.formula import axes_of
 from attnport.exporter.fusion.mask import Factor
-from attnport.exporter.fusion.moves import dims_of, perm_of
+from attnport.onnx_graph import attributes_of, dims_of, known_size, made_by, perm_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -133,18 +133,17 @@ def _write(build: Builder, masks: MaskWriter, each: Local) -> None:
     assert k is not None
     assert v is not None
     blocks = _Blocks(build, masks, replace(each.attention, q=q, k=k, v=v), each.window)
-    heads, groups = (_number(value, 1) for value in (q, v))
+    heads, groups = (_whole_size(value, 1) for value in (q, v))
     mask = blocks.keep(each.keys)
     if each.additive:
         assert q.dtype is not None
         mask = masks.additive(mask, q.dtype)
     rows = blocks.rows(q, heads, "i"), blocks.rows(k, groups, "j"), blocks.rows(v, groups, "j")
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    output = build.op("Attention", *rows, mask, dtype=q.dtype, **attributes)
+    output = build.op("Attention", *rows, mask, dtype=q.dtype, **attributes_of(node))
     made = output.producer()
     assert made is not None
     node.name, made.name = f"{node.name}/whole", node.name
-    result = blocks.back(output, heads, _number(v, 3))
+    result = blocks.back(output, heads, _whole_size(v, 3))
     for user, _ in list(node.outputs[0].uses()):
         if user.op_type == "Transpose" and perm_of(user, 4) == _BY_HEADS and not user.outputs[0].is_graph_output():
             build.replace(user.outputs[0], result)
@@ -152,9 +151,9 @@ def _write(build: Builder, masks: MaskWriter, each: Local) -> None:
         build.replace(node.outputs[0], build.op("Transpose", result, name="blocks/out_BHSD", perm=_BY_HEADS))
 
 
-def _number(value: ir.Value, axis: int) -> int:
+def _whole_size(value: ir.Value, axis: int) -> int:
     """A size that `_why_not` saw to be a number."""
-    size = (dims_of(value) or [])[axis]
+    size = known_size(value, axis)
     assert isinstance(size, int)
     return size
 
@@ -253,9 +252,9 @@ class _Blocks:
 
     def rows(self, value: ir.Value, heads: int, axis: str) -> ir.Value:
         """q, k or v, `[B,H,T,D]`, as `[M,H,C,D]` or `[M,H,K,D]`: one copy, even if `value` was transposed."""
-        depth = _number(value, 3)
-        node = value.producer()
-        turned = node is not None and node.op_type == "Transpose" and perm_of(node, 4) == _BY_HEADS
+        depth = _whole_size(value, 3)
+        node = made_by(value, "Transpose")
+        turned = node is not None and perm_of(node, 4) == _BY_HEADS
         source = node.inputs[0] if turned and node is not None else value
         assert source is not None
         table = self.build.op("Reshape", source, self._int([-1, depth]), name="blocks/table")

@@ -12,12 +12,10 @@ import numpy as np
 
 from attnport.exporter.builder import Builder, CannotLower
 from attnport.exporter.fusion.attention import Attention, Multiplier, Recognised
-from attnport.exporter.fusion.elements import scalar
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op
 from attnport.exporter.fusion.indices import components
-from attnport.exporter.fusion.layout import DEPTH, KEY, ROW, Layout, Lead, Located
-from attnport.exporter.fusion.moves import dims_of, known_size
-from attnport.exporter.fusion.operands import depth_first, is_canonical
+from attnport.exporter.fusion.layout import DEPTH, KEY, ROW, Layout, Lead, Located, depth_first, is_canonical
+from attnport.onnx_graph import dims_of, known_size, scalar
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -17,7 +17,7 @@ from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.comparisons import I
 from attnport.exporter.fusion.formula import Axis, Const, Expr, Op, Read, Size, axes_of, op
 from attnport.exporter.fusion.mask import SCORES, Factor
-from attnport.exporter.fusion.moves import dims_of
+from attnport.onnx_graph import dims_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir

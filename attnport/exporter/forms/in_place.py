@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnport.artifacts import MANY
+from attnport.contrib import CONTRIB
 from attnport.exporter.builder import Builder
-from attnport.exporter.fusion.moves import dims_of
-from attnport.exporter.passes.contrib import DOMAIN
+from attnport.onnx_graph import attribute, attributes_of, dims_of, known_size, made_by
 from attnport_bundle.format.decoder import IN_PLACE
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def update_in_place(model: ir.Model) -> None:
         build.before, build.scope = cached.node, str(cached.node.name)
         _write(build, cached, own)
     model.metadata_props[IN_PLACE] = str(next(iter(lengths.values())).ids.name)
-    model.graph.opset_imports.setdefault(DOMAIN, 1)
+    model.graph.opset_imports.setdefault(CONTRIB, 1)
     passes.RemoveUnusedNodesPass()(model)
     passes.TopologicalSortPass()(model)
 
@@ -95,7 +95,7 @@ def _cached(node: ir.Node) -> _Cached | None:
     keys, values = _put_behind(k), _put_behind(v)
     if k is None or v is None or keys is None or values is None:
         return None
-    if _attribute(node, "is_causal", 0) or not _attribute(node, "scale", 0.0) or not _has_all_axes(mask):
+    if attribute(node, "is_causal", 0) or not attribute(node, "scale", 0.0) or not _has_all_axes(mask):
         return None
     sizes = [dims_of(value) or [None] * 4 for value in (q, keys[0], values[0])]
     depths, (heads, groups, others) = {dims[3] for dims in sizes}, [dims[1] for dims in sizes]
@@ -114,11 +114,11 @@ def _has_all_axes(mask: ir.Value) -> bool:
 
 def _put_behind(value: ir.Value | None) -> tuple[ir.Value, ir.Value] | None:
     """The input of the graph and what is put behind it, of an output of the graph that is both together."""
-    node = value.producer() if value is not None else None
-    if value is None or node is None or node.op_type != "Concat" or len(node.inputs) != 2:
+    node = made_by(value, "Concat")
+    if value is None or node is None or len(node.inputs) != 2:
         return None
     past, new = node.inputs
-    axis = _attribute(node, "axis", 0)
+    axis = attribute(node, "axis", 0)
     if past is None or new is None or not past.is_graph_input() or not value.is_graph_output():
         return None
     return (past, new) if axis in (_LENGTH, _LENGTH - 4) else None
@@ -126,7 +126,7 @@ def _put_behind(value: ir.Value | None) -> tuple[ir.Value, ir.Value] | None:
 
 def _past(cache: ir.Value) -> str:
     """The name of a cache's length."""
-    return str((dims_of(cache) or [None] * 4)[_LENGTH])
+    return str(known_size(cache, _LENGTH))
 
 
 def _lengths(model: ir.Model, caches: Sequence[ir.Value]) -> dict[str, _Lengths]:
@@ -159,11 +159,7 @@ def _read_past_alone(found: Sequence[_Cached]) -> bool:
 
 def _size(node: ir.Node) -> bool:
     """Whether a node is the size of one axis."""
-    return node.op_type == "Shape" and _attribute(node, "end", None) == _attribute(node, "start", 0) + 1
-
-
-def _attribute(node: ir.Node, name: str, default: Any) -> Any:
-    return node.attributes[name].value if name in node.attributes else default
+    return node.op_type == "Shape" and attribute(node, "end", None) == attribute(node, "start", 0) + 1
 
 
 class _Places:
@@ -178,7 +174,7 @@ class _Places:
         self.past = build.op("Sub", self.total, self.new, name="past")
         one = build.const([1], np.int64)
         self.is_step = None
-        if (dims_of(lengths.ids) or [None] * 2)[1] != 1:
+        if known_size(lengths.ids, 1) != 1:
             self.is_step = build.op("Equal", self.new, one, name="is_step", dtype=ir.DataType.BOOL)
         last = build.cast(build.op("Sub", self.total, one, name="last"), ir.DataType.INT32, "last")
         self.last = build.op("Expand", last, build.size(lengths.mask, 0), name="last_of_each")
@@ -202,7 +198,7 @@ def _sizes_from_elsewhere(cached: _Cached, places: _Places) -> None:
     for past, whole in zip(cached.pasts, cached.wholes, strict=True):
         for value, length in ((past, places.past), (whole, places.total)):
             for user, at in list(value.uses()):
-                if _size(user) and _attribute(user, "start", 0) in (_LENGTH, _LENGTH - 4):
+                if _size(user) and attribute(user, "start", 0) in (_LENGTH, _LENGTH - 4):
                     ir.convenience.replace_all_uses_with(user.outputs[0], length)
                 elif _size(user):  # not of the longer cache, which the mask, for which sizes are, is needed for
                     user.replace_input_with(at, past)
@@ -283,17 +279,17 @@ def _step(cached: _Cached, places: _Places) -> ir.Graph:
     q, mask = node.inputs[0], node.inputs[3]
     assert q is not None
     assert mask is not None
-    heads, groups, depth = (int(str(_number(value, axis))) for value, axis in ((q, 1), (cached.pasts[0], 1), (q, 3)))
+    heads, groups, depth = (int(str(known_size(value, axis))) for value, axis in ((q, 1), (cached.pasts[0], 1), (q, 3)))
     branch = _Branch(f"{node.name}/either/step")
     rows = []
     for value, count in ((q, heads), *((new, groups) for new in cached.news)):
         # With one token, the axes of tokens and heads may change places without a copy.
         rows.append(branch.op("Reshape", value, branch.sizes([0, 1, count * depth]))[0])
-    more: Mapping[str, Any] = {"softcap": cap} if (cap := _attribute(node, "softcap", 0.0)) else {}
+    more: Mapping[str, Any] = {"softcap": cap} if (cap := attribute(node, "softcap", 0.0)) else {}
     y, *wholes = branch.op(
         "GroupQueryAttention", *rows, *cached.pasts, places.last, places.count, None, None, None, mask,
-        name=str(node.name), outputs=3, domain=DOMAIN, num_heads=heads, kv_num_heads=groups,
-        scale=_attribute(node, "scale", 0.0), **more,
+        name=str(node.name), outputs=3, domain=CONTRIB, num_heads=heads, kv_num_heads=groups,
+        scale=attribute(node, "scale", 0.0), **more,
     )  # fmt: skip
     (by_head,) = branch.op("Reshape", y, branch.sizes([0, heads, 1, depth]))
     # A row without a key is NaN here, and zero in the standard's operator.
@@ -302,16 +298,13 @@ def _step(cached: _Cached, places: _Places) -> ir.Graph:
     return branch.graph(output, *wholes)
 
 
-def _number(value: ir.Value, axis: int) -> int | str | None:
-    return (dims_of(value) or [None] * 4)[axis]
-
-
 def _many(cached: _Cached) -> ir.Graph:
     """Any number of new tokens, as they were before."""
     node = cached.node
     branch = _Branch(f"{node.name}/either/many")
     pairs = zip(cached.pasts, cached.news, strict=True)
     wholes = [branch.op("Concat", past, new, axis=_LENGTH)[0] for past, new in pairs]
-    given = {name: attribute.value for name, attribute in node.attributes.items()}
-    (output,) = branch.op("Attention", node.inputs[0], *wholes, node.inputs[3], name=f"{node.name}{MANY}", **given)
+    (output,) = branch.op(
+        "Attention", node.inputs[0], *wholes, node.inputs[3], name=f"{node.name}{MANY}", **attributes_of(node)
+    )
     return branch.graph(output, *wholes)

@@ -12,6 +12,7 @@ from attnport.exporter.fusion.comparisons import same, size_sum
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, Read, Size, axes_of, is_bool
 from attnport.exporter.fusion.layout import Located
 from attnport.exporter.fusion.mask import THRESHOLD, Factor
+from attnport.onnx_graph import known_size
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -132,8 +133,7 @@ class MaskWriter:
     def _size(self, attention: Attention, axis: str) -> ir.Value:
         """The run-time size of one index variable, int64[1]; shared between attentions with the same dim."""
         value, at = self._sized(attention, axis)
-        dim = value.shape[at] if value.shape is not None else None
-        name = dim if isinstance(dim, int) else dim.value if dim is not None else None
+        name = known_size(value, at)
         key = (axis, value if name is None else name)
         if key not in self._sizes:
             self._sizes[key] = self.build.size(value, at)

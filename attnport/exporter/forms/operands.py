@@ -14,7 +14,7 @@ import numpy as np
 
 from attnport.exporter.builder import Builder, CannotLower
 from attnport.exporter.fusion.attention import Attention
-from attnport.exporter.fusion.moves import dims_of, perm_of
+from attnport.onnx_graph import dims_of, made_by, perm_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -101,8 +101,8 @@ def key_of(build: Builder, attention: Attention) -> ir.Value:
         return attention.k
     transposed = attention.k_transposed
     assert transposed is not None
-    node = transposed.producer()
-    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+    node = made_by(transposed, "Transpose")
+    if node is not None and node.inputs[0] is not None:
         perm = perm_of(node, 4)
         perm[-1], perm[-2] = perm[-2], perm[-1]
         if perm == sorted(perm):
@@ -117,8 +117,8 @@ def transposed_key_of(build: Builder, attention: Attention) -> ir.Value:
         return attention.k_transposed
     assert attention.k is not None
     perm = [0, 1, 3, 2]
-    node = attention.k.producer()
-    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+    node = made_by(attention.k, "Transpose")
+    if node is not None and node.inputs[0] is not None:
         before = perm_of(node, 4)
         return build.op("Transpose", node.inputs[0], name="k_transposed", perm=[before[at] for at in perm])
     return build.op("Transpose", attention.k, name="k_transposed", perm=perm)

@@ -16,7 +16,7 @@ from attnport.exporter.fusion.comparisons import CAUSAL, J
 from attnport.exporter.fusion.formula import Const, Op, op
 from attnport.exporter.fusion.layout import Located
 from attnport.exporter.fusion.mask import SCORES, Bias, Factor
-from attnport.exporter.fusion.moves import dims_of
+from attnport.onnx_graph import dims_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnport.exporter.fusion.layout import Layout, Located
 from attnport.exporter.fusion.mask import Mask
 from attnport.masks import MaskSpec
+from attnport.onnx_graph import dims_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -132,3 +133,33 @@ class Context:
     """
 
     masks: Collection[MaskSpec] = ()
+
+
+def cost_of_weights(graph: ir.Graph, attention: Recognised, sizes: Mapping[str, int]) -> str:
+    """A sentence with the cost of attention weights that are used elsewhere; "" if there are none.
+
+    No fused kernel returns them, so that scores and softmax are computed a second time.
+
+    Args:
+        graph: After lowering, without unused nodes.
+        attention: An attention that was lowered.
+        sizes: The usual size of each named dim; if one is missing, only the formula is given.
+    """
+    if attention.node.graph is not graph or attention.node.op_type != "Softmax":
+        return ""
+    scores, q = dims_of(attention.node.outputs[0]), dims_of(attention.q.value)
+    elements, depth = _product(scores, sizes), _product(q[-1:] if q else None, sizes)
+    text = "the weights are used elsewhere: q k^T and the softmax are computed a second time for them"
+    if elements is None or depth is None:
+        return f"{text}, 2 B H S T D operations and B H S T numbers in memory"
+    return f"{text}, {2 * elements * depth / 1e6:.3g} MFLOP and {4 * elements / 1e6:.3g} MB in float32 at usual sizes"
+
+
+def _product(dims: list[int | str | None] | None, sizes: Mapping[str, int]) -> int | None:
+    total = 1
+    for dim in dims if dims is not None else [None]:
+        known = dim if isinstance(dim, int) else sizes.get(dim or "")
+        if known is None:
+            return None
+        total *= known
+    return total

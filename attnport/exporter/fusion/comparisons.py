@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnport.exporter.fusion.formula import FALSE, TRUE, ZERO, Axis, Const, Expr, Op, Read, Size, is_bool, op
+from attnport.onnx_graph import attribute, dims_of, known_size
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -253,23 +254,19 @@ def terms(size: Expr) -> Linear | None:
 
 
 def _sum(value: ir.Value | None, axis: int, seen: frozenset[str]) -> Expr | None:
-    if value is None or value.shape is None:
-        return None
-    dim = value.shape[axis]
-    if isinstance(dim, int):
-        return Const(dim)
-    name = dim.value
-    if name is None or name in seen:  # a dim cannot be a part of itself
+    name = known_size(value, axis)
+    if isinstance(name, int):
+        return Const(name)
+    if value is None or name is None or name in seen:  # a dim cannot be a part of itself
         return None
     producer = value.producer()
     graph = producer.graph if producer is not None else value.graph
     if graph is None or _is_input_dim(graph, name):
         return Size(name)
     for node in graph:
-        if node.op_type == "Concat" and node.domain == "" and node.outputs[0].shape is not None:
-            at = node.attributes["axis"].as_int()
-            joined = node.outputs[0].shape[at]
-            if not isinstance(joined, int) and joined.value == name:
+        if node.op_type == "Concat" and node.domain == "":
+            at = attribute(node, "axis", 0)
+            if known_size(node.outputs[0], at) == name:
                 parts = [_sum(part, at, seen | {name}) for part in node.inputs]
                 known = [part for part in parts if part is not None]
                 if len(known) == len(parts):
@@ -281,4 +278,4 @@ def _sum(value: ir.Value | None, axis: int, seen: frozenset[str]) -> Expr | None
 
 
 def _is_input_dim(graph: ir.Graph | ir.Function, name: str) -> bool:
-    return any(not isinstance(dim, int) and dim.value == name for value in graph.inputs for dim in value.shape or ())
+    return any(name in (dims_of(value) or []) for value in graph.inputs)

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnport.exporter.fusion.comparisons import linear, size_sum, written
-from attnport.exporter.fusion.constants import constant_element
-from attnport.exporter.fusion.formula import ELEMENTWISE, ZERO, Axis, Const, Expr, Op, Read, Size, is_bool, op
-from attnport.exporter.fusion.moves import broadcast_index, const_value, dims_of, source_of
+from attnport.exporter.fusion.formula import ELEMENTWISE, TRUE, ZERO, Axis, Const, Expr, Op, Read, Size, is_bool, op
+from attnport.exporter.fusion.indices import Index, broadcast_index, source_of
+from attnport.onnx_graph import attribute, constant_of, dims_of, node_axis, scalar
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 MAX_DEPTH = 100
 MAX_STEPS = 20_000
 """Limits for one formula, which can grow exponentially if the graph shares its parts."""
+MAX_ELEMENTS = 8192**2
+"""Constants with more elements are data and are not examined."""
+Array = Any
 
 
 class Walk:
@@ -41,13 +44,6 @@ class Walk:
     def ends(self) -> bool:
         """Whether the walk stops here, so that the formula is a `Read` of the current value."""
         return self.depth >= MAX_DEPTH or self.steps >= MAX_STEPS
-
-
-def scalar(value: ir.Value | None) -> float | int | bool | None:
-    """The element of a constant that has only one, else None."""
-    array = const_value(value)
-    found: float | int | bool | None = array.reshape(-1)[0].item() if array is not None and array.size == 1 else None
-    return found
 
 
 def element(value: ir.Value | None, index: tuple[Expr, ...], walk: Walk | None = None) -> Expr:
@@ -76,7 +72,7 @@ def element(value: ir.Value | None, index: tuple[Expr, ...], walk: Walk | None =
 
 def _whole(node: ir.Node, part: ir.Value, index: tuple[Expr, ...]) -> tuple[ir.Value | None, tuple[Expr, ...]] | None:
     """What `Split` cuts, and the index there of an element of one of its parts; None if their sizes are not known."""
-    axis = node.attributes["axis"].as_int() % len(index) if "axis" in node.attributes else 0
+    axis = node_axis(node, len(index), 0)
     before = [dims_of(each) for each in node.outputs[: part.index()]]
     sizes = [dims[axis] if dims is not None else None for dims in before]
     offset = sum(size for size in sizes if isinstance(size, int))
@@ -136,7 +132,7 @@ def _shape(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     dims = dims_of(node.inputs[0])
     if dims is None or not isinstance(index[0], Const):
         return None
-    start = node.attributes["start"].as_int() if "start" in node.attributes else 0
+    start = attribute(node, "start", 0)
     start = max(start + len(dims), 0) if start < 0 else start
     return size_sum(node.inputs[0], start + int(index[0].value))
 
@@ -145,7 +141,7 @@ def _gather(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     data, indices = dims_of(node.inputs[0]), dims_of(node.inputs[1])
     if data is None or indices is None:
         return None
-    axis = (node.attributes["axis"].as_int() if "axis" in node.attributes else 0) % len(data)
+    axis = attribute(node, "axis", 0) % len(data)
     chosen = element(node.inputs[1], index[axis : axis + len(indices)], walk)
     if not _never_negative(chosen):
         return None
@@ -165,8 +161,7 @@ def _never_negative(index: Expr) -> bool:
 
 def _gather_nd(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     indices = dims_of(node.inputs[1])
-    batched = node.attributes["batch_dims"].as_int() if "batch_dims" in node.attributes else 0
-    if indices is None or batched or not isinstance(indices[-1], int):
+    if indices is None or attribute(node, "batch_dims", 0) or not isinstance(indices[-1], int):
         return None
     outer, rest = index[: len(indices) - 1], index[len(indices) - 1 :]
     chosen = tuple(element(node.inputs[1], (*outer, Const(at)), walk) for at in range(indices[-1]))
@@ -178,7 +173,7 @@ def _gather_nd(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | Non
 def _slice_from(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     """A slice whose start is computed, such as that of a stored mask's rows after a cache."""
     given = [*node.inputs, None, None]
-    axes, steps = const_value(given[3]), const_value(given[4])
+    axes, steps = constant_of(given[3]), constant_of(given[4])
     dims = dims_of(node.inputs[1])
     if axes is None or dims is None or (given[4] is not None and (steps is None or (steps != 1).any())):
         return None
@@ -192,7 +187,7 @@ def _slice_from(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | No
 
 
 def _concat(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
-    axis = node.attributes["axis"].as_int() % len(index)
+    axis = attribute(node, "axis", 0) % len(index)
     at = index[axis]
     if not isinstance(at, Const):
         return None
@@ -210,9 +205,8 @@ def _concat(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
 
 def _trilu(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     shift = element(node.inputs[1], (), walk) if len(node.inputs) > 1 and node.inputs[1] is not None else ZERO
-    upper = "upper" not in node.attributes or bool(node.attributes["upper"].as_int())
     i, j = index[-2], op("Sub", index[-1], shift)
-    kept = op("LessOrEqual", i, j) if upper else op("LessOrEqual", j, i)
+    kept = op("LessOrEqual", i, j) if attribute(node, "upper", 1) else op("LessOrEqual", j, i)
     inner = element(node.inputs[0], index, walk)
     return op("And", kept, inner) if is_bool(inner) else op("Where", kept, inner, ZERO)
 
@@ -221,14 +215,10 @@ def _cumulated(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | Non
     """Sums of equal numbers, by which tf2onnx counts: of ones, before each, the index itself."""
     inner, axis = element(node.inputs[0], index, walk), scalar(node.inputs[1])
     is_whole = node.outputs[0].dtype is not None and node.outputs[0].dtype.is_integer()
-    if axis is None or not isinstance(inner, Const) or not is_whole or _is_set(node, "reverse"):
+    if axis is None or not isinstance(inner, Const) or not is_whole or attribute(node, "reverse", 0):
         return None
     at = index[int(axis) % len(index)]
-    return op("Mul", at if _is_set(node, "exclusive") else op("Add", at, Const(1)), inner)
-
-
-def _is_set(node: ir.Node, name: str) -> bool:
-    return name in node.attributes and bool(node.attributes[name].as_int())
+    return op("Mul", at if attribute(node, "exclusive", 0) else op("Add", at, Const(1)), inner)
 
 
 def _divided(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
@@ -258,3 +248,76 @@ _RULES: dict[str, Callable[[Any, tuple[Expr, ...], Walk], Expr | None]] = {
     "Slice": _slice_from,
     "Trilu": _trilu,
 }
+
+
+# --- constants: masks and positions that an exporter or a module stored as a tensor ---------------------------------
+
+
+def constant_element(value: ir.Value, index: Index) -> Expr | None:
+    """The formula of `value[index]`; None if the value is not constant or follows no simple rule."""
+    from onnx_ir.convenience import get_const_tensor
+
+    tensor = get_const_tensor(value)
+    if tensor is None or not 0 < tensor.size <= MAX_ELEMENTS:
+        return None
+    array = tensor.numpy()
+    first = array.reshape(-1)[0].item()
+    if array.reshape(-1)[-1].item() == first and (array == first).all():
+        return Const(first)
+    if all(isinstance(entry, Const) for entry in index):
+        number = array[tuple(int(entry.value) for entry in index if isinstance(entry, Const))].item()
+        return Const(number) if not (isinstance(number, float) and math.isnan(number)) else None
+    return _steps(array, index) or _band(array, index)
+
+
+def _steps(array: Array, index: Index) -> Expr | None:
+    """Whole numbers that grow by the same step along each axis, as positions do."""
+    import numpy as np
+
+    if array.dtype.kind not in "iu":
+        return None
+    start = int(array.reshape(-1)[0])
+    expected: Array = np.full([1] * array.ndim, start, np.int64)
+    total: Expr = Const(start)
+    for axis, size in enumerate(array.shape):
+        if size < 2:
+            continue
+        step = int(array[tuple(int(at == axis) for at in range(array.ndim))]) - start
+        along = np.arange(size, dtype=np.int64) * step
+        expected = expected + along.reshape([size if at == axis else 1 for at in range(array.ndim)])
+        total = op("Add", op("Mul", index[axis], Const(step)), total)
+    return total if np.array_equal(array, expected) else None
+
+
+def _band(array: Array, index: Index) -> Expr | None:
+    """A matrix with one number on adjacent diagonals and another elsewhere, as a causal mask or a window has them."""
+    import numpy as np
+
+    if array.ndim < 2 or min(array.shape[-2:]) < 2 or any(size != 1 for size in array.shape[:-2]):
+        return None
+    rows, columns = array.shape[-2:]
+    matrix = array.reshape(rows, columns)
+    if len(np.unique(matrix[0])) > 2:
+        return None
+    # By diagonal, from the lower left corner to the upper right one.
+    diagonals = np.concatenate((matrix[:0:-1, 0], matrix[0]))
+    values = np.unique(diagonals)
+    laid_out = np.lib.stride_tricks.sliding_window_view(diagonals, columns)[::-1]
+    if len(values) != 2 or not np.array_equal(laid_out, matrix):
+        return None
+    main = diagonals[rows - 1]
+    for inside in (main, values[values != main][0]):
+        (where,) = np.nonzero(diagonals == inside)
+        if where[-1] - where[0] + 1 == len(where):
+            keep = _between(index, int(where[0]) - rows + 1, int(where[-1]) - rows + 1, rows, columns)
+            outside = values[values != inside][0]
+            return op("Where", keep, Const(inside.item()), Const(outside.item()))
+    return None
+
+
+def _between(index: Index, low: int, high: int, rows: int, columns: int) -> Expr:
+    """`low <= column - row <= high`, without a bound that lies outside the matrix."""
+    row, column = index[-2:]
+    above = op("LessOrEqual", op("Sub", column, row), Const(high)) if high else op("LessOrEqual", column, row)
+    below = op("LessOrEqual", op("Sub", row, column), Const(-low)) if low else op("LessOrEqual", row, column)
+    return op("And", above if high < columns - 1 else TRUE, below if low > 1 - rows else TRUE)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from attnport.exporter.fusion.comparisons import size_along
-from attnport.exporter.fusion.elements import element, scalar
+from attnport.exporter.fusion.elements import element
 from attnport.exporter.fusion.formula import (
     FALSE,
     TRUE,
@@ -26,11 +26,11 @@ from attnport.exporter.fusion.formula import (
     is_bool,
     op,
 )
-from attnport.exporter.fusion.indices import Index
+from attnport.exporter.fusion.indices import Index, broadcast_index, relaid
 from attnport.exporter.fusion.kinds import CAUSAL, Rows, last_sees_all, plain, rows_without_key, spec_of
 from attnport.exporter.fusion.layout import Layout, Located
-from attnport.exporter.fusion.moves import broadcast_index, relaid
 from attnport.masks import MaskSpec
+from attnport.onnx_graph import scalar
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnport.exporter.fusion.attention import NotRecognised
-from attnport.exporter.fusion.elements import scalar
 from attnport.exporter.fusion.formula import Const, op
-from attnport.exporter.fusion.indices import Index
+from attnport.exporter.fusion.indices import Index, broadcast_index, relaid, source_of
 from attnport.exporter.fusion.layout import KEY, Located
-from attnport.exporter.fusion.moves import broadcast_index, const_value, relaid, source_of
+from attnport.onnx_graph import attribute, constant_of, made_by, node_axes, scalar
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -122,7 +121,7 @@ def _unchanged(node: ir.Node) -> ir.Value:
 
 def _drops_one(node: ir.Node, index: Index, moved: Index) -> bool:
     """Whether a slice takes all but the first or all but the last probability of each row."""
-    ends, axes = const_value(node.inputs[2]), const_value(node.inputs[3]) if len(node.inputs) > 3 else None
+    ends, axes = constant_of(node.inputs[2]), constant_of(node.inputs[3]) if len(node.inputs) > 3 else None
     if ends is None or axes is None or ends.size != 1 or index[int(axes.reshape(-1)[0]) % len(index)] != KEY:
         return False
     end = int(ends.reshape(-1)[0])
@@ -160,9 +159,8 @@ def _tests_finite(condition: ir.Value | None, softmax: ir.Node) -> bool:
     if node.op_type == "And":
         return any(_tests_finite(part, softmax) for part in node.inputs)
     if node.op_type == "Not":  # `p != p`
-        equal = node.inputs[0].producer() if node.inputs[0] is not None else None
-        same = equal is not None and equal.op_type == "Equal" and equal.inputs[0] is equal.inputs[1]
-        return same and equal is not None and comes_from(equal.inputs[0], softmax)
+        equal = made_by(node.inputs[0], "Equal")
+        return equal is not None and equal.inputs[0] is equal.inputs[1] and comes_from(equal.inputs[0], softmax)
     if node.op_type in ("IsNaN", "IsInf"):
         return comes_from(node.inputs[0], softmax)
     if node.op_type == "Equal":
@@ -178,12 +176,10 @@ def of_every_key(at: Located) -> Located | None:
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
     if node is None or node.op_type != "ReduceMin" or node.inputs[0] is None:
         return None
-    axes = const_value(node.inputs[1]) if len(node.inputs) > 1 else None
-    kept = "keepdims" not in node.attributes or node.attributes["keepdims"].as_int() == 1
-    if axes is None or axes.size != 1 or not kept:
+    axes = node_axes(node, len(at.index))
+    if axes is None or len(axes) != 1 or attribute(node, "keepdims", 1) != 1:
         return None
-    axis = int(axes.reshape(-1)[0]) % len(at.index)
-    return Located(node.inputs[0], tuple(KEY if place == axis else entry for place, entry in enumerate(at.index)))
+    return Located(node.inputs[0], tuple(KEY if place == axes[0] else entry for place, entry in enumerate(at.index)))
 
 
 def _located(value: ir.Value | None, index: Index) -> Located:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from attnport.exporter.float_limits import largest
 from attnport.exporter.fusion.attention import Multiplier, NotRecognised
-from attnport.exporter.fusion.elements import scalar
 from attnport.exporter.fusion.formula import ZERO, Const, Expr, axes_of, op
-from attnport.exporter.fusion.indices import Index
+from attnport.exporter.fusion.indices import LAYOUT, Index, broadcast_index, relaid
 from attnport.exporter.fusion.layout import KEY, Located
 from attnport.exporter.fusion.mask import LARGE_NEGATIVE, MaskReader
-from attnport.exporter.fusion.moves import LAYOUT, broadcast_index, const_value, dims_of, relaid
+from attnport.onnx_graph import attribute, constant_of, dims_of, reduced, scalar
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -60,7 +59,7 @@ def read_scores(softmax: ir.Node, index: Index, reader: MaskReader) -> Scores:
         if node is None or node.domain != "":
             raise NotRecognised("the scores do not come from a product of q and k")
         if node.op_type == "MatMul":
-            if is_constant(node.inputs[1]):
+            if _is_weight(node.inputs[1]):
                 raise NotRecognised("the scores are a product with a constant, as of a linear layer, not of q and k")
             return walk.done(node, index)
         moved = relaid(value, index)
@@ -138,11 +137,11 @@ class _Walk:
         return on
 
     def _add(self, operator: str, first: ir.Value, second: ir.Value, index: Index) -> ir.Value:
-        if operator == "Sub" and _is_row_maximum(first, second):
+        if operator == "Sub" and reduced(second, "ReduceMax") is first:
             return first  # a softmax does not change if the same number is subtracted from all its scores
         on, term = (first, second) if leads_to_product(first) else (second, first)
         if not leads_to_product(on) or (operator == "Sub" and on is second):
-            linear = "; they come from a linear layer" if is_constant(first) or is_constant(second) else ""
+            linear = "; they come from a linear layer" if _is_weight(first) or _is_weight(second) else ""
             raise NotRecognised(f"neither side of an addition to the scores is a product of q and k{linear}")
         if self.below_tanh:
             raise NotRecognised("a term is added to the scores before their soft-cap", "add it after the cap")
@@ -203,7 +202,7 @@ class _Walk:
 
 def _concatenated(node: ir.Node, rank: int) -> tuple[ir.Value, int, ir.Value, bool]:
     """The scores, the axis, the sink, and whether the sink is first."""
-    axis = node.attributes["axis"].as_int() % rank
+    axis = attribute(node, "axis", 0) % rank
     for at in (0, 1) if len(node.inputs) == 2 else ():
         on, sink = node.inputs[at], node.inputs[1 - at]
         dims = dims_of(sink)
@@ -216,7 +215,7 @@ def _padded(node: ir.Node) -> tuple[ir.Value, int, ir.Value, bool]:
     """As `_concatenated`, for one more score that is a constant."""
     on = node.inputs[0]
     fill = node.inputs[2] if len(node.inputs) > 2 and node.inputs[2] is not None else _zero()
-    pads, dims = const_value(node.inputs[1]), dims_of(on)
+    pads, dims = constant_of(node.inputs[1]), dims_of(on)
     if on is not None and pads is not None and dims is not None and len(node.inputs) < 4:
         for first in (True, False):
             wanted = [0] * (2 * len(dims))
@@ -252,25 +251,13 @@ def _clamped(node: ir.Node) -> ir.Value:
     return on
 
 
-def _is_row_maximum(scores: ir.Value, value: ir.Value) -> bool:
-    """Whether `value` is the largest of each row of `scores`."""
-    node = value.producer()
-    if node is None or node.op_type != "ReduceMax" or node.inputs[0] is not scores or scores.shape is None:
-        return False
-    axes = const_value(node.inputs[1]) if len(node.inputs) > 1 else None
-    if axes is None and "axes" in node.attributes:
-        axes = node.attributes["axes"].as_ints()
-    keeps = "keepdims" not in node.attributes or node.attributes["keepdims"].as_int() == 1
-    return axes is not None and keeps and [int(axis) % len(scores.shape) for axis in axes] == [len(scores.shape) - 1]
-
-
 def leads_to_product(value: ir.Value | None, depth: int = 0) -> bool:
     """Whether a value is a product of two computed tensors, which may be scaled, masked or in another layout."""
     node = value.producer() if value is not None else None
     if node is None or depth > _FAR or node.domain != "":
         return False
     if node.op_type == "MatMul":
-        return not is_constant(node.inputs[1])
+        return not _is_weight(node.inputs[1])
     if node.op_type in _STEPS:
         return any(leads_to_product(part, depth + 1) for part in node.inputs)
     if node.op_type in ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten"):
@@ -278,8 +265,8 @@ def leads_to_product(value: ir.Value | None, depth: int = 0) -> bool:
     return False
 
 
-def is_constant(value: ir.Value | None) -> bool:
-    """Whether a value is a constant, also in another layout."""
+def _is_weight(value: ir.Value | None) -> bool:
+    """Whether a value is a constant, also in another layout or type."""
     for _ in range(_FAR):
         node = value.producer() if value is not None else None
         if value is None or value.const_value is not None or node is None:

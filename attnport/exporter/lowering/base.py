@@ -20,10 +20,10 @@ from attnport.exporter.forms.decomposed import decomposed
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.forms.operands import repeated
 from attnport.exporter.forms.sinks import with_sink_key
-from attnport.exporter.fusion.attention import Attention, Recognised
+from attnport.exporter.fusion.attention import Attention, Recognised, cost_of_weights
 from attnport.exporter.fusion.layout import Located
-from attnport.exporter.fusion.moves import dims_of
 from attnport.masks import MaskSpec
+from attnport.onnx_graph import dims_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -185,7 +185,7 @@ class Lowering(abc.ABC):
     ) -> Lowered:
         """As `lower`, but all in float32, as a search for islands needs it."""
         from attnport.exporter import precision
-        from attnport.exporter.fusion import rewrites, second_branch
+        from attnport.exporter.fusion import rewrites
         from attnport.exporter.fusion.kinds import hides_padding
         from attnport.exporter.fusion.recognise import recognise
         from attnport.exporter.passes.cleanup import clean_up, inline_functions
@@ -244,7 +244,7 @@ class Lowering(abc.ABC):
         elif locals_:
             to_blocks(model, locals_)
         for recognised in (each for each in recognition.attentions if each.name in result.forms):
-            costs = result.costs.get(recognised.name, ""), second_branch.cost(model.graph, recognised, build.sizes)
+            costs = result.costs.get(recognised.name, ""), cost_of_weights(model.graph, recognised, build.sizes)
             result.costs[recognised.name] = "; ".join(filter(None, costs))
         return result
 

@@ -15,8 +15,8 @@ Measured by `python benchmarks/ort_forms.py`: medians of interleaved runs on one
 | 2048 | 0.85-0.86 | 0.77-0.86 | 0.70-0.77 | 0.88-0.89 |
 | 4096 (D=32) | 0.83 | 0.77 | | 0.81 |
 
-The key column (see `forms.contrib`) is what lets padding reach the flash kernel: at T=8192 (D=64) one attention takes
-0.70 of the time of the standard's operator, and 181 MB in place of 4162. Grouped heads, repeated for
+The key column (see `contrib.multi_head`) is what lets padding reach the flash kernel: at T=8192 (D=64) one attention
+takes 0.70 of the time of the standard's operator, and 181 MB in place of 4162. Grouped heads, repeated for
 `MultiHeadAttention`, take 0.79-0.97 without a mask from 256 on, and 0.87-0.92 with padding from 1024 on.
 """
 
@@ -26,14 +26,9 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar
 
 from attnport.exporter.builder import Builder
+from attnport.exporter.contrib.group_query import group_query_attention, why_not_group_query
+from attnport.exporter.contrib.multi_head import hides_keys_alone, multi_head_attention, why_not_multi_head
 from attnport.exporter.forms.attention_op import attention_op, form_name, in_blocks
-from attnport.exporter.forms.contrib import (
-    group_query_attention,
-    hides_keys_alone,
-    multi_head_attention,
-    why_not_group_query,
-    why_not_multi_head,
-)
 from attnport.exporter.forms.in_place import update_in_place
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention

@@ -6,17 +6,18 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.attention_op import attention_op, form_name
-from attnport.exporter.forms.bias_and_rows import guarded
-from attnport.exporter.forms.contrib import (
-    group_query_attention,
+from attnport.exporter.contrib.group_query import group_query_attention, why_not_group_query
+from attnport.exporter.contrib.layers import with_skip
+from attnport.exporter.contrib.multi_head import (
+    can_fold,
+    folded_attention,
     multi_head_attention,
-    why_not_group_query,
+    one_product,
     why_not_multi_head,
 )
-from attnport.exporter.forms.folded_heads import can_fold, folded_attention
+from attnport.exporter.contrib.parts import guarded
+from attnport.exporter.forms.attention_op import attention_op, form_name
 from attnport.exporter.forms.masks import MaskWriter
-from attnport.exporter.forms.one_product import one_product
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.lowering.base import Lowering, Written
 
@@ -56,7 +57,6 @@ class OrtCuda(Lowering):
         from attnport.exporter.passes.cleanup import clean_up
         from attnport.exporter.passes.host_sizes import keep_sizes_on_host
         from attnport.exporter.passes.rotary_operator import as_operator
-        from attnport.exporter.passes.skip_norms import with_skip
 
         keep_sizes_on_host(model)
         super().typed(model, plan, islands)

@@ -26,8 +26,8 @@ from attnport.exporter.forms.operands import head_dims, narrowed, widened
 from attnport.exporter.forms.tiled import tiled
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.formula import axes_of
-from attnport.exporter.fusion.moves import dims_of
 from attnport.exporter.lowering.base import Lowering, Written
+from attnport.onnx_graph import dims_of
 
 LEAST_DEPTH, MOST_DEPTH, STEP = 16, 256, 8
 """Head dims with a fused kernel: at 8 and 257 there is none, at 12 and 20 a mask makes the builder fail (1.7.1)."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from attnport.contrib import CONTRIB
 from attnport.errors import ExportError, first_line
+from attnport.exporter.contrib import expand_all
 from attnport.exporter.naming import SCOPES
 from attnport.exporter.passes.cleanup import inline_functions
-from attnport.exporter.passes.contrib import DOMAIN as CONTRIB
-from attnport.exporter.passes.contrib import write_out_contrib
 from attnport.exporter.passes.exact_rules import exact_rules
 from attnport.exporter.passes.indexing import index_by_grid
 from attnport.exporter.passes.opset import to_opset
@@ -47,7 +47,9 @@ def prepare(model: ir.Model, opset: int = 23) -> ir.Model:
     model = _raised(model, opset)
     _name_nodes(model)
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    write_out_contrib(model)
+    if any(node.domain == CONTRIB for node in model.graph):
+        settle_sizes(model)
+        expand_all(model)
     for _ in range(ROUNDS):
         constants = settle_sizes(model)
         with patched(exact_rules):

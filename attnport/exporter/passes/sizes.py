@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnport.exporter.passes.contrib_sizes import contrib_sizes
+from attnport.contrib import CONTRIB
+from attnport.exporter.contrib import sizes_of
 from attnport.exporter.passes.known_sizes import MAX_CONTENT, KnownSizes, Size
 from attnport.exporter.passes.size_rules import CONTENTS, SHAPES
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-CONTRIB = "com.microsoft"
 _BROADCAST = (
     *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Where", "And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater"),
     *("GreaterOrEqual", "Min", "Max", "Sum", "Mean", "PRelu", "BitwiseAnd", "BitwiseOr"),
@@ -77,7 +77,7 @@ class Inference(KnownSizes):
             known = [self.sizes.get(value) for value in node.inputs if value is not None]
             shapes = [self.broadcast([sizes for sizes in known if sizes is not None]) if None not in known else None]
         elif node.domain == CONTRIB:
-            shapes = contrib_sizes(self, node)
+            shapes = sizes_of(self, node)
         if shapes == [None]:
             shapes = self.by_standard(node)
         for value, sizes in itertools.zip_longest(node.outputs, shapes):

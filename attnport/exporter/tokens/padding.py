@@ -23,13 +23,11 @@ from attnport.exporter.tokens.rows import (
     REDUCTIONS,
     SOFTMAXES,
     Tokens,
-    axes_of,
-    axis_of,
-    dims_of,
-    numbers,
+    sizes_of,
     tokens_of,
 )
 from attnport.masks import MaskSpec
+from attnport.onnx_graph import attribute, constant_of, node_axes, node_axis, perm_of, scalar
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -108,8 +106,8 @@ def _at_padding(node: ir.Node, known: Mapping[ir.Value, float]) -> float | None:
 def _number(value: ir.Value | None, known: Mapping[ir.Value, float]) -> float | None:
     if value is not None and value in known:
         return known[value]
-    array = numbers(value)
-    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+    number = scalar(value)
+    return None if number is None else float(number)
 
 
 _COMPUTED: dict[str, Callable[..., float]] = {
@@ -164,7 +162,7 @@ def picked_positions(
             if any(user.graph is not graph for user, _ in value.uses()):
                 raise Mixed(f"{_place(node)} is read inside of a branch or loop")
     for value in graph.outputs:
-        axes, dims = walk.reach.get(value), dims_of(value)
+        axes, dims = walk.reach.get(value), sizes_of(value)
         if axes is not None and not (walk.are_tokens(dims, axes) and axes.heads == 1):
             raise Mixed(f"output {value.name} has no row for each token")
     return walk.picked
@@ -196,7 +194,7 @@ def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: C
             continue
         tokens = tokens_of(graph, inputs[padding[0].input])
         rows = _rows_of(attention, attention.q)
-        queries = dims_of(attention.q.value)[rows.token] if rows is not None else tokens.seq
+        queries = sizes_of(attention.q.value)[rows.token] if rows is not None else tokens.seq
         if isinstance(queries, str) and queries != tokens.seq:  # behind a cache
             tokens = Tokens(tokens.batch, queries)
         hiding = {
@@ -268,7 +266,7 @@ class _Walk:
         for node in graph:
             if node is start.last:
                 axes = _rows_of(start, start.output)
-                if axes is None or not self.are_tokens(dims_of(start.output.value), axes):
+                if axes is None or not self.are_tokens(sizes_of(start.output.value), axes):
                     raise Mixed(f"{_place(node)} has rows in an order that is not known")
                 self.reach[start.output.value] = axes
             elif node in attentions:
@@ -282,7 +280,7 @@ class _Walk:
             ):
                 raise Mixed(f"{_place(node)} is read inside of a branch or loop")
         for value in graph.outputs:
-            if value in self.reach and not self.are_tokens(dims_of(value), self.reach[value]):
+            if value in self.reach and not self.are_tokens(sizes_of(value), self.reach[value]):
                 raise Mixed(f"output {value.name} has no row for each token")
         if self.picked:
             raise Mixed(f"rows at position {min(self.picked)} are picked out")
@@ -296,7 +294,7 @@ class _Walk:
         if node.op_type != "Concat" or len(given) != 1:
             return False
         (axes,) = given
-        joins = axes.heads == 1 and axis_of(node, len(dims_of(node.outputs[0])), 0) == axes.token != axes.item
+        joins = axes.heads == 1 and node_axis(node, len(sizes_of(node.outputs[0])), 0) == axes.token != axes.item
         self.joined.update(node.outputs if joins else ())
         return joins
 
@@ -305,9 +303,9 @@ class _Walk:
         value = node.inputs[0] if node.inputs else None
         if node.op_type not in ("Gather", "Slice") or value is None or value not in self.reach:
             return False
-        rank, (item, token, *_) = len(dims_of(value)), self.reach[value]
-        axes = [axis_of(node, rank, 0)] if node.op_type == "Gather" else axes_of(node, rank, 3)
-        first = numbers(node.inputs[1])
+        rank, (item, token, *_) = len(sizes_of(value)), self.reach[value]
+        axes = [node_axis(node, rank, 0)] if node.op_type == "Gather" else node_axes(node, rank, 3)
+        first = constant_of(node.inputs[1])
         return axes == [token] and token != item and first is not None and first.reshape(-1).tolist() == [-1]
 
     def _pass_attention(self, attention: Recognised, within: Collection[ir.Node], hiding: Collection[ir.Node]) -> None:
@@ -354,7 +352,7 @@ class _Walk:
 
     def _attention(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes | None:
         """Padded queries give padded rows; keys and values of padding are hidden by the mask."""
-        seq = 2 if len(dims_of(node.inputs[0])) == 4 else 1
+        seq = 2 if len(sizes_of(node.inputs[0])) == 4 else 1
         if set(given) - {0, 1, 2} or any(axes != Axes(0, seq) for axes in given.values()):
             raise self._fail(node)
         if {1, 2} & set(given) and node.name not in self.hiding:
@@ -364,39 +362,39 @@ class _Walk:
         return given.get(0)
 
     def _elementwise(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
-        rank = len(dims_of(node.outputs[0]))
+        rank = len(sizes_of(node.outputs[0]))
         found = set()
         for at, axes in given.items():
-            more = rank - len(dims_of(node.inputs[at]))
+            more = rank - len(sizes_of(node.inputs[at]))
             found.add(axes.moved(axes.item + more, axes.token + more))
         return self._one(node, found, node.outputs[0])
 
     def _one(self, node: ir.Node, found: set[Axes], value: ir.Value) -> Axes:
         """The only place of the tokens, which has to be theirs by its dims too."""
-        dims = dims_of(value)
+        dims = sizes_of(value)
         for axes in found if len(found) == 1 else ():
             if self.are_tokens(dims, axes):
                 return axes
         raise self._fail(node)
 
     def _move(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
-        before, after = dims_of(node.inputs[0]), dims_of(node.outputs[0])
+        before, after = sizes_of(node.inputs[0]), sizes_of(node.outputs[0])
         if set(given) != {0}:
             raise self._fail(node)
         axes = given[0]
         item, token, *_ = axes
         if node.op_type == "Transpose":
-            perm = list(node.attributes["perm"].as_ints())
+            perm = perm_of(node, len(before))
             return self._one(node, {axes.moved(perm.index(item), perm.index(token))}, node.outputs[0])
         if node.op_type == "Unsqueeze":
-            new = axes_of(node, len(after)) or []
+            new = node_axes(node, len(after)) or []
             left = [axis for axis in range(len(after)) if axis not in new]
             return self._one(node, {axes.moved(left[item], left[token])}, node.outputs[0])
         if node.op_type == "Squeeze":
-            gone = axes_of(node, len(before)) or []
+            gone = node_axes(node, len(before)) or []
             left = [axis for axis in range(len(before)) if axis not in gone]
             return self._one(node, {axes.moved(left.index(item), left.index(token))}, node.outputs[0])
-        if node.op_type == "Tile" and not _once(numbers(node.inputs[1]), (item, token)):
+        if node.op_type == "Tile" and not _once(constant_of(node.inputs[1]), (item, token)):
             raise self._fail(node)
         if node.op_type == "Reshape":
             return self._reshape(node, axes, before, after)
@@ -407,7 +405,7 @@ class _Walk:
         leads = self.tokens.lead(node.inputs[0]), self.tokens.lead(node.outputs[0])
         if all(leads) and leads[0] != leads[1] and axes[:3] in ((0, leads[0] - 1, axes.turned), (1, 0, False)):
             merged = (axes.item == 1) if leads[0] == 2 else axes.turned
-            apart = dims_of(node.outputs[0])[:2] == (self.tokens.seq, self.tokens.batch)
+            apart = sizes_of(node.outputs[0])[:2] == (self.tokens.seq, self.tokens.batch)
             if leads[1] == 1 or merged == apart:
                 return Axes(0, 0, merged) if leads[1] == 1 else Axes(int(merged), int(not merged))
             raise self._fail(node)
@@ -424,19 +422,19 @@ class _Walk:
     def _along(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
         """Works along one axis, which may not be the items' or the tokens'."""
         default = {"Concat": 0, "Split": 0, "GatherElements": 0}.get(node.op_type, -1)
-        axis = axis_of(node, len(dims_of(node.outputs[0])), default)
+        axis = node_axis(node, len(sizes_of(node.outputs[0])), default)
         found = set(given.values())
-        first = axis if node.op_type not in NORMS else min(axis, len(dims_of(node.outputs[0])))
+        first = axis if node.op_type not in NORMS else min(axis, len(sizes_of(node.outputs[0])))
         if any(first in axes[:2] or (node.op_type in NORMS and max(axes[:2]) >= first) for axes in found):
             raise self._fail(node)
         return self._one(node, found, node.outputs[0])
 
     def _reduce(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
-        rank = len(dims_of(node.inputs[0]))
-        axes = axes_of(node, rank)
+        rank = len(sizes_of(node.inputs[0]))
+        axes = node_axes(node, rank)
         if set(given) != {0} or not axes or set(given[0][:2]) & set(axes):
             raise self._fail(node)
-        if not ("keepdims" in node.attributes and node.attributes["keepdims"].as_int() == 0):
+        if attribute(node, "keepdims", 1):
             return self._one(node, {given[0]}, node.outputs[0])
         left = [axis for axis in range(rank) if axis not in axes]
         moved = given[0].moved(left.index(given[0].item), left.index(given[0].token))
@@ -445,7 +443,7 @@ class _Walk:
     def _product(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
         """A product with what is the same for every token, not summed over tokens or items."""
         (at, axes), *others = given.items()
-        rank, more = len(dims_of(node.inputs[at])), len(dims_of(node.outputs[0])) - len(dims_of(node.inputs[at]))
+        rank, more = len(sizes_of(node.inputs[at])), len(sizes_of(node.outputs[0])) - len(sizes_of(node.inputs[at]))
         summed = rank - 1 if at == 0 else rank - 2
         if others or summed in axes[:2]:
             raise self._fail(node)
@@ -456,12 +454,12 @@ class _Walk:
         if set(given) != {0}:
             raise self._fail(node)
         item, token, *_ = given[0]
-        rank = len(dims_of(node.inputs[0]))
-        axes = [axis_of(node, rank, 0)] if node.op_type == "Gather" else axes_of(node, rank, 3)
+        rank = len(sizes_of(node.inputs[0]))
+        axes = [node_axis(node, rank, 0)] if node.op_type == "Gather" else node_axes(node, rank, 3)
         if axes is None or (item in axes and item != token):
             raise self._fail(node)
         if token not in axes:
-            fewer = rank - len(dims_of(node.outputs[0]))
+            fewer = rank - len(sizes_of(node.outputs[0]))
             moved = given[0].moved(item - fewer * (axes[0] < item), token - fewer * (axes[0] < token))
             return self._one(node, {moved}, node.outputs[0])
         picked = _positions(node) if len(axes) == 1 and item != token else ()
@@ -539,9 +537,9 @@ def _number_of(dim: Dim) -> int:
 def _positions(node: ir.Node) -> tuple[int, ...]:
     """The positions that a `Gather` or a `Slice` of one axis takes, if they are known and few."""
     if node.op_type == "Gather":
-        found = numbers(node.inputs[1])
+        found = constant_of(node.inputs[1])
         return () if found is None else tuple(int(number) for number in found.reshape(-1))
-    start, end, step = (numbers(node.inputs[at]) if len(node.inputs) > at else np.ones(1) for at in (1, 2, 4))
+    start, end, step = (constant_of(node.inputs[at]) if len(node.inputs) > at else np.ones(1) for at in (1, 2, 4))
     if start is None or end is None or step is None or int(step.reshape(-1)[0]) != 1:
         return ()
     return tuple(range(int(start.reshape(-1)[0]), min(int(end.reshape(-1)[0]), _FIRST + 1)))

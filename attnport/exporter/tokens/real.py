@@ -19,8 +19,8 @@ from attnport.exporter.tokens.rows import (
     MOVES,
     SKIP_NORMS,
     Tokens,
-    dims_of,
     is_heavy,
+    sizes_of,
     tokens_of,
     works_on_tokens,
 )
@@ -47,7 +47,7 @@ def run_real_tokens(model: ir.Model, mask: MaskSpec, hiding: Collection[str]) ->
         "" if it was done; otherwise why not, and the graph is as it was.
     """
     given = next((value for value in model.graph.inputs if value.name == mask.input), None)
-    dims = dims_of(given)
+    dims = sizes_of(given)
     if given is None or mask.carries != "mask" or mask.polarity not in ("keep", "hide") or len(dims) != 2:
         return f"{mask} is no mask of tokens, [batch, seq]"
     if not all(isinstance(dim, str) for dim in dims):
@@ -84,11 +84,11 @@ def _region(graph: ir.Graph, tokens: Tokens) -> dict[ir.Node, None]:
 
 def dims_of_all(graph: ir.Graph, value: ir.Value) -> tuple[int | str | None, ...]:
     """A value's dims; of one with rows for real tokens alone, the dims that it has with rows for all."""
-    dims = dims_of(value)
+    dims = sizes_of(value)
     mask = _mask_of(graph, value)
     if mask is None:
         return dims
-    sizes = dims_of(mask)[::-1] if dims[0] == f"{mask.name}{_TURNED}" else dims_of(mask)
+    sizes = sizes_of(mask)[::-1] if dims[0] == f"{mask.name}{_TURNED}" else sizes_of(mask)
     return (*sizes, *dims[2:]) if _has_two(mask, dims) else ("?", *dims[1:])
 
 
@@ -104,17 +104,17 @@ def with_all_rows(model: ir.Model, value: ir.Value) -> ir.Value:
         return value
     made = {output.name: output for node in model.graph for output in node.outputs}
     build, (*_, last) = Builder(model), model.graph
-    dims = dims_of(value)
+    dims = sizes_of(value)
     two, turned = _has_two(mask, dims), dims[0] in (f"{mask.name}{_TURNED}", f"{mask.name}{_FLAT_TURNED}")
     build.before, rest = last, dims[2 if two else 1 :]
     rows = build.op("Reshape", value, build.const([-1, *rest], np.int64), name="rows")
     whole = build.op("Gather", rows, made[f"{_SCOPE}{mask.name}/back/output"], name="all", axis=0)
     if two or turned:
         sizes = build.op("Concat", build.op("Shape", mask, name="sizes"), build.const(np.array(rest, np.int64)), axis=0)
-        whole = build.op("Reshape", whole, sizes, name="whole", shape=(*dims_of(mask), *rest))
+        whole = build.op("Reshape", whole, sizes, name="whole", shape=(*sizes_of(mask), *rest))
     if turned:
         perm = [1, 0, *range(2, 2 + len(rest))]
-        whole = build.op("Transpose", whole, name="turned", perm=perm, shape=(*dims_of(mask)[::-1], *rest))
+        whole = build.op("Transpose", whole, name="turned", perm=perm, shape=(*sizes_of(mask)[::-1], *rest))
     if turned and not two:
         shape = build.const([-1, *rest], np.int64)
         whole = build.op("Reshape", whole, shape, name="flat", shape=dims_of_all(model.graph, value))
@@ -126,7 +126,7 @@ def with_all_rows(model: ir.Model, value: ir.Value) -> ir.Value:
 def _mask_of(graph: ir.Graph, value: ir.Value) -> ir.Value | None:
     """The padding mask whose real tokens a value has rows for; None if it has rows for all, or for no tokens."""
     counts = {f"{mask.name}{end}": mask for mask in graph.inputs for end in (_COUNT, _TURNED, _FLAT_TURNED)}
-    return next((counts[dim] for dim in dims_of(value)[:2] if isinstance(dim, str) and dim in counts), None)
+    return next((counts[dim] for dim in sizes_of(value)[:2] if isinstance(dim, str) and dim in counts), None)
 
 
 class _Rewrite:
@@ -195,7 +195,7 @@ class _Rewrite:
                     like = node.inputs[0] if node.op_type == "Transpose" else node.outputs[0]
                     assert like is not None
                     turned = like in self.tokens.turned
-                    key = value, len(dims_of(like)) - len(dims_of(value)), self.tokens.lead(like), turned
+                    key = value, len(sizes_of(like)) - len(sizes_of(value)), self.tokens.lead(like), turned
                     if key not in entered:
                         entered[key] = (self._entered_turned if turned else self._entered)(value, like)
                     node.replace_input_with(at, entered[key])
@@ -208,7 +208,7 @@ class _Rewrite:
         for value in list(self.graph.outputs):
             made_by = value.producer()
             floats = value.dtype is not None and value.dtype.is_floating_point()
-            if made_by is not None and floats and dims_of(value)[:2] == (self.tokens.batch, self.tokens.seq):
+            if made_by is not None and floats and sizes_of(value)[:2] == (self.tokens.batch, self.tokens.seq):
                 self._zero_padding(value, made_by)
         passes.TopologicalSortPass()(self.model)
 
@@ -219,16 +219,16 @@ class _Rewrite:
         if node.op_type not in ELEMENTWISE:
             return self.tokens.lead(value) > 0 and (at == 0 or node.op_type in ("Concat", *SKIP_NORMS))
         like = node.outputs[0]
-        along = len(dims_of(value)) - (len(dims_of(like)) - self.tokens.lead(like))
-        return any(isinstance(dim, str) for dim in dims_of(value)[: max(along, 0)])
+        along = len(sizes_of(value)) - (len(sizes_of(like)) - self.tokens.lead(like))
+        return any(isinstance(dim, str) for dim in sizes_of(value)[: max(along, 0)])
 
     def _entered(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """`value` for the rows that are computed, which are `[1, N, ...]` or, if flat, `[N, ...]`."""
-        build, dims = self.build, dims_of(value)
+        build, dims = self.build, sizes_of(value)
         lead = self.tokens.lead(value)
         if lead == 1:
             return build.op("Gather", value, self.taken, name="entered", shape=[self.count, *dims[1:]], axis=0)
-        if lead == 0 and len(dims) < len(dims_of(like)):  # [seq, ...], the same for every item
+        if lead == 0 and len(dims) < len(sizes_of(like)):  # [seq, ...], the same for every item
             return build.op("Gather", value, self._column(), name="entered", shape=[self.count, *dims[1:]], axis=0)
         rest, shape = dims[2:], [1, self.count, *dims[2:]]
         if dims[0] == 1:
@@ -242,13 +242,13 @@ class _Rewrite:
 
     def _entered_turned(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """As `_entered`, for rows that go position by position: `[N, 1, ...]` or, if flat, `[N, ...]`."""
-        build, dims, lead = self.build, dims_of(value), self.tokens.lead(value)
+        build, dims, lead = self.build, sizes_of(value), self.tokens.lead(value)
         if lead == 2:
             shape = build.const([-1, *dims[2:]], np.int64)
             value = build.op("Reshape", value, shape, name="flat", shape=[self.places, *dims[2:]])
         if lead:
             rest, at, axis = dims[lead:], self._taken_turned(), 0
-        elif len(dims) < len(dims_of(like)):  # [batch, ...], the same at every position
+        elif len(dims) < len(sizes_of(like)):  # [batch, ...], the same at every position
             rest, at, axis = dims[1:], self._row(), 0
         else:  # [1, batch, ...] or [seq, 1, ...]
             rest, at, axis = dims[2:], *((self._row(), 1) if dims[0] == 1 else (self._column(), 0))
@@ -297,7 +297,7 @@ class _Rewrite:
 
         for value in node.outputs:
             outside = [(user, at) for user, at in value.uses() if user not in region]
-            dims, is_output = dims_of(value), value.is_graph_output()
+            dims, is_output = sizes_of(value), value.is_graph_output()
             if outside or is_output:
                 whole = self._whole(value, dims, zero=is_output, turned=value in self.tokens.turned)
                 for user, at in outside:
@@ -309,7 +309,7 @@ class _Rewrite:
     def _dims_of_rows(self, value: ir.Value) -> tuple[int | str | None, ...]:
         """The dims of a value, of all tokens so far, with rows for real tokens alone."""
         lead, turned, name = self.tokens.lead(value), value in self.tokens.turned, self.mask.name
-        rest = dims_of(value)[lead:]
+        rest = sizes_of(value)[lead:]
         if lead == 1:
             return (f"{name}{_FLAT_TURNED if turned else _COUNT}", *rest)
         return (f"{name}{_TURNED}", 1, *rest) if turned else (1, self.count, *rest)
@@ -325,7 +325,7 @@ class _Rewrite:
     def _zero_padding(self, value: ir.Value, made_by: ir.Node) -> None:
         """Sets the rows of padding of an output `[batch, seq, ...]` to zero, unless they are known to be."""
         self.build.before = made_by
-        turned, more = value in self.tokens.turned, len(dims_of(value)) - 2
+        turned, more = value in self.tokens.turned, len(sizes_of(value)) - 2
         real = self.build.once(("real", 2, more, turned), lambda: self._real(2, more, turned))
         if made_by.op_type == "Where" and made_by.inputs[0] is real:
             return

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from attnport.exporter.fusion import moves
+from attnport.contrib import CONTRIB
+from attnport.onnx_graph import attribute, constant_of, dims_of, is_constant, node_axes, node_axis, perm_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,7 +29,7 @@ REDUCTIONS = {
 }
 MOVES = {"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Split", "Slice", "Concat"}
 """Operators that only give elements other places."""
-DOMAINS = {"", "com.microsoft"}
+DOMAINS = {"", CONTRIB}
 _FEW = 16
 """Rows of a table shorter than this are not worth leaving out."""
 
@@ -54,7 +53,7 @@ class Tokens:
 
         All other sizes have to be known. The axes may be turned.
         """
-        dims = dims_of(value)
+        dims = sizes_of(value)
         both = dims[:2] in ((self.batch, self.seq), (self.seq, self.batch))
         lead = 2 if both else int(bool(self.flat) and dims[:1] == (self.flat,))
         return lead if all(isinstance(dim, int) and dim > 0 for dim in dims[lead:]) else 0
@@ -67,15 +66,15 @@ class Tokens:
 
 def tokens_of(graph: ir.Graph, mask: ir.Value) -> Tokens:
     """The dims of a mask `[batch, seq]`; their product is the first size behind a `Reshape` of rows that stay whole."""
-    batch, seq = map(str, dims_of(mask))
+    batch, seq = map(str, sizes_of(mask))
     tokens = _named(graph, Tokens(batch, seq))
     turned: set[ir.Value] = set()
     for node in graph:
         for value in node.outputs:
-            dims, rows = dims_of(value), [each for each in node.inputs if each is not None and tokens.lead(each)]
+            dims, rows = sizes_of(value), [each for each in node.inputs if each is not None and tokens.lead(each)]
             if dims[:2] == (tokens.seq, tokens.batch) or (tokens.lead(value) == 1 and turned & set(rows)):
                 turned.add(value)
-    turned |= {value for value in graph.inputs if dims_of(value)[:2] == (tokens.seq, tokens.batch)}
+    turned |= {value for value in graph.inputs if sizes_of(value)[:2] == (tokens.seq, tokens.batch)}
     return replace(tokens, turned=frozenset(turned))
 
 
@@ -83,7 +82,7 @@ def _named(graph: ir.Graph, tokens: Tokens) -> Tokens:
     """The tokens with the name of the product of their dims."""
     for node in graph:
         if node.op_type == "Reshape" and node.domain == "" and tokens.lead(node.inputs[0]):
-            (_, _, *row), (first, *rest) = dims_of(node.inputs[0]), dims_of(node.outputs[0]) or (None,)
+            (_, _, *row), (first, *rest) = sizes_of(node.inputs[0]), sizes_of(node.outputs[0]) or (None,)
             whole = [dim for dim in rest if isinstance(dim, int)]
             same = math.prod(whole) == math.prod(dim for dim in row if isinstance(dim, int))
             if isinstance(first, str) and len(whole) == len(rest) and same:
@@ -91,42 +90,9 @@ def _named(graph: ir.Graph, tokens: Tokens) -> Tokens:
     return tokens
 
 
-def dims_of(value: ir.Value | None) -> tuple[int | str | None, ...]:
+def sizes_of(value: ir.Value | None) -> tuple[int | str | None, ...]:
     """A value's dims: numbers, names, or None; () also where they are not known."""
-    return tuple(moves.dims_of(value) or ())
-
-
-def numbers(value: ir.Value | None) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None:
-    """The elements of a constant of at most 64; None if it is not one."""
-    import onnx_ir as ir
-
-    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
-    return tensor.numpy() if tensor is not None and tensor.size <= 64 else None
-
-
-def is_constant(value: ir.Value | None) -> bool:
-    """Whether a value is known before any input is."""
-    import onnx_ir as ir
-
-    return value is not None and ir.convenience.get_const_tensor(value) is not None
-
-
-def axes_of(node: ir.Node, rank: int, at: int = 1) -> list[int] | None:
-    """The axes in an attribute or in the input at `at`, none of them negative; None if they are not known."""
-    if "axes" in node.attributes:
-        given = list(node.attributes["axes"].as_ints())
-    else:
-        found = numbers(node.inputs[at]) if len(node.inputs) > at else None
-        if found is None:
-            return None
-        given = [int(axis) for axis in found.reshape(-1)]
-    return [axis % rank if axis < 0 else axis for axis in given]
-
-
-def axis_of(node: ir.Node, rank: int, default: int) -> int:
-    """The attribute `axis`, not negative."""
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else default
-    return axis % rank if axis < 0 else axis
+    return tuple(dims_of(value) or ())
 
 
 def works_on_tokens(node: ir.Node, tokens: Tokens) -> bool:
@@ -156,7 +122,7 @@ def operand_fits(value: ir.Value, like: ir.Value, tokens: Tokens) -> bool:
     Its shape has to say what it is along the dims of tokens: every token's own, an item's, a position's, or one for
     all.
     """
-    dims, rank, lead = dims_of(value), len(dims_of(like)), tokens.lead(like)
+    dims, rank, lead = sizes_of(value), len(sizes_of(like)), tokens.lead(like)
     own = ((1, tokens.batch), (1, tokens.seq)) if lead == 2 else ((1, tokens.flat),)
     if lead == 2 and like in tokens.turned:
         own = own[::-1]
@@ -175,21 +141,20 @@ def _elementwise(node: ir.Node, tokens: Tokens) -> bool:
 
 def _matmul(node: ir.Node, tokens: Tokens) -> bool:
     left, right = node.inputs
-    return len(dims_of(left)) > tokens.lead(left) and len(dims_of(right)) == 2
+    return len(sizes_of(left)) > tokens.lead(left) and len(sizes_of(right)) == 2
 
 
 def _gemm(node: ir.Node, tokens: Tokens) -> bool:
     """`[batch*seq, K]` times a matrix, with a bias that is the same for every row."""
-    turned = node.attributes["transA"].as_int() if "transA" in node.attributes else 0
-    bias = dims_of(node.inputs[2]) if len(node.inputs) > 2 else ()
-    return not turned and (len(bias) < 2 or bias[0] == 1)
+    bias = sizes_of(node.inputs[2]) if len(node.inputs) > 2 else ()
+    return not attribute(node, "transA", 0) and (len(bias) < 2 or bias[0] == 1)
 
 
 def _gather(node: ir.Node, tokens: Tokens) -> bool:
     """Rows of a table by the ids of tokens."""
     table, ids = node.inputs
     lead = tokens.lead(ids)
-    return axis_of(node, 2, 0) == 0 and is_constant(table) and lead > 0 and len(dims_of(ids)) == lead
+    return node_axis(node, 2, 0) == 0 and is_constant(table) and lead > 0 and len(sizes_of(ids)) == lead
 
 
 def _reshape(node: ir.Node, tokens: Tokens) -> bool:
@@ -202,17 +167,17 @@ def _skip_norm(node: ir.Node, tokens: Tokens) -> bool:
 
 def _by_axis(node: ir.Node, tokens: Tokens) -> bool:
     """Works along one axis, which has to be behind those of tokens."""
-    rank = len(dims_of(node.inputs[0]))
+    rank = len(sizes_of(node.inputs[0]))
     same = all(tokens.lead(value) == tokens.lead(node.inputs[0]) for value in node.inputs)
     default = 0 if node.op_type in ("Split", "Concat") else -1
     if node.op_type in NORMS and any(not _is_of_features(value, rank, tokens, node) for value in node.inputs[1:]):
         return False
-    return (same or node.op_type != "Concat") and axis_of(node, rank, default) >= tokens.lead(node.inputs[0])
+    return (same or node.op_type != "Concat") and node_axis(node, rank, default) >= tokens.lead(node.inputs[0])
 
 
 def _is_of_features(value: ir.Value | None, rank: int, tokens: Tokens, node: ir.Node) -> bool:
     """Whether a norm's scale or bias is the same for every token."""
-    dims = dims_of(value)
+    dims = sizes_of(value)
     known = value is None or (value.shape is not None and all(isinstance(dim, int) for dim in dims))
     return known and all(dim == 1 for dim in dims[: max(0, len(dims) - (rank - tokens.lead(node.inputs[0])))])
 
@@ -222,21 +187,21 @@ def _by_axes(at: int) -> Callable[[ir.Node, Tokens], bool]:
 
     def rule(node: ir.Node, tokens: Tokens) -> bool:
         ranked = node.outputs[0] if node.op_type == "Unsqueeze" else node.inputs[0]
-        axes = axes_of(node, len(dims_of(ranked)), at)
+        axes = node_axes(node, len(sizes_of(ranked)), at)
         return axes is not None and min(axes, default=0) >= tokens.lead(node.inputs[0])
 
     return rule
 
 
 def _tile(node: ir.Node, tokens: Tokens) -> bool:
-    repeats = numbers(node.inputs[1])
+    repeats = constant_of(node.inputs[1])
     return repeats is not None and bool((repeats[: tokens.lead(node.inputs[0])] == 1).all())
 
 
 def _transpose(node: ir.Node, tokens: Tokens) -> bool:
     lead, first = tokens.lead(node.inputs[0]), node.inputs[0]
     turns = (first in tokens.turned) != (node.outputs[0] in tokens.turned)
-    return list(node.attributes["perm"].as_ints()[:lead]) == ([1, 0] if turns else list(range(lead)))
+    return perm_of(node, len(sizes_of(first)))[:lead] == ([1, 0] if turns else list(range(lead)))
 
 
 _RULES: dict[str, Callable[[ir.Node, Tokens], bool]] = {
@@ -257,5 +222,5 @@ _RULES: dict[str, Callable[[ir.Node, Tokens], bool]] = {
 def is_heavy(node: ir.Node) -> bool:
     """Whether leaving out padding is worth it for this node by itself."""
     if node.op_type == "Gather":
-        return any(isinstance(dim, int) and dim >= _FEW for dim in dims_of(node.outputs[0])[-1:])
+        return any(isinstance(dim, int) and dim >= _FEW for dim in sizes_of(node.outputs[0])[-1:])
     return node.op_type in ("MatMul", "Gemm") or node.op_type in NORMS

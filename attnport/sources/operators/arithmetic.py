@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnport.sources.operators.base import CONTRIB, OPERATORS, Call, operator
+from attnport.sources.operators.base import OPERATORS, Call, operator
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,7 +32,7 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "GreaterOrEqual": torch.ge, "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or,
     "BitwiseXor": torch.bitwise_xor,
 }  # fmt: skip
-OPERATORS.update({("", name): _plain(function) for name, function in (*_UNARY.items(), *_BINARY.items())})
+OPERATORS.update({name: _plain(function) for name, function in (*_UNARY.items(), *_BINARY.items())})
 
 
 @operator("Div")
@@ -129,27 +128,6 @@ def _gelu(call: Call, x: Tensor) -> Tensor:
 @operator("Swish")
 def _swish(call: Call, x: Tensor) -> Tensor:
     return x * torch.sigmoid(x * call.get("alpha", 1.0))
-
-
-@operator("Gelu", domain=CONTRIB)
-def _contrib_gelu(call: Call, x: Tensor) -> Tensor:
-    return functional.gelu(x)
-
-
-@operator("BiasGelu", domain=CONTRIB)
-def _bias_gelu(call: Call, x: Tensor, bias: Tensor) -> Tensor:
-    return functional.gelu(x + bias)
-
-
-@operator("FastGelu", domain=CONTRIB)
-def _fast_gelu(call: Call, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    x = x if bias is None else x + bias
-    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-@operator("QuickGelu", domain=CONTRIB)
-def _quick_gelu(call: Call, x: Tensor) -> Tensor:
-    return x * torch.sigmoid(x * call.get("alpha", 1.702))
 
 
 @operator("Cast")

@@ -11,11 +11,8 @@ from torch import Tensor
 
 Operator = Callable[..., Any]
 Made = TypeVar("Made", bound=Operator)
-CONTRIB = "com.microsoft"
-"""The domain of ONNX Runtime's own operators."""
-
-OPERATORS: dict[tuple[str, str], Operator] = {}
-"""By domain and name."""
+OPERATORS: dict[str, Operator] = {}
+"""Those of ONNX, by name."""
 
 _TYPES = {
     1: torch.float32, 2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool,
@@ -60,11 +57,11 @@ class Call:
         return torch.tensor(list(values), dtype=torch.int64, device=self.device)
 
 
-def operator(*names: str, domain: str = "") -> Callable[[Made], Made]:
+def operator(*names: str) -> Callable[[Made], Made]:
     """Enters a function into the table."""
 
     def entered(function: Made) -> Made:
-        OPERATORS.update({(domain, name): function for name in names})
+        OPERATORS.update(dict.fromkeys(names, function))
         return function
 
     return entered

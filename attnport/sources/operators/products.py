@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnport.sources.operators.base import CONTRIB, Call, operator
+from attnport.sources.operators.base import Call, operator
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {
@@ -49,14 +49,6 @@ def _gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     found = torch.matmul(a, b) * call.get("alpha", 1.0)
     found = found.to(a.dtype)
     return found if c is None else torch.add(found, c * call.get("beta", 1.0))
-
-
-@operator("FusedMatMul", domain=CONTRIB)
-def _fused_matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    a, b = a.movedim(0, -2) if call.get("transBatchA") else a, b.movedim(0, -2) if call.get("transBatchB") else b
-    a = a.transpose(-1, -2) if call.get("transA") else a
-    b = b.transpose(-1, -2) if call.get("transB") else b
-    return torch.mul(torch.matmul(a, b), call.get("alpha", 1.0))
 
 
 @operator("Einsum")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnport.sources.operators.base import CONTRIB, OPERATORS, Call, axes_of, numbers, operator
+from attnport.sources.operators.base import OPERATORS, Call, axes_of, numbers, operator
 
 Reduce = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
@@ -70,7 +70,7 @@ def _reduction(reduce: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return reduced
 
 
-OPERATORS.update({("", name): _reduction(reduce) for name, reduce in _REDUCTIONS.items()})
+OPERATORS.update({name: _reduction(reduce) for name, reduce in _REDUCTIONS.items()})
 
 
 @operator("ArgMax", "ArgMin")
@@ -131,7 +131,6 @@ def _layer_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None
 
 
 @operator("RMSNormalization", "SimplifiedLayerNormalization")
-@operator("SimplifiedLayerNormalization", domain=CONTRIB)
 def _rms_norm(call: Call, x: Tensor, scale: Tensor) -> Any:
     found, _, inverse = layer_norm(x, scale, None, call.get("axis", -1), call.get("epsilon", 1e-5), centred=False)
     return (found, inverse) if call.outputs > 1 else found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.fusion.moves import dims_of
+from attnport.onnx_graph import dims_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -6,11 +6,11 @@ import math
 from typing import TYPE_CHECKING
 
 from attnport.exporter.fusion.attention import Context, NotRecognised, Recognised
-from attnport.exporter.fusion.formula import Axis
-from attnport.exporter.fusion.layout import DEPTH, KEY, ROW, Layout, Lead, Located
+from attnport.exporter.fusion.formula import Axis, Const
+from attnport.exporter.fusion.indices import broadcast_index, split
+from attnport.exporter.fusion.layout import DEPTH, KEY, ROW, Layout, Lead, Located, bringable, key_and_value, query
 from attnport.exporter.fusion.mask import MaskReader
-from attnport.exporter.fusion.moves import broadcast_index, dims_of
-from attnport.exporter.fusion.operands import bringable, key_and_value, query
+from attnport.onnx_graph import attribute, dims_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -43,7 +43,7 @@ def match(node: ir.Node, context: Context) -> Recognised:
     if not (q_dims and k_dims and v_dims) or not len(q_dims) == len(k_dims) == len(v_dims) == 4:
         raise NotRecognised("the inputs of the Attention operator are not of rank 4; it stays as it is")
     default = 1.0 / math.sqrt(q_dims[3]) if isinstance(q_dims[3], int) else math.nan
-    scale = _number(node, "scale", default)
+    scale = attribute(node, "scale", default)
     if math.isnan(scale):
         raise NotRecognised(
             "the head dim is not fixed, so the default scale is not known; it stays as it is", "give the scale"
@@ -57,15 +57,22 @@ def match(node: ir.Node, context: Context) -> Recognised:
     _read_mask(node, layout, reader)
     output = Located(node.outputs[0], (batch.axis, head.axis, ROW, DEPTH))
     return Recognised(
-        "", node, node, layout, query(layout, q), k, v, scale, reader.read(q, k), output, _number(node, "softcap", 0.0)
+        "",
+        node,
+        node,
+        layout,
+        query(layout, q),
+        k,
+        v,
+        scale,
+        reader.read(q, k),
+        output,
+        attribute(node, "softcap", 0.0),
     )
 
 
 def _keys(layout: Layout, value: ir.Value | None, dims: list[int | str | None]) -> Located:
     """k or v of an operator, which may have fewer heads than the queries."""
-    from attnport.exporter.fusion.formula import Const
-    from attnport.exporter.fusion.indices import split
-
     assert value is not None
     heads, groups = layout.head_count, dims[1]
     head = layout.head_index
@@ -84,9 +91,5 @@ def _read_mask(node: ir.Node, layout: Layout, reader: MaskReader) -> None:
             reader.where(Located(mask, index), -math.inf, hides=False)
         else:
             reader.add(Located(mask, index))
-    if _number(node, "is_causal", 0):
+    if attribute(node, "is_causal", 0):
         reader.causal()
-
-
-def _number(node: ir.Node, name: str, default: float) -> float:
-    return float(node.attributes[name].value) if name in node.attributes else default

@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING
 from attnport.exporter.fusion.attention import Context, NotRecognised, Recognised
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, op
 from attnport.exporter.fusion.indices import Index, reshaped
-from attnport.exporter.fusion.layout import DEPTH, KEY, ROW, Layout, Located, layout_of
+from attnport.exporter.fusion.layout import (
+    DEPTH,
+    KEY,
+    ROW,
+    Layout,
+    Located,
+    at_product,
+    bringable,
+    is_canonical,
+    key_and_value,
+    layout_of,
+    query,
+)
 from attnport.exporter.fusion.mask import MaskReader
-from attnport.exporter.fusion.moves import dims_of
-from attnport.exporter.fusion.operands import at_product, bringable, is_canonical, key_and_value, query
 from attnport.exporter.fusion.probabilities import (
     Probabilities,
     Zeroed,
@@ -20,6 +30,7 @@ from attnport.exporter.fusion.probabilities import (
     read_probabilities,
 )
 from attnport.exporter.fusion.scores import Scores, read_scores
+from attnport.onnx_graph import attribute, dims_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -134,7 +145,7 @@ def _check_split(layout: Layout, at: Located) -> None:
 
 def _check_axis(node: ir.Node, between: Probabilities) -> None:
     """Refuses a softmax over another axis than the keys."""
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+    axis = attribute(node, "axis", -1)
     at = between.index[axis % len(between.index)]
     if at != KEY and not (between.drops_one and at == op("Add", KEY, Const(1))):
         raise NotRecognised(f"the softmax runs over axis {axis}, not over the keys")
