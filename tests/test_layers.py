@@ -288,7 +288,7 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
         ("attnport.exporter.engine.build", "from ...runtimes import base"),
         ("attnport.cases.inputs", "if TYPE_CHECKING:\n    from attnport.reporting.html import page"),
         ("attnport.runtimes.ort_cpu", "import importlib\nimportlib.import_module('attnport.exporter.capture')"),
-        ("attnport.sources.hf", "import importlib\nimportlib.import_module(f'attnport.models.{name}')"),
+        ("attnport.sources.hf.load", "import importlib\nimportlib.import_module(f'attnport.models.{name}')"),
         ("attnport.bundling.write", "def f():\n    import attnport.folder.workspace as w"),
         ("attnport.runtimes.tensorrt", "from attnport.bundling.write import write"),
         ("attnport.verbs.ship", "from attnport.console import run"),

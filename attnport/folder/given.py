@@ -262,7 +262,7 @@ class Given:
 
         if text.startswith("hf:") and not self._part:
             from attnport.sources.choices import Choices
-            from attnport.sources.hf import model_of
+            from attnport.sources.hf.load import model_of
 
             found: nn.Module = model_of(text.removeprefix("hf:"), Choices(self.trust_remote_code, self.task))
             return found

@@ -131,7 +131,7 @@ def _resolve(
     from attnport.sources.declare import narrow, plain_spec, refuse_inputs
 
     if text == "hf" or text.startswith("hf:"):
-        from attnport.sources.hf import load_hf
+        from attnport.sources.hf.load import load_hf
 
         return load_hf(text.removeprefix("hf").removeprefix(":"), dims, choices, inputs, outputs)
     for option, value in (("--task", choices.task), ("--part", choices.part)):

@@ -12,7 +12,6 @@ from attnport.artifacts import IN_MEMORY, ModelSpec, Source
 from attnport.errors import SpecError
 from attnport.sources.adapted import own_copy
 from attnport.sources.declare import declared_spec
-from attnport.sources.hf_exportable import settle
 from attnport.sources.load import sealed
 from attnport.sources.plain import in_float32, plain_module
 from attnport.sources.program import program_spec
@@ -32,6 +31,8 @@ def kept_copy(module: nn.Module) -> nn.Module:
     Raises:
         SpecError: it cannot be copied.
     """
+    from attnport.sources.hf.modules import make_traceable
+
     text = type(module).__name__
     try:
         made = copy.deepcopy(plain_module(text, module))
@@ -42,7 +43,7 @@ def kept_copy(module: nn.Module) -> nn.Module:
             "torch.nn.utils.parametrizations has the same ones that can.",
         ) from err
     made = made.cpu().eval()
-    settle(made)
+    make_traceable(made)
     return in_float32(made)
 
 

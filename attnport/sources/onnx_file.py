@@ -12,7 +12,7 @@ from attnport.bodies import schema_of, write_out
 from attnport.errors import SpecError, first_line
 from attnport.onnx_walk import references
 from attnport.patches import Patch, patched
-from attnport.sources.hf_files import is_blob
+from attnport.sources.hf.files import is_blob
 from attnport.sources.onnx_decoder import Decoder, settle_decoder
 from attnport.sources.structure import flat_name
 

@@ -238,7 +238,7 @@ def _described(manifest: Manifest) -> Mapping[str, Path]:
         UsageError: the source has no such files.
         SpecError: it is gone or changed.
     """
-    from attnport.sources.hf_describing import describing_files
+    from attnport.sources.hf.files import describing_files
 
     source = manifest.source
     if not source.text.startswith("hf:") or source.part:

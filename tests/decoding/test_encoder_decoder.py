@@ -20,7 +20,7 @@ import attnport
 import attnport_bundle
 from attnport.errors import BundleError, FeedError
 from attnport.folder.workspace import open_folder
-from attnport.sources.hf_past import PART
+from attnport.sources.hf.modules import WITH_PAST
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.export import export
@@ -254,7 +254,7 @@ def test_where_padding_moves_positions_texts_of_several_lengths_are_refused(tmp_
     torch.manual_seed(0)
     transformers.PegasusForCausalLM(config).save_pretrained(tmp_path / "weights")
     letters().save(str(tmp_path / "weights" / "tokenizer.json"))
-    export(f"hf:{tmp_path / 'weights'}", tmp_path / "out", part=PART)
+    export(f"hf:{tmp_path / 'weights'}", tmp_path / "out", part=WITH_PAST)
     fuse(tmp_path / "out", targets=["ort_cpu"])
     assert [spec.name for spec in open_folder(tmp_path / "out").io.inputs][:2] == ["input_ids", "past_key_0"]
     with pytest.raises(FeedError, match="they have different lengths"):

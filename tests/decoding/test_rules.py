@@ -15,7 +15,7 @@ from representatives import representatives
 
 import attnport
 from attnport.errors import FeedError
-from attnport.sources.hf_rules import rules_of
+from attnport.sources.hf.decoding import rules_of
 from attnport_bundle.decoding.generate import NO_TOKEN, Options, _Beams
 from attnport_bundle.errors import UsageError
 from attnport_bundle.format.decoder import Rules

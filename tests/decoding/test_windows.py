@@ -19,7 +19,7 @@ from attnport.decoders import roles_in
 from attnport.errors import AttnportError
 from attnport.folder.openings import opened
 from attnport.folder.workspace import open_folder
-from attnport.sources import hf_past
+from attnport.sources.hf import decoding
 from attnport.sources.load import load
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
@@ -149,7 +149,7 @@ def test_a_window_that_hides_nothing_keeps_all(tmp_path: Path, kind: str) -> Non
 def test_a_model_that_makes_something_of_how_much_a_layer_keeps_keeps_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights, cached = saved("gemma2", tmp_path), hf_past.cached
+    weights, cached = saved("gemma2", tmp_path), decoding.cached
     assert load(f"hf:{weights}", part="with-past").io.window == KINDS["gemma2"]
 
     def counts_places(model: Any, tensors: dict[str, Any], constants: Any) -> Any:
@@ -158,7 +158,7 @@ def test_a_model_that_makes_something_of_how_much_a_layer_keeps_keeps_all(
         before = tensors["attention_mask"].shape[1] - tensors["input_ids"].shape[1]
         return {**made, "logits": made["logits"] * (1 + before - tensors["past_key_0"].shape[2])}
 
-    monkeypatch.setattr(hf_past, "cached", counts_places)
+    monkeypatch.setattr(decoding, "cached", counts_places)
     io = load(f"hf:{weights}", part="with-past").io
     assert io.window is None
     assert {spec.dims[2] for spec in io.inputs if spec.name.startswith("past_")} == {"past"}

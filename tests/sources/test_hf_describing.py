@@ -9,7 +9,7 @@ import hf_folders
 import pytest
 
 from attnport.errors import SpecError
-from attnport.sources.hf_describing import describing_files
+from attnport.sources.hf.files import describing_files
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnport.sources.hf_exportable import settle
+from attnport.sources.hf.modules import make_traceable
 from attnport.sources.memory import kept_copy
 
 transformers: Any = pytest.importorskip("transformers")
@@ -42,9 +42,9 @@ def test_a_copy_with_experts_runs_in_float64_and_the_callers_module_stays_as_it_
 
 
 def test_modules_without_experts_are_left() -> None:
-    settle(nn.Sequential(nn.Linear(2, 2)))
+    make_traceable(nn.Sequential(nn.Linear(2, 2)))
     bert = transformers.BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
-    settle(transformers.BertModel(bert))
+    make_traceable(transformers.BertModel(bert))
 
 
 def test_tensors_are_not_kept_from_one_run_to_the_next() -> None:
@@ -53,7 +53,7 @@ def test_tensors_are_not_kept_from_one_run_to_the_next() -> None:
     )
     torch.manual_seed(0)
     model = transformers.DINOv3ViTModel(config).eval()
-    settle(model)
+    make_traceable(model)
     pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         expected = model(pixel_values=pixels).last_hidden_state
@@ -63,14 +63,14 @@ def test_tensors_are_not_kept_from_one_run_to_the_next() -> None:
 
 
 def test_what_a_token_attends_to_does_not_depend_on_the_padding_of_others() -> None:
-    """Without `settle`, transformers leaves AIMv2's causal mask out where nothing is padding."""
+    """Without `make_traceable`, transformers leaves AIMv2's causal mask out where nothing is padding."""
     config = transformers.Aimv2TextConfig(
         vocab_size=60, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
         max_position_embeddings=8, eos_token_id=59,
     )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.Aimv2TextModel(config).eval()
-    settle(model)
+    make_traceable(model)
     ids = torch.arange(10).view(2, 5)
     mask = torch.ones_like(ids)
     padded = mask.clone()

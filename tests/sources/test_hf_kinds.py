@@ -163,7 +163,7 @@ def test_a_task_chooses_the_head(kind: str, task: str, outputs: list[str], folde
 def test_a_tokenizer_class_whose_package_is_missing_makes_the_usual_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
-    from attnport.sources.hf_tokenizer import _usual_inputs
+    from attnport.sources.hf.files import _usual_inputs
 
     class Missing(type):
         def __getattribute__(cls, name: str) -> Any:

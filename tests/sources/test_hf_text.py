@@ -238,7 +238,7 @@ def test_grouped_heads_of_transformers_load_in_openvino(tmp_path: Path) -> None:
 def test_the_table_of_words_tells_the_vocabulary_that_a_config_does_not() -> None:
     from torch import nn
 
-    from attnport.sources.hf_text import _words
+    from attnport.sources.hf.contract import _words
 
     class Inside(nn.Module):
         def get_input_embeddings(self) -> nn.Module:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnport.sources.pooling import MODES, Normalise, Pooling
+from attnport.sources.hf.sentence import MODES, Normalise, Pooling
 
 KEEP = np.array([[1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [0, 0, 1, 1, 1]])
 

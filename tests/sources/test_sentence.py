@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 
 from attnport.artifacts import Prompts
 from attnport.errors import SpecError
-from attnport.sources.pooling import Pooling, Scores
-from attnport.sources.sentence import Head, read_head, read_limit, read_lower, read_prompts
+from attnport.sources.hf.sentence import Head, Pooling, Scores, read_head, read_limit, read_lower, read_prompts
 
 PLAIN = SimpleNamespace()
 HIDDEN = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0))

@@ -1,19 +1,26 @@
-"""Checks what is read from an `hf:` place: only files inside it, no pickled weights, no code unless it is trusted."""
+"""Files of an `hf:` place: only those inside it are read, no pickled weights, no code unless it is trusted."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnport.errors import SpecError
+from attnport.errors import SpecError, first_line
 from attnport.optional import require
 
 WEIGHTS = "model.safetensors"
+_TOKENIZER, _TOKENIZER_SETTINGS = "tokenizer.json", "tokenizer_config.json"
+_ENDLESS = 1 << 31
+"""transformers says 10**30 where it knows no limit."""
+SETTINGS = "config_sentence_transformers.json"
+TRANSFORMER_SETTINGS = "sentence_bert_config.json"
 _INDEX = ".safetensors.index.json"
 _READ = (".json", ".safetensors", ".md", ".py", ".txt", ".model", ".jinja")
 """The suffixes of files that transformers or attnport may open directly in a folder."""
@@ -170,3 +177,205 @@ def never_asking() -> Iterator[None]:
         yield
     finally:
         module.TIME_OUT_REMOTE_CODE = before
+
+
+def folder_of(place: str) -> Path:
+    """The folder of the files that sentence-transformers wrote: the place itself, or the hub cache's for a hub id.
+
+    Raises:
+        SpecError: `modules.json` cannot be read, or names a place outside the folder.
+    """
+    folder = Path(place)
+    if folder.is_dir():
+        return folder
+    found = [find(place, name) for name in ("config.json", "modules.json", SETTINGS, TRANSFORMER_SETTINGS)]
+    folder = next((path.parent for path in found if path), folder)
+    for step in steps_of(folder):
+        check_inside(folder, step)
+        for name in ("config.json", WEIGHTS):
+            find(place, f"{step}/{name}")
+    return folder
+
+
+def steps_of(folder: Path) -> list[str]:
+    """The places in `modules.json` of what comes behind the transformer, in order.
+
+    Raises:
+        SpecError: `modules.json` cannot be read.
+    """
+    return [str(module.get("path", "")) for module in modules_of(folder)[1:]]
+
+
+def check_inside(folder: Path, place: str) -> None:
+    """Checks that a path of `modules.json` stays inside the folder.
+
+    Raises:
+        SpecError: it leads out of it.
+    """
+    if Path(place).is_absolute() or ".." in Path(place).parts:
+        raise SpecError(f"{folder / 'modules.json'} names {place!r}, which is outside the folder.")
+
+
+def modules_of(folder: Path) -> list[dict[str, Any]]:
+    """What `modules.json` of sentence-transformers lists, in order; [] without one.
+
+    Raises:
+        SpecError: it cannot be read.
+    """
+    if not (folder / "modules.json").is_file():
+        return []
+    modules = read_json(folder / "modules.json")
+    if not isinstance(modules, list) or not modules or not all(isinstance(module, dict) for module in modules):
+        raise SpecError(
+            f"{folder / 'modules.json'} is not what sentence-transformers writes: it is not a list of modules."
+        )
+    return modules
+
+
+def read_json(path: Path) -> Any:
+    """What a file of a folder holds; raises SpecError if it cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as err:
+        raise SpecError(f"{path} cannot be read: {err}", hint="Fetch the folder again.") from err
+
+
+_NAMES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+    "README.md",
+    "LICENSE",
+    "LICENSE.txt",
+)
+"""The settings of the transformer have had a name a model type in sentence-transformers. The card and the licence go
+where the model goes."""
+
+
+def describing_files(place: str) -> dict[str, Path]:
+    """The files of an `hf:` folder or hub id by their names in it; those of sentence-transformers' steps with weights.
+
+    Raises:
+        SpecError: one is outside the folder.
+    """
+    folder = folder_of(place)
+    names = list(_NAMES)
+    for step in filter(None, steps_of(folder)):
+        check_inside(folder, step)
+        names += [f"{step}/config.json", f"{step}/{WEIGHTS}"]
+    found = {name: path for name in names if (path := _beside(folder, place, name)) is not None}
+    if "config.json" not in found:
+        raise SpecError(f"hf:{place}: it has no config.json.", hint="Give the folder that save_pretrained wrote.")
+    return found
+
+
+def _beside(folder: Path, place: str, name: str) -> Path | None:
+    if not Path(place).is_dir():
+        return find(place, name)
+    path = folder / name
+    check_link(folder, path)
+    return path if path.is_beside() else None
+
+
+@dataclass(frozen=True)
+class TokenizerOf:
+    """What is known of a model's tokenizer.
+
+    Attributes:
+        file: `tokenizer.json`, or its text; None where there is none.
+        makes: The names of the inputs that it makes.
+        known: Whether a tokenizer lies beside the weights; else `makes` is that of the class for the model's type.
+        note: What a user should know of it, or "".
+        longest: The most tokens of a text that it makes unless it is told otherwise; None = as many as there are.
+    """
+
+    file: Path | str | None
+    makes: tuple[str, ...]
+    known: bool
+    note: str = ""
+    longest: int | None = None
+
+
+def read_tokenizer(place: str, config: Any, *, lower: bool = False) -> TokenizerOf:
+    """The tokenizer of a folder or a hub id; none of its own Python code is run.
+
+    What is written is the tokenizer as transformers sets it up, since `tokenizer_config.json` changes what is in
+    `tokenizer.json`: special tokens, and the side and the token of padding. Where transformers cannot load it, the file
+    is taken as it is.
+
+    Args:
+        place: The folder or the id.
+        config: The model's config.
+        lower: Texts are in lower case, as sentence-transformers' `do_lower_case` has it.
+    """
+    file = find(place, _TOKENIZER)
+    if file is None and find(place, _TOKENIZER_SETTINGS) is None:
+        return TokenizerOf(None, _usual_inputs(config.model_type), known=False)
+    try:
+        with never_asking(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tokenizer: Any = require("transformers").AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+            backend = tokenizer.backend_tokenizer
+    except Exception as err:  # of a dozen types: a damaged file, a package that is missing, code of its own
+        note = (
+            f"transformers cannot load the tokenizer ({first_line(err)}); {_TOKENIZER} is taken as it is, and its "
+            f"inputs are taken to be the usual ones of a {config.model_type}"
+        )
+        return TokenizerOf(file, _usual_inputs(config.model_type), known=False, note=note)
+    names = tuple(tokenizer.model_input_names)
+    if file is None and not any(find(place, name) for name in tokenizer.vocab_files_names.values()):
+        return TokenizerOf(None, names, known=True)
+    if tokenizer.pad_token_id is not None:
+        backend.enable_padding(
+            direction=tokenizer.padding_side,
+            pad_id=tokenizer.pad_token_id,
+            pad_type_id=tokenizer.pad_token_type_id,
+            pad_token=tokenizer.pad_token,
+        )
+    if lower:
+        _lower(backend)
+    longest = int(tokenizer.model_max_length)
+    return TokenizerOf(backend.to_str(pretty=True), names, known=True, longest=longest if longest < _ENDLESS else None)
+
+
+def _usual_inputs(model_type: str) -> tuple[str, ...]:
+    """What the tokenizer class of a model's type makes by default."""
+    transformers = require("transformers")
+    named = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING_NAMES.get(model_type)
+    name = next((each for each in (named if isinstance(named, tuple | list) else (named,)) if each), "")
+    try:
+        return tuple(getattr(transformers, name).model_input_names)
+    except (AttributeError, ImportError):  # there is no such class, or a package that it needs is not installed
+        return tuple(transformers.PreTrainedTokenizerBase.model_input_names)
+
+
+def _lower(backend: Any) -> None:
+    from tokenizers import normalizers
+
+    before = backend.normalizer
+    if before is not None and any(mark in _state(before) for mark in ('"Lowercase"', '"lowercase":true')):
+        return
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([before] if before is not None else [])])
+
+
+def _state(normalizer: Any) -> str:
+    state = normalizer.__getstate__()
+    return (state.decode() if isinstance(state, bytes) else str(state)).replace(" ", "")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,22 @@ from torch import nn
 
 from attnport.artifacts import Prompts
 from attnport.errors import IntegrityError, SpecError, first_line
-from attnport.sources.hf_files import WEIGHTS, check_link, find
-from attnport.sources.pooling import MODES, LayerNorm, Normalise, Pooling, Projection, Scores
+from attnport.sources.hf.files import (
+    SETTINGS,
+    TRANSFORMER_SETTINGS,
+    WEIGHTS,
+    check_inside,
+    check_link,
+    modules_of,
+    read_json,
+)
 from attnport_bundle.format.strict_json import decode
 
 TOKENS, SENTENCE, SCORES = "token_embeddings", "sentence_embedding", "scores"
 _ALONE = "Export the transformer alone: hf: with a copy of the folder without modules.json."
-_SETTINGS = "config_sentence_transformers.json"
-_TRANSFORMER_SETTINGS = "sentence_bert_config.json"
 _PREFIX = "pooling_mode_"
+MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+"""The ways to pool, in the order in which sentence-transformers joins the vectors of several."""
 _OLD_MODES = {
     f"{_PREFIX}{mode}{end}": mode
     for mode, end in zip(MODES, ("_token", "_tokens", "_tokens", "", "_tokens", ""), strict=True)
@@ -60,50 +66,13 @@ class Head(nn.Module):
         return {name: known[name] for name in dict.fromkeys(gives for _, gives in self.ways)}
 
 
-def folder_of(place: str) -> Path:
-    """The folder of the files that sentence-transformers wrote: the place itself, or the hub cache's for a hub id.
-
-    Raises:
-        SpecError: `modules.json` cannot be read, or names a place outside the folder.
-    """
-    folder = Path(place)
-    if folder.is_dir():
-        return folder
-    found = [find(place, name) for name in ("config.json", "modules.json", _SETTINGS, _TRANSFORMER_SETTINGS)]
-    folder = next((path.parent for path in found if path), folder)
-    for step in steps_of(folder):
-        check_inside(folder, step)
-        for name in ("config.json", WEIGHTS):
-            find(place, f"{step}/{name}")
-    return folder
-
-
-def steps_of(folder: Path) -> list[str]:
-    """The places in `modules.json` of what comes behind the transformer, in order.
-
-    Raises:
-        SpecError: `modules.json` cannot be read.
-    """
-    return [str(module.get("path", "")) for module in _modules(folder)[1:]]
-
-
-def check_inside(folder: Path, place: str) -> None:
-    """Checks that a path of `modules.json` stays inside the folder.
-
-    Raises:
-        SpecError: it leads out of it.
-    """
-    if Path(place).is_absolute() or ".." in Path(place).parts:
-        raise SpecError(f"{folder / 'modules.json'} names {place!r}, which is outside the folder.")
-
-
 def read_head(folder: Path, config: Any) -> Head | None:
     """What `modules.json` says comes behind the transformer, or the activation of a cross-encoder; None for neither.
 
     Raises:
         SpecError: a module or mode of sentence-transformers is not supported, or the files have another format.
     """
-    modules = _modules(folder)
+    modules = modules_of(folder)
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if modules and kinds[0] != "Transformer":
         raise SpecError(f"{folder}: got modules {', '.join(kinds)}; expected a Transformer first.", hint=_ALONE)
@@ -140,7 +109,7 @@ def cross_activation(folder: Path, config: Any) -> nn.Module | None:
     Raises:
         SpecError: it is not one of torch's.
     """
-    values = _read(folder, _SETTINGS)
+    values = _read(folder, SETTINGS)
     of_config = getattr(config, "sentence_transformers", None)
     is_cross = values.get("model_type") == "CrossEncoder"
     text = of_config.get("activation_fn") if isinstance(of_config, Mapping) else None
@@ -160,7 +129,7 @@ def read_prompts(folder: Path) -> Prompts:
     Raises:
         SpecError: the file has another format, or a prompt that no bundle can have.
     """
-    values = _read(folder, _SETTINGS)
+    values = _read(folder, SETTINGS)
     named = values.get("prompts") or {}
     default = values.get("default_prompt_name") or ""
     if (
@@ -169,11 +138,11 @@ def read_prompts(folder: Path) -> Prompts:
         or not isinstance(default, str)
         or (default and default not in named)
     ):
-        raise SpecError(f"{folder / _SETTINGS}: its prompts are no texts by name.")
+        raise SpecError(f"{folder / SETTINGS}: its prompts are no texts by name.")
     try:
         return decode(Prompts, {"named": named, "default": default}, "prompts")
     except IntegrityError as err:
-        raise SpecError(f"{folder / _SETTINGS}: {err}") from err
+        raise SpecError(f"{folder / SETTINGS}: {err}") from err
 
 
 def read_limit(folder: Path, longest: int | None) -> int | None:
@@ -185,30 +154,17 @@ def read_limit(folder: Path, longest: int | None) -> int | None:
     Raises:
         SpecError: the file has another format.
     """
-    said = _read(folder, _TRANSFORMER_SETTINGS).get("max_seq_length")
+    said = _read(folder, TRANSFORMER_SETTINGS).get("max_seq_length")
     if said is None:
         return longest
     if type(said) is not int or said < 1:
-        raise SpecError(
-            f"{folder / _TRANSFORMER_SETTINGS}: got max_seq_length {said!r:.60}; expected a number above 0."
-        )
+        raise SpecError(f"{folder / TRANSFORMER_SETTINGS}: got max_seq_length {said!r:.60}; expected a number above 0.")
     return said
 
 
 def read_lower(folder: Path) -> bool:
     """Whether sentence-transformers puts texts into lower case, whatever the tokenizer does."""
-    return bool(_read(folder, _TRANSFORMER_SETTINGS).get("do_lower_case"))
-
-
-def _modules(folder: Path) -> list[dict[str, Any]]:
-    if not (folder / "modules.json").is_file():
-        return []
-    modules = _json(folder / "modules.json")
-    if not isinstance(modules, list) or not modules or not all(isinstance(module, dict) for module in modules):
-        raise SpecError(
-            f"{folder / 'modules.json'} is not what sentence-transformers writes: it is not a list of modules."
-        )
-    return modules
+    return bool(_read(folder, TRANSFORMER_SETTINGS).get("do_lower_case"))
 
 
 def _pooling(folder: Path, place: str, values: Mapping[str, Any]) -> nn.Module:
@@ -293,7 +249,7 @@ def _config(folder: Path, place: str, *, needed: bool) -> dict[str, Any]:
     check_link(folder, path)
     if not needed and not path.is_file():
         return {}
-    values = _json(path)
+    values = read_json(path)
     if not isinstance(values, dict):
         raise SpecError(f"{path} is not what sentence-transformers writes.")
     return values
@@ -301,14 +257,128 @@ def _config(folder: Path, place: str, *, needed: bool) -> dict[str, Any]:
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
     """A file beside the weights, checked by `check_links`; {} where there is none."""
-    values = _json(folder / name) if (folder / name).is_file() else {}
+    values = read_json(folder / name) if (folder / name).is_file() else {}
     if not isinstance(values, dict):
         raise SpecError(f"{folder / name} is not what sentence-transformers writes.")
     return values
 
 
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as err:
-        raise SpecError(f"{path} cannot be read: {err}", hint="Fetch the folder again.") from err
+class Pooling(nn.Module):
+    """One vector for each sentence, of the vectors of its real tokens.
+
+    `cls` is the first real token, wherever padding stands, `lasttoken` the last; `weightedmean` weighs a token by its
+    place, from 1; several modes give their vectors side by side.
+
+    Source: sentence-transformers' `Pooling`. A row without a real token, whose result is undefined there, gives zero.
+    """
+
+    def __init__(self, modes: Sequence[str], *, include_prompt: bool = True) -> None:
+        super().__init__()
+        self.modes = tuple(modes)
+        self.include_prompt = include_prompt
+
+    def forward(
+        self, hidden_BTE: torch.Tensor, attention_mask_BT: torch.Tensor, pooled_mask_BT: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`[B,T,E]` and keep-masks `[B,T]` to `[B,E]`, or a multiple of E for several modes.
+
+        Args:
+            hidden_BTE: The vectors of tokens.
+            attention_mask_BT: Nonzero for real tokens.
+            pooled_mask_BT: Nonzero for those of them that are pooled; None = all.
+        """
+        real_BT = attention_mask_BT.to(torch.bool)
+        keep_BT = real_BT if pooled_mask_BT is None else real_BT & pooled_mask_BT.to(torch.bool)
+        return torch.cat([self._pooled(mode, hidden_BTE, keep_BT, real_BT) for mode in self.modes], -1)
+
+    def _pooled(
+        self, mode: str, hidden_BTE: torch.Tensor, keep_BT: torch.Tensor, real_BT: torch.Tensor
+    ) -> torch.Tensor:
+        keep_BT1 = keep_BT.unsqueeze(-1)
+        if mode == "max":
+            low = torch.finfo(hidden_BTE.dtype).min
+            return torch.where(keep_BT1.any(1), torch.where(keep_BT1, hidden_BTE, low).amax(1), 0.0)
+        position_T = torch.arange(hidden_BTE.shape[1], device=hidden_BTE.device)
+        if mode in ("cls", "lasttoken"):
+            # One place holds the token and all others zero, so that the sum is the token itself.
+            one_BT = position_T == (_first(keep_BT, position_T) if mode == "cls" else _last(keep_BT, position_T))
+            return torch.where((one_BT & keep_BT).unsqueeze(-1), hidden_BTE, 0.0).sum(1)
+        # `where`, not a product: padded rows may be large, and in half precision the sum could overflow.
+        kept_BTE = torch.where(keep_BT1, hidden_BTE, 0.0)
+        if mode == "weightedmean":
+            place_BT = torch.where(keep_BT, position_T - _first(real_BT, position_T) + 1, 0).to(hidden_BTE.dtype)
+            share_BT = place_BT / hidden_BTE.shape[1]  # the sum of places themselves could overflow too
+            share_BT = share_BT / share_BT.sum(1, keepdim=True).clamp(min=1e-6)
+            return (kept_BTE * share_BT.unsqueeze(-1)).sum(1)
+        count_B1 = keep_BT1.sum(1).clamp(min=1).to(hidden_BTE.dtype)
+        return kept_BTE.sum(1) / (count_B1.sqrt() if mode == "mean_sqrt_len_tokens" else count_B1)
+
+
+def _first(keep_BT: torch.Tensor, position_T: torch.Tensor) -> torch.Tensor:
+    """The first position that is kept, `[B,1]`."""
+    return torch.where(keep_BT, position_T, position_T.shape[0]).amin(1, keepdim=True)
+
+
+def _last(keep_BT: torch.Tensor, position_T: torch.Tensor) -> torch.Tensor:
+    """The last position that is kept, `[B,1]`."""
+    return torch.where(keep_BT, position_T, -1).amax(1, keepdim=True)
+
+
+class Normalise(nn.Module):
+    """Vectors of length 1; zero stays zero. Source: sentence-transformers' `Normalize`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[...,E]` to `[...,E]`."""
+        # The norm is in float32, since a sum of squares overflows in half precision. The minimum is for a zero vector.
+        wide = x if x.dtype == torch.float64 else x.float()
+        norm = wide.square().sum(-1, keepdim=True).sqrt().clamp(min=1e-12)
+        return (wide / norm).to(x.dtype)
+
+
+class Projection(nn.Module):
+    """A linear layer with an activation, and what came in added where that is wanted.
+
+    Source: sentence-transformers' `Dense`. The names of weights are those of its files.
+    """
+
+    def __init__(self, size: int, out: int, activation: nn.Module, *, bias: bool, residual: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, out, bias=bias)
+        self.activation = activation
+        self.residual: nn.Module | None = None
+        if residual:
+            self.residual = nn.Identity() if size == out else nn.Linear(size, out, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[...,size]` to `[...,out]`."""
+        projected: torch.Tensor = self.activation(self.linear(x))
+        return projected if self.residual is None else projected + self.residual(x)
+
+
+class LayerNorm(nn.Module):
+    """Source: sentence-transformers' `LayerNorm`."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[...,E]` to `[...,E]`."""
+        normed: torch.Tensor = self.norm(x)
+        return normed
+
+
+class Scores(nn.Module):
+    """The activation of a cross-encoder; one label gives one number for each item.
+
+    Source: sentence-transformers' `CrossEncoder.predict`.
+    """
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, logits_BL: torch.Tensor) -> torch.Tensor:
+        """`[B,L]` to `[B,L]`, or to `[B]` for one label."""
+        scores: torch.Tensor = self.activation(logits_BL)
+        return scores.squeeze(-1) if logits_BL.shape[-1] == 1 else scores
