@@ -149,16 +149,16 @@ def test_a_window_that_hides_nothing_keeps_all(tmp_path: Path, kind: str) -> Non
 def test_a_model_that_makes_something_of_how_much_a_layer_keeps_keeps_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights, cached = saved("gemma2", tmp_path), decoding.cached
+    weights, cached = saved("gemma2", tmp_path), decoding.run_with_cache
     assert load(f"hf:{weights}", part="with-past").io.window == KINDS["gemma2"]
 
-    def counts_places(model: Any, tensors: dict[str, Any], constants: Any) -> Any:
+    def counts_places(model: Any, tensors: dict[str, Any], **constants: Any) -> Any:
         """As a model whose positions follow the first layer's cache."""
-        made = cached(model, tensors, constants)
+        made = cached(model, tensors, **constants)
         before = tensors["attention_mask"].shape[1] - tensors["input_ids"].shape[1]
         return {**made, "logits": made["logits"] * (1 + before - tensors["past_key_0"].shape[2])}
 
-    monkeypatch.setattr(decoding, "cached", counts_places)
+    monkeypatch.setattr(decoding, "run_with_cache", counts_places)
     io = load(f"hf:{weights}", part="with-past").io
     assert io.window is None
     assert {spec.dims[2] for spec in io.inputs if spec.name.startswith("past_")} == {"past"}

@@ -22,6 +22,7 @@ from attnport.errors import SpecError, UsageError
 from attnport.folder import loading
 from attnport.folder.loading import load
 from attnport.folder.workspace import load_spec
+from attnport.sources.hf.files import describing_files
 
 ROOT = Path(__file__).parents[2]
 OWN_CODE = """
@@ -343,3 +344,47 @@ def test_every_call_of_from_pretrained_says_what_of_remote_code() -> None:
     assert len(found) >= 2
     assert [place for place, says in found.items() if not says] == []
     assert calls("a.from_pretrained(b)\nA.from_pretrained(b, trust_remote_code=False)") == [(1, False), (2, True)]
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> Path:
+    place = tmp_path / "model"
+    place.mkdir()
+    for name in ("config.json", "tokenizer.json", "vocab.txt", "model.safetensors", "notes.json", "README.md"):
+        (place / name).write_text("{}")
+    return hf_folders.add_pooling(place, "mean", normalise=True, further=("Dense",))
+
+
+def test_config_tokenizer_card_and_steps_are_found_and_the_models_weights_are_not(described: Path) -> None:
+    (described / "3_Dense").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (described / "3_Dense" / name).write_text("{}")
+    assert set(describing_files(str(described))) == {
+        "config.json",
+        "tokenizer.json",
+        "vocab.txt",
+        "README.md",
+        "modules.json",
+        "1_Pooling/config.json",
+        "3_Dense/config.json",
+        "3_Dense/model.safetensors",
+    }
+
+
+def test_what_leads_out_of_a_described_folder_is_refused(described: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("secret")
+    (described / "LICENSE").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(SpecError, match="'LICENSE' links to"):
+        describing_files(str(described))
+    (described / "LICENSE").unlink()
+    modules = json.loads((described / "modules.json").read_text())
+    modules[1]["path"] = "../elsewhere"
+    (described / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(SpecError, match="outside the folder"):
+        describing_files(str(described))
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(SpecError, match="has no config"):
+        describing_files(str(tmp_path))

@@ -11,8 +11,10 @@ import hf_folders
 import numpy as np
 import pytest
 
+from attnport.dims import TensorSpec
 from attnport.errors import SpecError, UsageError
 from attnport.folder.loading import load
+from attnport.sources.hf.inputs import Candidates
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +109,18 @@ def test_a_size_of_images_that_the_config_has_and_the_model_does_not_take_is_not
 )
 def test_what_no_config_says_is_found_by_trying(kind: str, first: str, folders: Path) -> None:
     assert str(load(f"hf:{made(kind, folders)}").io.inputs[0]) == first
+
+
+def test_a_model_that_runs_on_nothing_is_run_once_for_each_form_of_each_input() -> None:
+    def specs(name: str, forms: int) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(name, "float32", ("batch", size)) for size in range(1, forms + 1))
+
+    forms = {"input_ids": specs("input_ids", 2)} | {name: specs(name, 3) for name in ("a", "b", "c", "d")}
+    tried = [[spec.name for spec in inputs.tensors] for inputs in Candidates("input_ids", forms, {}, False).tries()]
+    assert tried[0] == ["input_ids", "a", "b", "c", "d"]
+    assert ["input_ids", "a", "b", "d"] in tried
+    assert ["input_ids"] in tried
+    assert len(tried) == (1 + 1 + 4 * 2 + 4) + (1 + 1 + 4)  # beside all of them, and beside the main one alone
 
 
 @pytest.mark.parametrize(("kind", "most"), [("vit", 64), ("videomae", 16)])

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,17 +22,34 @@ from attnport.errors import SpecError, UsageError
 from attnport.masks import MaskSpec
 from attnport.sources.declare import example, narrow_dims, observe_outputs
 from attnport.sources.hf.files import TokenizerOf
-from attnport.sources.hf.inputs import FORMS, SMALL, Inputs, Numbers, Trial, choose, usual_dims
+from attnport.sources.hf.inputs import (
+    FORMS,
+    MAX_POSITIONS,
+    SMALL,
+    Candidates,
+    Inputs,
+    Numbers,
+    Trial,
+    candidates,
+    choose,
+    usual_dims,
+)
 from attnport.sources.hf.modules import (
+    DECODER_IDS,
     ENCODER_MASK,
     ENCODER_WITH_PAST,
     TOWERS,
-    Kind,
-    TextModel,
-    kind_of,
+    Call,
+    HubModel,
+    Run,
+    accepted,
+    main_input,
     parameters,
+    part_of,
     reads_text,
-    with_inputs,
+    run_lengthened,
+    run_whole,
+    tower_of,
 )
 from attnport.sources.parsing import parse_dims
 from attnport.sources.ranges import range_by_trying
@@ -45,172 +61,167 @@ _IMAGE = ("height", "width")
 _MAIN = {"text": "input_ids", "vision": "pixel_values", "audio": "input_features", "video": "pixel_values"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Text:
-    """What is known of a model's texts: the sizes of its tables, and how long its sequences may be."""
+@dataclass(frozen=True)
+class Subject:
+    """A model, or a part of it, and what is known of it before it runs.
 
-    vocab: int | None
-    types: int | None
-    decoder_vocab: int | None
-    longest: Mapping[str, int]
-
-
-def text_of(config: Any, *, types: bool) -> Text:
-    """What the configs say of a model's texts, of those that it reads and those that it writes.
-
-    Args:
-        types: Whether the model's tokenizer makes type ids.
+    Attributes:
+        place: Its folder or hub id.
+        part: The part, "" for the whole model.
+        model: What is run: the encoder itself for `encoder`, or else the whole model.
+        run: How it is run.
+        numbers: The numbers in the model's configs.
     """
-    reads = _inside(config, "text_config", "encoder", "encoder_config")
-    writes = _inside(config, "decoder", "text_config", "decoder_config")
-    reads = reads if hasattr(reads, "vocab_size") else writes
-    rows = getattr(reads, "type_vocab_size", None)
-    return Text(
-        getattr(reads, "vocab_size", None),
-        rows if types and isinstance(rows, int) and rows > 0 else None,
-        getattr(writes, "vocab_size", None),
-        {"seq": _positions(reads), "decoder_seq": _positions(writes)},
-    )
+
+    place: str
+    part: str
+    model: Any
+    run: Run
+    numbers: Numbers
+
+    @property
+    def reader(self) -> Any:
+        """What takes the inputs: the model, or the encoder inside it."""
+        return self.model.get_encoder() if self.part == ENCODER_WITH_PAST else self.model
+
+    def arguments(self) -> list[str]:
+        """The arguments of what is called with the inputs."""
+        return parameters(tower_of(self.model, self.part) if self.part in TOWERS else self.reader.forward)
+
+    def main(self, arguments: Sequence[str]) -> str:
+        """The input that others stand beside: what transformers calls so, or the first that is known."""
+        if self.part == "decoder":
+            return DECODER_IDS
+        main = _MAIN.get(self.part) or main_input(self.reader)
+        return main if main in arguments else next((name for name in FORMS if name in arguments), main)
 
 
-def _first_width(model: Any) -> int | None:
-    """The features that a model's first linear layer takes."""
-    widths = (getattr(module, "in_features", None) for module in model.modules())
-    return next((width for width in widths if isinstance(width, int)), None)
-
-
-def _inside(config: Any, *names: str) -> Any:
-    """The first of these configs inside a config that is one, or else the config itself."""
-    inner = (getattr(config, name, None) for name in names)
-    return next((each for each in inner if hasattr(each, "to_dict")), config)
-
-
-def _positions(config: Any) -> int:
-    """How many positions a config has, at most; the tables may have fewer that can be used."""
-    names = ("max_target_positions", "max_position_embeddings", "n_positions", "max_text_positions", "max_length")
-    found = [getattr(config, name, None) for name in names]
-    return min(next((each for each in found if isinstance(each, int) and each > 1), 512), MAX_POSITIONS)
+def subject_of(place: str, model: Any, part: str, numbers: Numbers) -> Subject:
+    """A part of a model; raises UsageError as `part_of` does."""
+    runs, run = part_of(place, model, part)
+    widths = (getattr(module, "in_features", None) for module in runs.modules())
+    width = next((width for width in widths if isinstance(width, int)), None)  # of its first linear layer
+    numbers = dataclasses.replace(numbers, further={**numbers.further, "first_width": width})
+    return Subject(place, part, runs, run, numbers)
 
 
 def is_plain_text(model: Any, numbers: Numbers) -> bool:
     """Whether a model takes token ids with their mask and types, and nothing else."""
     others = FORMS.keys() - {"input_ids", "token_type_ids", "encoder_hidden_states"}
-    accepted = set(parameters(model.forward))
-    if _main(model) != "input_ids" or "input_ids" not in accepted:
+    takes = accepted(model)
+    if main_input(model) != "input_ids" or "input_ids" not in takes:
         return False
     if type(model).__name__.endswith("ForMultipleChoice"):
         return False
     # A model that marks the places of pictures or sound in its text by placeholders can run on text alone.
-    return numbers.placeholders or not others & accepted
+    return numbers.placeholders or not others & takes
 
 
-def kind_contract(
-    place: str, kind: Kind, part: str, numbers: Numbers, text: Text, declared: Sequence[str], *, flexible: bool = True
-) -> IOContract:
-    """Finds the contract of a model from its forward, its configs and runs of it; sets the inputs of `kind` to it.
+def contract_of(subject: Subject, declared: Sequence[str], *, free_sides: bool = True) -> tuple[Call, IOContract]:
+    """How a model is run, and its contract, found in its forward, its configs and runs of it.
 
     Args:
+        subject: The model.
         declared: `--dim` declarations; those of images make an image's sides dynamic, or fix them.
-        flexible: Let an image's sides be dynamic where the model takes other sizes than that of its config.
+        free_sides: Let an image's sides be dynamic where the model takes other sizes than that of its config.
 
     Raises:
         SpecError: it does not run on inputs as its forward and its configs suggest.
         UsageError: a declared dim is unknown, or the model does not take its sizes.
     """
-    name = f"hf:{place}"
+    name, numbers, run = f"hf:{subject.place}", subject.numbers, subject.run
     wanted = parse_dims(declared)
-    model: Any = kind.model
-    numbers.further |= {"vocab": text.vocab, "types": text.types, "decoder_vocab": text.decoder_vocab}
-    numbers.further["first_width"] = _first_width(model)
-    accepted = parameters(_called(kind, part))
-    image = numbers.image_size
-    sides = {side: dim.opt for side, dim in wanted.items() if side in _IMAGE}
-    given: dict[str, Sequence[str]] = {}
-    if part == "decoder":
-        encoded = _encoded(place, model, numbers, text)
-        accepted = ["encoder_hidden_states", *accepted, *([ENCODER_MASK] if encoded.masked else [])]
-        given = {each: () for each in FORMS if not each.startswith("decoder_")}
-        given["encoder_hidden_states"] = (encoded.form,)
-        text = dataclasses.replace(text, longest={**text.longest, "seq": encoded.longest})
-    if any(side in wanted and wanted[side].min < wanted[side].max for side in _IMAGE) and (
-        "interpolate_pos_encoding" in accepted
-    ):
-        kind.constants["interpolate_pos_encoding"] = True
-    multiple = type(model).__name__.endswith("ForMultipleChoice")
-    if multiple:
-        given = {each: [form.replace("[batch,", "[batch,choices,") for form in FORMS[each]]
+    arguments = subject.arguments()
+    other: dict[str, Sequence[str]] = {}
+    if subject.part == "decoder":
+        hidden, masked, longest = _encoded(subject)
+        arguments = ["encoder_hidden_states", *arguments, *([ENCODER_MASK] if masked else [])]
+        other = {each: () for each in FORMS if not each.startswith("decoder_")}
+        other["encoder_hidden_states"] = (hidden,)
+        numbers = dataclasses.replace(numbers, longest={**numbers.longest, "seq": longest})
+    if type(subject.model).__name__.endswith("ForMultipleChoice"):
+        other = {each: [form.replace("[batch,", "[batch,choices,") for form in FORMS[each]]
                  for each in ("input_ids", "token_type_ids")}  # fmt: skip
-    reader = model.get_encoder() if part == ENCODER_WITH_PAST else model
-    main = "decoder_input_ids" if part == "decoder" else _MAIN.get(part) or _main(reader)
-    main = main if main in accepted or part == "decoder" else next((each for each in FORMS if each in accepted), main)
-    trial, inputs = _started(name, kind, accepted, main, numbers, given, image, sides)
-    inputs, freed = _images(inputs, trial, wanted, image, flexible=flexible and numbers.convolves_images)
-    dims = tuple(
-        dim
-        if dim.name in _NOT_TRIED or (dim.name in text.longest and dim.max > _MOST_TRIED)
-        else _tried(dim, wanted.get(dim.name), inputs, trial)
-        for dim in usual_dims(inputs, text.longest, trial.usual)
-    )
-    dims = narrow_dims(dims, [each for each in declared if _declared_name(each) in {dim.name for dim in dims}
-                              or _declared_name(each) not in _IMAGE])  # fmt: skip
-    if "samples" in inputs.dims and inputs.masks:
-        samples = trial.usual["samples"]
-        # A shorter item has no frame, and the model looks up one before its first.
-        kind.least = range_by_trying(
-            Dim("samples", 1, samples, samples), samples, partial(_runs, trial, inputs, "samples")
-        ).min
-    try:
-        outputs = observe_outputs(kind.named, inputs.tensors, dims, name)
-    except SpecError:
-        if not freed:
-            raise
-        return kind_contract(place, kind, part, numbers, text, declared, flexible=False)
-    with_inputs(kind, [spec.name for spec in inputs.tensors])
-    return IOContract(inputs.tensors, outputs, dims, inputs.masks, positions="absolute")
+    sides = {side: wanted[side] for side in _IMAGE if side in wanted}
+    if any(dim.min < dim.max for dim in sides.values()) and "interpolate_pos_encoding" in arguments:
+        run = partial(run, interpolate_pos_encoding=True)
+    known = candidates(name, arguments, subject.main(arguments), numbers, other)
+    trial, inputs = _started(name, HubModel(subject.model, run), known, numbers, sides)
+    tries = _with_sides(inputs, trial, sides, free=free_sides and numbers.convolves_images)
+    for inputs in tries[:-1]:
+        with contextlib.suppress(SpecError):
+            return _observed(name, inputs, trial, numbers.longest, declared)
+    return _observed(name, tries[-1], trial, numbers.longest, declared)
 
 
 def _started(
-    name: str,
-    kind: Kind,
-    accepted: Sequence[str],
-    main: str,
-    numbers: Numbers,
-    given: Mapping[str, Sequence[str]],
-    image: tuple[int, int] | None,
-    declared: Mapping[str, int],
+    name: str, module: HubModel, known: Candidates, numbers: Numbers, declared: Mapping[str, Dim]
 ) -> tuple[Trial, Inputs]:
-    """The inputs, and a trial with sizes at which the model runs: the declared sides of images, or else `image`."""
+    """The inputs, and a trial with sizes at which the model runs: declared sides of images, or those of its config."""
     # What a config calls the size of images may be that of something else.
-    pairs = [*((image,) if image else ()), *((side, side) for side in (224, 64, 32, 512))]
+    pairs = [*((numbers.image_size,) if numbers.image_size else ()), *((side, side) for side in (224, 64, 32, 512))]
+    has_images = any("height" in spec.dims for specs in known.forms.values() for spec in specs)
     problem: SpecError | None = None
-    for side in ({**dict(zip(_IMAGE, pair, strict=True)), **declared} for pair in pairs):
-        trial = Trial(kind.named, {"samples": 50 * numbers.samples_per_frame, "frames": 256, **side})
+    for pair in pairs if has_images else pairs[:1]:
+        sides = dict(zip(_IMAGE, pair, strict=True)) | {side: dim.opt for side, dim in declared.items()}
+        trial = Trial(module, {"samples": 50 * numbers.samples_per_frame, "frames": 256, **sides})
         try:
-            return trial, choose(name, accepted, main, numbers, trial, given)
+            return trial, choose(name, known, trial)
         except SpecError as err:
             problem = problem or err
     assert problem is not None
     raise problem
 
 
-def _images(
-    inputs: Inputs, trial: Trial, wanted: Mapping[str, Dim], image: tuple[int, int] | None, *, flexible: bool
-) -> tuple[Inputs, bool]:
-    """With the sides of images fixed where the model takes no others, or where that is declared."""
+def _with_sides(inputs: Inputs, trial: Trial, declared: Mapping[str, Dim], *, free: bool) -> list[Inputs]:
+    """The inputs, with the sides of images fixed where that is declared, or where the model takes no others.
+
+    Where it takes others, and nothing is declared: the inputs with dynamic sides, and with fixed ones.
+    """
     if "height" not in inputs.dims:
-        return inputs, False
-    sides = {side: trial.usual[side] for side in _IMAGE}
-    declared = [wanted[side] for side in _IMAGE if side in wanted]
-    free = [dim for dim in declared if dim.min < dim.max]
-    takes = not declared and flexible and all(
-        trial.runs(inputs, **{**sides, side: sides[side] + more}) for side in _IMAGE for more in (1, 6)
-    )  # fmt: skip
-    if takes:
-        return inputs, True
+        return [inputs]
+    fixed = inputs
     for side in _IMAGE:
-        if side not in {dim.name for dim in free}:
-            inputs = inputs.renamed("", side, sides[side])
-    return inputs, False
+        if side not in declared or declared[side].min == declared[side].max:
+            fixed = fixed.renamed("", side, trial.usual[side])
+    sizes = {side: trial.usual[side] for side in _IMAGE}
+    takes_others = not declared and free and all(
+        trial.runs(inputs, **{**sizes, side: sizes[side] + more}) for side in _IMAGE for more in (1, 6)
+    )  # fmt: skip
+    return [inputs, fixed] if takes_others else [fixed]
+
+
+def _observed(
+    name: str, inputs: Inputs, trial: Trial, longest: Mapping[str, int], declared: Sequence[str]
+) -> tuple[Call, IOContract]:
+    """The contract of a model with these inputs, by runs of it: the ranges of dims, and the outputs.
+
+    Args:
+        name: What errors call the model.
+        inputs: Its inputs.
+        trial: Runs it.
+        longest: The longest sequences.
+        declared: `--dim` declarations.
+    """
+    wanted = parse_dims(declared)
+    dims = tuple(
+        dim
+        if dim.name in _NOT_TRIED or (dim.name in longest and dim.max > _MOST_TRIED)
+        else _tried(dim, wanted.get(dim.name), inputs, trial)
+        for dim in usual_dims(inputs, longest, trial.usual)
+    )
+    here = {dim.name for dim in dims}
+    dims = narrow_dims(dims, [each for each in declared if (side := declared_name(each)) in here or side not in _IMAGE])
+    model, run = trial.module.model, trial.module.run
+    if "samples" in inputs.dims and inputs.masks:
+        samples = trial.usual["samples"]
+        # A shorter item has no frame, and the model looks up one before its first.
+        tried = Dim("samples", 1, samples, samples)
+        fewest = range_by_trying(tried, samples, lambda size: trial.runs(inputs, batch=1, samples=size)).min
+        run = partial(run_lengthened, run=run, fewest=fewest)
+    outputs = observe_outputs(HubModel(model, run).named, inputs.tensors, dims, name)
+    call = Call(run, tuple(spec.name for spec in inputs.tensors))
+    return call, IOContract(inputs.tensors, outputs, dims, inputs.masks, positions="absolute")
 
 
 def _tried(dim: Dim, declared: Dim | None, inputs: Inputs, trial: Trial) -> Dim:
@@ -219,14 +230,11 @@ def _tried(dim: Dim, declared: Dim | None, inputs: Inputs, trial: Trial) -> Dim:
     Raises:
         UsageError: it does not run at declared sizes.
     """
-
     budget = Budget(["batch"])
 
     def runs(size: int) -> bool:
         # A size that does not fit is left to the trial of the graph, which says so.
-        return (
-            budget.reach({dim.name: size}, lambda sizes: _runs(trial, inputs, dim.name, sizes[dim.name])) is not False
-        )
+        return budget.reach({dim.name: size}, lambda sizes: trial.runs(inputs, batch=1, **sizes)) is not False
 
     start = trial.usual.get(dim.name, min(SMALL, dim.max))
     if declared is None:
@@ -237,71 +245,32 @@ def _tried(dim: Dim, declared: Dim | None, inputs: Inputs, trial: Trial) -> Dim:
     return declared
 
 
-def _runs(trial: Trial, inputs: Inputs, dim: str, size: int) -> bool:
-    return trial.runs(inputs, **{"batch": 1, dim: size})
-
-
-@dataclasses.dataclass(frozen=True)
-class _Encoded:
-    """What an encoder gives to its decoder.
-
-    Attributes:
-        form: That of its hidden states, as an input.
-        masked: Whether the decoder takes a mask of them.
-        longest: How many there are at most.
-    """
-
-    form: str
-    masked: bool
-    longest: int
-
-
-def _encoded(place: str, model: Any, numbers: Numbers, text: Text) -> _Encoded:
-    """What the encoder gives."""
-    encoder = kind_of(place, model, "encoder")
-    contract = kind_contract(place, encoder, "encoder", numbers, text, (), flexible=False)
+def _encoded(subject: Subject) -> tuple[str, bool, int]:
+    """The form of an encoder's hidden states, whether its decoder takes a mask of them, and how many there may be."""
+    model, longest = subject.model, subject.numbers.longest["seq"]
+    encoder = subject_of(subject.place, model, "encoder", subject.numbers)
+    call, contract = contract_of(encoder, (), free_sides=False)
     hidden = next(spec for spec in contract.outputs if spec.name == "last_hidden_state")
     length = hidden.dims[1] if isinstance(hidden.dims[1], int) else "seq"
-    form, longest = f"float32[batch,{length},{hidden.dims[-1]}]", text.longest["seq"]
+    form = f"float32[batch,{length},{hidden.dims[-1]}]"
     if reads_text(model):
-        return _Encoded(form, "attention_mask" in parameters(model.forward), longest)
+        return form, "attention_mask" in accepted(model), longest
     if length == "seq":
         most = {dim.name: 1 if dim.name == "batch" else dim.max for dim in contract.dims}
-        found = Trial(encoder.named, most).outputs({spec.name: example(spec, most) for spec in contract.inputs})
-        longest = found["last_hidden_state"].shape[1] if found else longest
-    return _Encoded(form, bool(contract.masks) and ENCODER_MASK in parameters(model.get_decoder().forward), longest)
+        trial = Trial(HubModel(encoder.model, call.run), most)
+        outputs = trial.outputs({spec.name: example(spec, most) for spec in contract.inputs})
+        longest = outputs["last_hidden_state"].shape[1] if outputs else longest
+    return form, bool(contract.masks) and ENCODER_MASK in accepted(model.get_decoder()), longest
 
 
-def _called(kind: Kind, part: str) -> Callable[..., Any]:
-    """What is called with the inputs."""
-    model: Any = kind.model
-    if part == ENCODER_WITH_PAST:
-        model = model.get_encoder()
-    method = next((name for name in TOWERS.get(part, ()) if hasattr(model, name)), "forward")
-    called: Callable[..., Any] = getattr(model, method)
-    return called
-
-
-def _main(model: Any) -> str:
-    return str(getattr(model, "main_input_name", "input_ids"))
-
-
-def _declared_name(declaration: str) -> str:
+def declared_name(declaration: str) -> str:
+    """The dim of a `--dim` declaration."""
     return declaration.partition("=")[0].strip()
 
 
 TOKENS = ("batch", "seq")
-MAX_POSITIONS = 131072
-_LIMITS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_sequence_length",
-    "max_seq_len",
-    "max_seq_length",
-    "seq_length",
-    "context_length",
-    "n_ctx",
-)
+_LIMITS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "max_seq_length",
+           "seq_length", "context_length", "n_ctx")  # fmt: skip
 """What configs call the longest sequence."""
 _CODE_POINTS = 0x110000
 """The ids of a model without a vocabulary, which reads letters: CANINE."""
@@ -310,7 +279,21 @@ _UNLIMITED = 512
 
 
 def text_contract(
-    config: Any, module: TextModel, tokenizer: TokenizerOf, declared: Sequence[str]
+    name: str, module: HubModel, config: Any, tokenizer: TokenizerOf, declared: Sequence[str]
+) -> tuple[Call, IOContract]:
+    """How a text model is run, and its contract; parameters and errors are those of `text_inputs`.
+
+    Args:
+        name: What errors call the model.
+    """
+    inputs, dims, masks = text_inputs(config, module, tokenizer, declared)
+    outputs = observe_outputs(module.named, inputs, dims, name)
+    call = Call(run_whole, tuple(spec.name for spec in inputs))
+    return call, IOContract(inputs, outputs, dims, masks, positions="absolute")
+
+
+def text_inputs(
+    config: Any, module: HubModel, tokenizer: TokenizerOf, declared: Sequence[str]
 ) -> tuple[tuple[TensorSpec, ...], tuple[Dim, ...], tuple[MaskSpec, ...]]:
     """The inputs of a text model, the ranges of their dims, and its masks.
 
@@ -338,7 +321,7 @@ def text_contract(
     types = _types(text, module, tokenizer)
     if types:
         inputs.append(TensorSpec("token_type_ids", "int64", TOKENS, high=types))
-    if module.pools_some:
+    if module.head is not None and module.head.pooled_mask:
         inputs.append(TensorSpec("pooled_mask", "int64", TOKENS, high=2))
         masks.append(MaskSpec(("padding",), "pooled_mask"))
     most = longest or MAX_POSITIONS
@@ -357,10 +340,10 @@ def _words(model: Any) -> int:
         return 0
 
 
-def _types(config: Any, module: TextModel, tokenizer: TokenizerOf) -> int:
+def _types(config: Any, module: HubModel, tokenizer: TokenizerOf) -> int:
     """The number of token types, 0 where they are no input."""
     types = getattr(config, "type_vocab_size", None)
-    takes = "token_type_ids" in inspect.signature(module.model.forward).parameters
+    takes = "token_type_ids" in accepted(module.model)
     if not takes or types == 0 or "token_type_ids" not in tokenizer.makes:
         return 0
     # XLNet's types have no table; a tokenizer that makes them makes two. Of a tokenizer that is not there, only what
@@ -399,11 +382,11 @@ class Seen:
     functions: tuple[Callable[..., Any], ...] = ()
 
 
-def see(run: Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]], vocab: int, padding: int | None) -> Seen:
+def see(run: Callable[..., dict[str, torch.Tensor]], vocab: int, padding: int | None) -> Seen:
     """Runs a model on a few tokens, and looks at the tables that it reads and the masks that it makes.
 
     Args:
-        run: Token ids and padding mask `[B,T]` to outputs by name.
+        run: `input_ids` and `attention_mask` `[B,T]` to outputs by name.
         vocab: The number of ids.
         padding: The id of padding, which does not occur, since positions may depend on it.
     """
@@ -414,10 +397,10 @@ def see(run: Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]], vo
     try:
         with torch.no_grad(), _mask_functions() as functions:
             with tables:
-                first = run(ids_BT, mask_BT)
+                first = run(input_ids=ids_BT, attention_mask=mask_BT)
             changed_BT = ids_BT.clone()
             changed_BT[0, -1] = next((each for each in known if each != int(ids_BT[0, -1])), known[0])
-            second = run(changed_BT, mask_BT)
+            second = run(input_ids=changed_BT, attention_mask=mask_BT)
     except Exception:  # some models take no sequence as short as this; observing their outputs says what is wrong
         return Seen(min(tables.found, default=None))
     return Seen(min(tables.found, default=None), _is_causal(first, second), tuple(functions))
@@ -477,7 +460,7 @@ class _Tables(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _mask_functions() -> Iterator[list[Callable[..., Any]]]:
     """Notes the functions of which transformers makes masks in the block."""
     from transformers import masking_utils

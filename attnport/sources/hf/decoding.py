@@ -8,163 +8,210 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from attnport.artifacts import IOContract, Window
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
 from attnport.masks import MaskSpec
 from attnport.sources.declare import narrow_dims, observe_outputs
-from attnport.sources.hf.contract import text_contract
+from attnport.sources.hf.contract import Subject, text_inputs
 from attnport.sources.hf.files import TokenizerOf
 from attnport.sources.hf.modules import (
     CACHE_ARGUMENTS,
-    CROSS_KEY,
-    CROSS_VALUE,
+    CROSS,
     DECODER_IDS,
     DECODER_MASK,
     ENCODER_MASK,
-    KEY,
-    MEMORY,
+    OWN,
     POSITIONS,
-    VALUE,
-    WIDTH,
     WINDOW_MASK,
+    Call,
+    HubModel,
     Kept,
-    Kind,
     Memory,
-    NoMemory,
     Path,
-    TextModel,
+    Run,
+    UnknownCache,
     accepted,
-    cached,
-    decoded,
+    decode_behind,
     reads_text,
-    remembering,
+    run_behind_caches,
+    run_whole,
+    run_with_cache,
+    run_with_memory,
     tensors_in,
 )
 from attnport_bundle.format.decoder import Rules
 
-if TYPE_CHECKING:
-    pass
-
-
+Sizes = list[tuple[tuple[int, int], tuple[int, int]]]
+"""By layer, the heads and widths of keys and of values."""
 KEPT = "kept"
 """The dim of the places that layers with a window keep, beside layers that keep all."""
 
 
-def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, declared: Sequence[str]) -> IOContract:
-    """The contract of a decoder with its cache; sets the constants of `kind` that it needs.
+def past_contract(
+    subject: Subject, config: Any, tokenizer: TokenizerOf, declared: Sequence[str]
+) -> tuple[Call, IOContract]:
+    """How a decoder is run with its cache, and its contract.
 
     Args:
+        subject: The model.
+        config: Its config.
+        tokenizer: The tokenizer beside its weights.
         declared: `--dim` declarations.
 
     Raises:
-        SpecError: the model keeps something else than keys and values of every token, or is not causal.
+        SpecError: what the model keeps cannot be given to it, or it is not causal.
         UsageError: a declared dim is unknown, or beyond the model's limit.
     """
-    model: Any = kind.model
-    text, ranges, masks = text_contract(config, TextModel(model), tokenizer, ())
+    place, model = subject.place, subject.model
+    text, ranges, masks = text_inputs(config, HubModel(model, run_whole), tokenizer, ())
     if not any("causal" in mask.kinds for mask in masks):
-        raise other(place, model, "its tokens attend to what comes behind them, so that none can be kept in a cache")
+        raise _refusal(place, model, "its tokens attend to what comes behind them, so that none can be kept in a cache")
     ids = next(spec for spec in text if spec.name == "input_ids")
-    most = ranges[1].max
-    stop, rules = ends(model, ids.high or 2), rules_of(model, ids.high or 2)
+    vocab, most = ids.high or 2, ranges[1].max
+    generating = {"stop": _ends(model, vocab), "rules": rules_of(model, vocab)}
+    behind = [dataclasses.replace(mask, alignment="lower_right") for mask in masks if not mask.input]
+    padding = [mask for mask in masks if mask.input]
     try:
-        sizes = _sizes(place, model, ids.high or 2)
+        sizes = _sizes(place, model, vocab)
     except SpecError:
-        inputs, dims, behind = _remembered(place, kind, ids, masks, most)
-        dims = narrow_dims(dims, declared)
-        outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
-        return IOContract(tuple(inputs), outputs, dims, tuple(behind), stop, rules=rules, positions="absolute")
+        return _remembering(subject, ids, [*behind, *padding], ranges[1], declared, generating)
     masked = not _padding_matters(model, sizes)
     limited = POSITIONS not in accepted(model) or not masked
-    windows = None
-    if not limited:
-        kind.constants["positions"] = most
-        windows = _windows(model, sizes, most)
+    run = subject.run if limited else partial(subject.run, most=most)
+    windows = None if limited else _windows(model, sizes, most)
     # A model that counts positions itself has to find one for every place of the largest cache and pass together.
     new, old = (max(1, most // 2),) * 2 if limited else (most, max(1, most - 1))
-    named = [Dim("batch", 1, 1, 64), Dim("seq", 1, 1, new), Dim("past", 0, min(128, old), old)]
-    inputs, behind = [ids], [dataclasses.replace(mask, alignment="lower_right") for mask in masks if not mask.input]
+    dims, inputs = [Dim("batch", 1, 1, 64), Dim("seq", 1, 1, new), Dim("past", 0, min(128, old), old)], [ids]
     if masked:
         inputs.append(TensorSpec("attention_mask", "int64", ("batch", "past+seq"), high=2))
-        behind += [mask for mask in masks if mask.input]
+        behind += padding
     lengths, window = ["past"] * len(sizes), None
     if windows and windows.everywhere:
         inputs.append(TensorSpec(POSITIONS, "int64", ("batch", "seq"), high=most))
         window = Window("past", windows.places, POSITIONS)
     elif windows:
-        kind.constants["windows"] = windows.layers
-        named.append(Dim(KEPT, 0, min(128, windows.places), old))
+        run = partial(run, windows=windows.layers)
+        dims.append(Dim(KEPT, 0, min(128, windows.places), old))
         lengths = [KEPT if slides else "past" for slides in windows.layers]
         inputs.append(TensorSpec(WINDOW_MASK, "int64", ("batch", f"{KEPT}+seq"), high=2))
         behind.append(MaskSpec(("padding",), WINDOW_MASK))
         window = Window(KEPT, windows.places)
-    dims = narrow_dims(tuple(named), declared)
-    for at, ((key, value), length) in enumerate(zip(sizes, lengths, strict=True)):
-        inputs.append(TensorSpec(KEY.format(at), "float32", ("batch", key[0], length, key[1])))
-        inputs.append(TensorSpec(VALUE.format(at), "float32", ("batch", value[0], length, value[1])))
-    outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
-    return IOContract(
-        tuple(inputs), outputs, dims, tuple(behind), stop, rules=rules, window=window, positions="absolute"
-    )
+    inputs += _caches(OWN, sizes, lengths)
+    return _contract(subject, run, inputs, narrow_dims(tuple(dims), declared), behind, window=window, **generating)
 
 
-def _windows(model: Any, sizes: Sequence[tuple[tuple[int, int], tuple[int, int]]], most: int) -> Windows | None:
+def _contract(
+    subject: Subject,
+    run: Run,
+    inputs: Sequence[TensorSpec],
+    dims: tuple[Dim, ...],
+    masks: Sequence[MaskSpec],
+    **further: Any,
+) -> tuple[Call, IOContract]:
+    """How a model is run, and its contract with the outputs of a run; `further` is what else a contract says."""
+    outputs = observe_outputs(HubModel(subject.model, run).named, inputs, dims, f"hf:{subject.place}")
+    contract = IOContract(tuple(inputs), outputs, dims, tuple(masks), positions="absolute", **further)
+    return Call(run, tuple(spec.name for spec in inputs)), contract
+
+
+def _caches(names: tuple[str, str], sizes: Sizes, lengths: Sequence[str | int]) -> list[TensorSpec]:
+    """The inputs for keys and values, layer by layer.
+
+    Args:
+        names: Patterns of the names of keys and of values.
+        sizes: Their heads and widths.
+        lengths: By layer, the dim of its tokens.
+    """
+    return [
+        TensorSpec(name.format(at), "float32", ("batch", heads, length, width))
+        for at, (pair, length) in enumerate(zip(sizes, lengths, strict=True))
+        for name, (heads, width) in zip(names, pair, strict=True)
+    ]
+
+
+def _windows(model: Any, sizes: Sizes, most: int) -> Windows | None:
     """The windows of a model whose layers may keep the last places alone; None where all are to keep all.
 
-    A model may have made its masks or positions of what the first layer keeps, or take no masks that are made for it.
-    That is seen where a place that is padding is kept by no layer with a window.
+    None, too, if the model makes its masks or positions of the cache of the first layer, or ignores masks that it is
+    given: then its logits change with one token of padding that the layers with a window do not keep.
 
     Args:
         most: The longest text.
     """
     import torch
 
-    windows = windows_of(model, len(sizes))
+    windows = _windows_of(model, len(sizes))
     if windows is None or windows.places >= most - 1:
         return None
     ids_BS, mask_BT = torch.tensor([[0, 1]]), torch.tensor([[0, 1, 1, 1, 1]])
     given = {"input_ids": ids_BS, "attention_mask": mask_BT}
     draw = torch.Generator().manual_seed(0)
     for at, pair in enumerate(sizes):
-        for name, (heads, width) in zip((KEY, VALUE), pair, strict=True):
+        for name, (heads, width) in zip(OWN, pair, strict=True):
             given[name.format(at)] = torch.randn(1, heads, 3, width, generator=draw)
     cut = {**given, WINDOW_MASK: mask_BT[:, 1:]}
     if windows.everywhere:
         cut = {**given, "attention_mask": mask_BT[:, 1:], POSITIONS: torch.tensor([[2, 3]])}
     for at, slides in enumerate(windows.layers):
-        for name in (KEY.format(at), VALUE.format(at)):
+        for name in (each.format(at) for each in OWN):
             cut[name] = given[name][:, :, 1:] if slides else given[name]
     with torch.no_grad():
-        whole = cached(model, given, {})["logits"]
+        wanted = run_with_cache(model, given)["logits"]
         try:
-            found = cached(model, cut, {"windows": windows.layers})["logits"]
+            found = run_with_cache(model, cut, windows=windows.layers)["logits"]
         except Exception:  # transformers raises whatever it likes where masks are of another kind
             return None
-    return windows if bool((found - whole).abs().max() <= 1e-3 * whole.std()) else None
+    return windows if bool((found - wanted).abs().max() <= 1e-3 * wanted.std()) else None
 
 
-def _remembered(
-    place: str, kind: Kind, ids: TensorSpec, masks: Sequence[MaskSpec], longest: int
-) -> tuple[list[TensorSpec], tuple[Dim, ...], list[MaskSpec]]:
-    """The inputs, dims and masks of a model that keeps something else than keys and values; sets its constants."""
-    model: Any = kind.model
+def _remembering(
+    subject: Subject,
+    ids: TensorSpec,
+    masks: Sequence[MaskSpec],
+    texts: Dim,
+    declared: Sequence[str],
+    generating: Mapping[str, Any],
+) -> tuple[Call, IOContract]:
+    """How a model is run that keeps something else than keys and values, and its contract.
+
+    Args:
+        ids: Its tokens.
+        masks: Its masks over what it keeps and new tokens.
+        texts: The range of a text's tokens.
+        declared: `--dim` declarations.
+        generating: What its contract says of how it generates.
+    """
+    model = subject.model
     try:
-        memory = memory_of(model, ids.high or 2)
-        masked = takes_padding(model, memory, ids.high or 2)
-    except NoMemory as err:
-        raise other(place, model, str(err)) from err
-    kind.constants[MEMORY] = memory
+        memory = _memory_of(model, ids.high or 2)
+        masked = _takes_padding(model, memory, ids.high or 2)
+    except UnknownCache as err:
+        raise _refusal(subject.place, model, str(err)) from err
+    run = partial(run_with_memory, memory=memory)
     if POSITIONS in accepted(model) and masked:
-        kind.constants["positions"] = longest
-    return inputs_of(ids, memory, masks, longest, masked=masked)
+        run = partial(run, most=texts.max)
+    new = 1 if memory.has_states else "seq"
+    half = texts.max if memory.has_states else max(1, texts.max // 2)
+    dims = [Dim("batch", 1, 1, 64)]
+    dims += [] if memory.has_states else [Dim("seq", 1, 1, half)]
+    dims += [Dim("past", 0, min(128, half), max(1, half - memory.has_states))] if memory.past else []
+    inputs = [dataclasses.replace(ids, dims=("batch", new))]
+    behind = [mask for mask in masks if not mask.input and memory.past]
+    if masked:
+        length = f"past+{new}" if memory.past else new
+        inputs.append(TensorSpec("attention_mask", "int64", ("batch", length), high=2))
+        behind += [mask for mask in masks if mask.input]
+    inputs += [kept.spec() for kept in memory.kept]
+    return _contract(subject, run, inputs, narrow_dims(tuple(dims), declared), behind, **generating)
 
 
-def _padding_matters(model: Any, sizes: Sequence[tuple[tuple[int, int], tuple[int, int]]]) -> bool:
+def _padding_matters(model: Any, sizes: Sizes) -> bool:
     """Whether padding at the left changes what follows, in a prompt or in the step behind it.
 
     A model may count it as positions, even where it is masked, or take its place in the cache for something else.
@@ -173,58 +220,70 @@ def _padding_matters(model: Any, sizes: Sequence[tuple[tuple[int, int], tuple[in
 
     empty = {}
     for at, pair in enumerate(sizes):
-        for name, (heads, width) in zip((KEY, VALUE), pair, strict=True):
+        for name, (heads, width) in zip(OWN, pair, strict=True):
             empty[name.format(at)] = torch.zeros(1, heads, 0, width)
     found = []
     for begin in (0, 1):
         ids_BS, mask_BT = torch.tensor([[0, 1, 2]])[:, begin:], torch.tensor([[0, 1, 1, 1]])[:, begin:]
         with torch.no_grad():
-            prompt = cached(model, {"input_ids": ids_BS, "attention_mask": mask_BT[:, :-1], **empty}, {})
+            prompt = run_with_cache(model, {"input_ids": ids_BS, "attention_mask": mask_BT[:, :-1], **empty})
             past = {name: prompt[name.replace("past", "present")] for name in empty}
-            step = cached(model, {"input_ids": ids_BS[:, -2:-1], "attention_mask": mask_BT, **past}, {})
+            step = run_with_cache(model, {"input_ids": ids_BS[:, -2:-1], "attention_mask": mask_BT, **past})
         found.append(torch.cat([prompt["logits"], step["logits"]]))
     padded, alone = found
     return bool((padded - alone).abs().max() > 1e-3 * alone.std())
 
 
-def ends(model: Any, vocab: int) -> tuple[int, ...]:
+def _ends(model: Any, vocab: int) -> tuple[int, ...]:
     """The tokens behind which a text ends, by what the model says of how it generates."""
     return known_tokens(getattr(model.generation_config, "eos_token_id", None), vocab)
 
 
-def _sizes(place: str, model: Any, vocab: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """By layer, the heads and widths of keys and of values.
-
-    Raises:
-        SpecError: see `past_contract`.
-    """
+def _sizes(place: str, model: Any, vocab: int) -> Sizes:
+    """The sizes of keys and values of a decoder alone; raises SpecError where it keeps something else."""
     import torch
     from transformers.cache_utils import DynamicCache
 
     ids_BS = torch.arange(3)[None] % vocab
     cache: Any = DynamicCache()
+    given = {"attention_mask": torch.ones_like(ids_BS), "past_key_values": cache, "use_cache": True}
+    _fill(place, model, lambda: model(input_ids=ids_BS, **given))
+    return _key_value_sizes(place, model, cache, 3)
+
+
+def _cross_sizes(place: str, model: Any, source: int, width: int) -> tuple[Sizes, Sizes]:
+    """The sizes of keys and values of a decoder's own tokens and of its encoder's; raises as `_sizes` does."""
+    import torch
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+    cache: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    hidden_BSD, ids_BS = torch.zeros(1, source, width), torch.zeros(1, 2, dtype=torch.int64)
+    _fill(place, model, lambda: decode_behind(model, hidden_BSD, ids_BS, cache))
+    own, cross = cache.self_attention_cache, cache.cross_attention_cache
+    return _key_value_sizes(place, model, own, 2), _key_value_sizes(place, model, cross, source)
+
+
+def _fill(place: str, model: Any, run: Callable[[], Any]) -> None:
+    """Runs a model that writes into a cache; raises SpecError if it does not take it."""
+    import torch
+
     try:
         with torch.no_grad():
-            model(input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS), past_key_values=cache, use_cache=True)
+            run()
     except Exception as err:  # transformers raises whatever it likes where a cache is of another kind
-        raise other(place, model, f"it does not take a cache of keys and values: {first_line(err)}") from err
-    return whole_tokens(place, model, cache, 3)
+        raise _refusal(place, model, f"it does not take a cache of keys and values: {first_line(err)}") from err
 
 
-def whole_tokens(place: str, model: Any, cache: Any, tokens: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """By layer, the heads and widths of keys and of values, in the cache of one text of so many tokens.
-
-    Raises:
-        SpecError: it holds something else.
-    """
+def _key_value_sizes(place: str, model: Any, cache: Any, tokens: int) -> Sizes:
+    """The sizes of a cache of one text of so many tokens; raises SpecError if it holds other than keys and values."""
     shapes = [[tuple(getattr(getattr(layer, name, None), "shape", ())) for name in ("keys", "values")]
               for layer in cache.layers]  # fmt: skip
     if not shapes or any(shape[:1] + shape[2:3] != (1, tokens) for pair in shapes for shape in pair):
-        raise other(place, model, "its cache does not hold keys and values of every token")
+        raise _refusal(place, model, "its cache does not hold keys and values of every token")
     return [((key[1], key[3]), (value[1], value[3])) for key, value in shapes]
 
 
-def other(place: str, model: Any, why: str) -> SpecError:
+def _refusal(place: str, model: Any, why: str) -> SpecError:
     """The error of a model that cannot be exported with its cache."""
     return SpecError(
         f"hf:{place}: {type(model).__name__} does not go with --with-past: {why}",
@@ -232,10 +291,11 @@ def other(place: str, model: Any, why: str) -> SpecError:
     )
 
 
-def cross_contract(place: str, kind: Kind, plain: IOContract, declared: Sequence[str]) -> IOContract:
-    """The contract of a decoder behind its encoder's keys and values; sets the constants of `kind` that it needs.
+def cross_contract(subject: Subject, plain: IOContract, declared: Sequence[str]) -> tuple[Call, IOContract]:
+    """How a decoder is run behind its encoder's keys and values, and its contract.
 
     Args:
+        subject: The model.
         plain: The contract of the decoder behind the encoder's hidden states, without a cache.
         declared: `--dim` declarations.
 
@@ -243,65 +303,35 @@ def cross_contract(place: str, kind: Kind, plain: IOContract, declared: Sequence
         SpecError: the model keeps something else than keys and values of every token.
         UsageError: a declared dim is unknown, or beyond the model's limit.
     """
-    model: Any = kind.model
+    place, model = subject.place, subject.model
     specs = {spec.name: spec for spec in plain.inputs}
     ids, hidden = specs[DECODER_IDS], specs["encoder_hidden_states"]
     if ids.dims != ("batch", "decoder_seq"):
-        raise other(place, model, f"it writes {ids}, and not one token after another")
+        raise _refusal(place, model, f"it writes {ids}, and not one token after another")
     mask = "attention_mask" if reads_text(model) else ENCODER_MASK
-    source = hidden.dims[1]
-    kind.constants[WIDTH] = hidden.dims[2]
-    own, cross = _cross_sizes(place, model, source if isinstance(source, int) else 3, int(hidden.dims[2]))
+    source, width = hidden.dims[1], int(hidden.dims[2])
+    own, cross = _cross_sizes(place, model, source if isinstance(source, int) else 3, width)
     most = plain.dim("decoder_seq").max
     half = max(1, most // 2)  # every place of the largest cache and pass together has a position
-    sizes = [dim for dim in plain.dims if dim.name != "decoder_seq"]
-    sizes += [Dim("decoder_seq", 1, 1, half), Dim("past", 0, min(32, half), half)]
+    dims = [dim for dim in plain.dims if dim.name != "decoder_seq"]
+    dims += [Dim("decoder_seq", 1, 1, half), Dim("past", 0, min(32, half), half)]
     inputs, masks = [ids], [MaskSpec(("causal",), alignment="lower_right")]
     for name, given, length in ((DECODER_MASK, DECODER_MASK, "past+decoder_seq"), (mask, ENCODER_MASK, source)):
         if given in specs:
             inputs.append(TensorSpec(name, "int64", ("batch", length), high=2))
             masks.append(MaskSpec(("padding",), name))
-    for names, length, shapes in (((KEY, VALUE), "past", own), ((CROSS_KEY, CROSS_VALUE), source, cross)):
-        for at, pair in enumerate(shapes):
-            for name, (heads, width) in zip(names, pair, strict=True):
-                inputs.append(TensorSpec(name.format(at), "float32", ("batch", heads, length, width)))
-    dims = narrow_dims(tuple(sizes), declared)
-    outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
-    vocab = ids.high or 2
-    generating = ends(model, vocab), _begins(model, vocab), rules_of(model, vocab)
-    return IOContract(tuple(inputs), outputs, dims, tuple(masks), *generating, positions="absolute")
+    inputs += _caches(OWN, own, ["past"] * len(own))
+    inputs += _caches(CROSS, cross, [source] * len(cross))
+    vocab, run = ids.high or 2, partial(run_behind_caches, width=width)
+    generating = {"stop": _ends(model, vocab), "start": _begins(model, vocab), "rules": rules_of(model, vocab)}
+    return _contract(subject, run, inputs, narrow_dims(tuple(dims), declared), masks, **generating)
 
 
 def _begins(model: Any, vocab: int) -> tuple[int, ...]:
     """The tokens that a text begins with, by what the model says of how it generates."""
-    how = model.generation_config
-    first = getattr(how, "decoder_start_token_id", None)
-    if first is None:
-        first = getattr(model.config, "decoder_start_token_id", None)
-    if first is None:
-        first = getattr(how, "bos_token_id", None)
-    return known_tokens(first, vocab)
-
-
-def _cross_sizes(
-    place: str, model: Any, source: int, width: int
-) -> tuple[list[tuple[tuple[int, int], tuple[int, int]]], list[tuple[tuple[int, int], tuple[int, int]]]]:
-    """By layer, the heads and widths of keys and of values: of the decoder's own tokens, and of the encoder's.
-
-    Raises:
-        SpecError: see `cross_contract`.
-    """
-    import torch
-    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-
-    cache: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    try:
-        with torch.no_grad():
-            decoded(model, torch.zeros(1, source, width), torch.zeros(1, 2, dtype=torch.int64), cache)
-    except Exception as err:  # transformers raises whatever it likes where a cache is of another kind
-        raise other(place, model, f"it does not take a cache of keys and values: {first_line(err)}") from err
-    return (whole_tokens(place, model, cache.self_attention_cache, 2),
-            whole_tokens(place, model, cache.cross_attention_cache, source))  # fmt: skip
+    how, name = model.generation_config, "decoder_start_token_id"
+    said = (getattr(how, name, None), getattr(model.config, name, None), getattr(how, "bos_token_id", None))
+    return known_tokens(next((token for token in said if token is not None), None), vocab)
 
 
 @dataclass(frozen=True)
@@ -322,7 +352,7 @@ class Windows:
         return all(self.layers)
 
 
-def windows_of(model: Any, layers: int) -> Windows | None:
+def _windows_of(model: Any, layers: int) -> Windows | None:
     """The windows by which transformers cuts a model's cache; None if it cuts no layer's.
 
     Args:
@@ -345,36 +375,12 @@ _NEAR = 1e-3
 """How far scores may be from those of one pass, in standard deviations of them: less than any fault makes."""
 
 
-def inputs_of(
-    ids: TensorSpec, memory: Memory, masks: Sequence[MaskSpec], longest: int, *, masked: bool
-) -> tuple[list[TensorSpec], tuple[Dim, ...], list[MaskSpec]]:
-    """The inputs, dims and masks of a model that keeps more than keys and values.
-
-    Args:
-        ids: The tokens of a text.
-        masks: Those of a pass over whole texts.
-        longest: The most tokens of a text.
-        masked: Whether texts may be padded.
-    """
-    new = 1 if memory.has_states else "seq"
-    dims = [Dim("batch", 1, 1, 64)]
-    half = longest if memory.has_states else max(1, longest // 2)
-    dims += [] if memory.has_states else [Dim("seq", 1, 1, half)]
-    dims += [Dim("past", 0, min(128, half), max(1, half - memory.has_states))] if memory.past else []
-    inputs = [dataclasses.replace(ids, dims=("batch", new))]
-    behind = [dataclasses.replace(mask, alignment="lower_right") for mask in masks if not mask.input and memory.past]
-    if masked:
-        inputs.append(TensorSpec("attention_mask", "int64", ("batch", f"past+{new}" if memory.past else new), high=2))
-        behind += [mask for mask in masks if mask.input]
-    return [*inputs, *(one.spec() for one in memory.kept)], tuple(dims), behind
-
-
-def takes_padding(model: Any, memory: Memory, vocab: int) -> bool:
+def _takes_padding(model: Any, memory: Memory, vocab: int) -> bool:
     """Whether texts may be padded at the left, by running two of them as they are generated.
 
     Raises:
-        NoMemory: without padding, too, a pass over all tokens gives something else; or the model needs more than was
-            found of what it keeps.
+        UnknownCache: without padding, too, a pass over all tokens gives something else; or the model needs more than
+            was found of what it keeps.
     """
     import torch
 
@@ -386,19 +392,18 @@ def takes_padding(model: Any, memory: Memory, vocab: int) -> bool:
                   for row, begin in zip(ids_BS, begins, strict=True)]  # fmt: skip
         kept, start = memory.empty(2), 0
         for step in steps:
-            whole = {
-                "input_ids": ids_BS[:, start : step + 1],
-                "attention_mask": mask_BS[:, (0 if memory.past else start) : step + 1],
-            }
+            seen = slice(0 if memory.past else start, step + 1)
+            new = {"input_ids": ids_BS[:, start : step + 1], "attention_mask": mask_BS[:, seen]}
             try:
-                found = remembering(model, {**whole, **kept}, {MEMORY: memory})
+                found = run_with_memory(model, {**new, **kept}, memory=memory)
             except Exception as err:  # transformers raises whatever it likes where a cache lacks something
-                raise NoMemory(f"it does not go on with what its cache was found to hold: {first_line(err)}") from err
+                why = f"it does not go on with what its cache was found to hold: {first_line(err)}"
+                raise UnknownCache(why) from err
             kept = {name: found[name.replace("past_", "present_", 1)] for name in kept}
             start = step + 1
     far = [float((got - one).abs().max() / one.std()) for got, one in zip(found["logits"], wanted, strict=True)]
     if not far[0] <= _NEAR:
-        raise NoMemory(f"token by token it gives other scores than in one pass, by {far[0]:.0e} of their spread")
+        raise UnknownCache(f"token by token it gives other scores than in one pass, by {far[0]:.0e} of their spread")
     return far[1] <= _NEAR
 
 
@@ -407,20 +412,20 @@ _BATCH, _TOKENS = 5, 6
 """The sizes of the runs, of which no other size should be one by chance."""
 
 
-def memory_of(model: Any, vocab: int) -> Memory:
+def _memory_of(model: Any, vocab: int) -> Memory:
     """Finds out what a model keeps, from two runs of it, one of them with one token more.
 
     Raises:
-        NoMemory: it keeps nothing, or something that grows in another way.
+        UnknownCache: it keeps nothing, or something that grows in another way.
     """
     argument = next((name for name in CACHE_ARGUMENTS if name in accepted(model)), None)
     if argument is None:
-        raise NoMemory("it does not take what it keeps")
+        raise UnknownCache("it does not take what it keeps")
     try:
         begin = _unbounded(_run(model, argument, vocab, 1, None), model)
         short, long = (_run(model, argument, vocab, tokens, copy.deepcopy(begin)) for tokens in (_TOKENS, _TOKENS + 1))
     except Exception as err:  # transformers raises whatever it likes where a cache is of another kind
-        raise NoMemory(f"it does not run with a cache: {first_line(err)}") from err
+        raise UnknownCache(f"it does not run with a cache: {first_line(err)}") from err
     longer, kept, count = dict(tensors_in(long, ())), list[Kept](), dict[str, int]()
     for path, tensor in tensors_in(short, ()):
         if tensor.shape[:1] != (_BATCH,):
@@ -433,21 +438,19 @@ def memory_of(model: Any, vocab: int) -> Memory:
         dtype = str(tensor.dtype).removeprefix("torch.")
         kept.append(Kept(path, f"{base}_{number}", axis, tuple(tensor.shape), dtype))
     if not kept:
-        raise NoMemory("it keeps nothing between tokens")
+        raise UnknownCache("it keeps nothing between tokens")
     return Memory(argument, short, tuple(kept))
 
 
 def _length(path: Path, shape: tuple[int, ...], longer: tuple[int, ...]) -> int | None:
-    """The axis that grows with a token; None of a state. Raises NoMemory for another size."""
+    """The axis that grows with a token; None of a state. Raises UnknownCache for another size."""
     if shape == longer:
         return None
-    changed = [at for at, (one, other) in enumerate(zip(shape, longer, strict=False)) if one != other]
-    if len(shape) == len(longer) and len(changed) == 1 and (shape[changed[0]], longer[changed[0]]) == (
-        _TOKENS, _TOKENS + 1,
-    ):  # fmt: skip
+    changed = [at for at, sizes in enumerate(zip(shape, longer, strict=False)) if sizes[0] != sizes[1]]
+    if len(shape) == len(longer) and [(shape[at], longer[at]) for at in changed] == [(_TOKENS, _TOKENS + 1)]:
         return changed[0]
     what = ".".join(map(str, path))
-    raise NoMemory(f"{what} in its cache is {list(shape)} of {_TOKENS} tokens and {list(longer)} of one more")
+    raise UnknownCache(f"{what} in its cache is {list(shape)} of {_TOKENS} tokens and {list(longer)} of one more")
 
 
 def _run(model: Any, argument: str, vocab: int, tokens: int, given: Any) -> Any:

@@ -236,36 +236,16 @@ def read_json(path: Path) -> Any:
     """What a file of a folder holds; raises SpecError if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as err:
+    except (ValueError, OSError, RecursionError) as err:
         raise SpecError(f"{path} cannot be read: {err}", hint="Fetch the folder again.") from err
 
 
 _NAMES = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "modules.json",
-    "config_sentence_transformers.json",
-    "sentence_bert_config.json",
-    "sentence_roberta_config.json",
-    "sentence_distilbert_config.json",
-    "sentence_camembert_config.json",
-    "sentence_albert_config.json",
-    "sentence_xlm-roberta_config.json",
-    "sentence_xlnet_config.json",
-    "README.md",
-    "LICENSE",
-    "LICENSE.txt",
-)
+    "config.json tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.txt vocab.json "
+    "merges.txt sentencepiece.bpe.model spiece.model tokenizer.model chat_template.jinja modules.json "
+    f"{SETTINGS} README.md LICENSE LICENSE.txt"
+).split() + [f"sentence_{kind}_config.json" for kind in
+             ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")]  # fmt: skip
 """The settings of the transformer have had a name a model type in sentence-transformers. The card and the licence go
 where the model goes."""
 
@@ -288,11 +268,12 @@ def describing_files(place: str) -> dict[str, Path]:
 
 
 def _beside(folder: Path, place: str, name: str) -> Path | None:
+    """A file of a folder or hub id; None if there is none."""
     if not Path(place).is_dir():
         return find(place, name)
     path = folder / name
     check_link(folder, path)
-    return path if path.is_beside() else None
+    return path if path.is_file() else None
 
 
 @dataclass(frozen=True)

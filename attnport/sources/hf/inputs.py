@@ -8,26 +8,24 @@ is taken.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
 from attnport.masks import MaskSpec
 from attnport.sources.declare import example
-from attnport.sources.hf.files import find
+from attnport.sources.hf.files import find, read_json
 from attnport.sources.parsing import parse_input
 
 if TYPE_CHECKING:
     import torch
 
+    from attnport.sources.hf.modules import HubModel
 
-Call = Callable[..., "dict[str, torch.Tensor]"]
 
 FORMS: dict[str, tuple[str, ...]] = {
     "input_ids": ("int64[batch,seq]:high={vocab}",),
@@ -78,18 +76,15 @@ MASKS = {
     "decoder_attention_mask": ("decoder_input_ids", "decoder_input_values"),
 }
 """By mask, the inputs of which the first has its dims."""
-_WITH_TEXT = (
-    "token_type_ids",
-    "bbox",
-    "xpath_tags_seq",
-    "xpath_subs_seq",
-    "decoder_input_ids",
-    "encoder_hidden_states",
-)
+_WITH_TEXT = ("token_type_ids", "bbox", "xpath_tags_seq", "xpath_subs_seq", "decoder_input_ids",
+              "encoder_hidden_states")  # fmt: skip
 """Inputs that are given wherever the forward takes them; others beside the main one only where they are needed."""
 _OF_THEIR_OWN = {"pixel_values": "images", "input_features": "audios", "input_values": "audios"}
 """The batch of what stands beside texts in models that compare every one with every text."""
+_AUDIO = ("input_values", "input_features")
 SMALL = 8
+MAX_POSITIONS = 131072
+"""The longest sequence by default, whatever a config says."""
 DECLARE = 'Declare what its forward takes: --input "states=float32[batch,seq,16]", an --input for each.'
 _SMALL_DIMS = {"batch": 2, "choices": 3}
 
@@ -127,8 +122,8 @@ class Inputs:
 class Trial:
     """Runs a model to see what it takes."""
 
-    def __init__(self, call: Call, usual: Mapping[str, int]) -> None:
-        self._call, self.usual = call, dict(usual)
+    def __init__(self, module: HubModel, usual: Mapping[str, int]) -> None:
+        self.module, self.usual = module, dict(usual)
         self.problem = ""
 
     def feeds(self, inputs: Inputs, **sizes: int) -> dict[str, torch.Tensor]:
@@ -142,7 +137,7 @@ class Trial:
 
         try:
             with torch.no_grad():
-                return self._call(**feeds)
+                return self.module.named(**feeds)
         except Exception as err:  # transformers raises whatever it likes for inputs that do not fit
             self.problem = f"{type(err).__name__}: {first_line(err)}"
             return None
@@ -165,77 +160,118 @@ def _example(spec: TensorSpec, sizes: Mapping[str, int]) -> torch.Tensor:
     return torch.randint(min(2, spec.high - 1), spec.high, spec.shape(sizes), generator=generator)
 
 
-def choose(
-    text: str, accepted: Sequence[str], main: str, numbers: Numbers, trial: Trial, given: Mapping[str, Sequence[str]]
-) -> Inputs:
-    """The inputs of a model.
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+    """The inputs that a model may take, before it is run.
+
+    Attributes:
+        main: Its main input.
+        forms: By input, in the order of the table, its forms, of which all numbers are known; at least one each.
+        masks: The masks that its forward takes, each with the inputs of which the first that is given has its dims.
+        alone: Whether the inputs that need not be given are left out at first; otherwise all are given.
+    """
+
+    main: str
+    forms: Mapping[str, tuple[TensorSpec, ...]]
+    masks: Mapping[str, Sequence[str]]
+    alone: bool
+
+    def tries(self) -> Iterator[Inputs]:
+        """What to run the model with, in order.
+
+        All inputs or the needed ones, each in its first form; then with one of them in another form, left out or added.
+        """
+        others = [name for name in self.forms if name != self.main and name not in _WITH_TEXT]
+        left_out = [[], others] if others else [[]]
+        for out in reversed(left_out) if self.alone else left_out:
+            names = [name for name in self.forms if name not in out]
+            yield self._inputs(names)
+            for name in names:
+                for form in self.forms[name][1:]:
+                    yield self._inputs(names, {name: form})
+            for other in others:
+                yield self._inputs([name for name in self.forms if (name in names) != (name == other)])
+
+    def _inputs(self, names: Sequence[str], chosen: Mapping[str, TensorSpec] = MappingProxyType({})) -> Inputs:
+        return Inputs(tuple(chosen.get(name, self.forms[name][0]) for name in names))
+
+    def masked(self, inputs: Inputs) -> Inputs:
+        """Inputs with the padding masks that the forward takes, each behind the input that it is of."""
+        tensors, masks = list(inputs.tensors), []
+        for name, subjects in self.masks.items():
+            subject = next((spec for each in subjects for spec in inputs.tensors if spec.name == each), None)
+            dims = subject.dims[1:] if subject else ()
+            positions = next((dim for dim in dims if isinstance(dim, str) and dim != "choices"), None)
+            if subject is None or positions is None:
+                continue
+            lead = subject.dims[: subject.dims.index(positions)] if subject.name == "input_ids" else subject.dims[:1]
+            spec = TensorSpec(name, "int64", (*lead, positions), high=2)
+            tensors.insert(tensors.index(subject) + 1, spec)
+            if len(spec.dims) == 2:
+                masks.append(MaskSpec(("padding",), name))
+        return Inputs(tuple(tensors), tuple(masks))
+
+
+def candidates(
+    text: str, accepted: Sequence[str], main: str, numbers: Numbers, other: Mapping[str, Sequence[str]]
+) -> Candidates:
+    """The inputs that a model may take, by the table.
 
     Args:
-        text: What errors call it.
+        text: What errors call the model.
         accepted: What its forward takes.
         main: Its main input.
         numbers: The numbers in its configs.
-        trial: Runs it.
-        given: Forms that replace those of the table, by input; none = it is left out.
+        other: Forms that replace those of the table, by input; none = it is not given.
 
     Raises:
-        SpecError: no form of its inputs is known, or it runs on none.
+        SpecError: no form of its main input is known.
     """
-    forms = {name: given.get(name, FORMS[name]) for name in FORMS if name in accepted}
-    known = {name: _read(name, texts, numbers) for name, texts in forms.items()}
-    if not known.get(main):
+    forms = {name: _known_forms(name, other.get(name, FORMS[name]), numbers) for name in FORMS if name in accepted}
+    if not forms.get(main):
         raise SpecError(
             f"{text}: what its main input {main!r} looks like is not known; its forward takes {', '.join(accepted)}.",
             hint=DECLARE,
         )
-    needed = [name for name in known if known[name] and (name == main or name in _WITH_TEXT)]
-    further = [name for name in known if known[name] and name not in needed]
-    subsets = [set(each) for count in range(len(further) + 1) for each in itertools.combinations(further, count)]
-    if not numbers.placeholders:  # otherwise tokens stand for images, whose number is in the ids
-        subsets.reverse()
+    without_mask = () if numbers.takes_audio_mask else _AUDIO
+    masks = {name: [each for each in of if each not in without_mask] for name, of in MASKS.items() if name in accepted}
+    # Where tokens stand for images, their number is in the ids.
+    return Candidates(main, {name: specs for name, specs in forms.items() if specs}, masks, numbers.placeholders)
+
+
+def _known_forms(name: str, forms: Sequence[str], numbers: Numbers) -> tuple[TensorSpec, ...]:
+    """The forms of an input of which all numbers are known."""
+    known = []
+    for form in forms:
+        values = {part: numbers.first(part) for part in re.findall(r"\{([^}]*)\}", form)}
+        if None not in values.values():
+            for part, value in values.items():
+                form = form.replace(f"{{{part}}}", str(value))
+            known.append(parse_input(f"{name}={form}")[0])
+    return tuple(dict.fromkeys(known))
+
+
+def choose(text: str, known: Candidates, trial: Trial) -> Inputs:
+    """The first inputs with which a model runs, with masks or else without, of those that it may take.
+
+    Args:
+        text: What errors call the model.
+        known: What it may take.
+        trial: Runs it.
+
+    Raises:
+        SpecError: it runs with none.
+    """
     first = ""
-    for subset in subsets:
-        names = [name for name in known if name in needed or name in subset]
-        for specs in itertools.product(*(known[name] for name in names)):
-            plain = Inputs(specs)
-            for inputs in dict.fromkeys((_masked(plain, accepted, numbers), plain)):
-                if trial.runs(inputs):
-                    return _own_batch(_used(inputs, trial), main, trial)
-                first = first or f"{', '.join(map(str, inputs.tensors))}: {trial.problem}"
+    for plain in known.tries():
+        for inputs in dict.fromkeys((known.masked(plain), plain)):
+            if trial.runs(inputs):
+                return _own_batch(_used(inputs, trial), known.main, trial)
+            first = first or f"{', '.join(map(str, inputs.tensors))}: {trial.problem}"
     raise SpecError(
         f"{text}: it does not run on the inputs that its forward and its config suggest: {first}",
         hint=DECLARE,
     )
-
-
-def _read(name: str, forms: Sequence[str], numbers: Numbers) -> list[TensorSpec]:
-    """The forms whose numbers are known."""
-    found = []
-    for form in forms:
-        parts = [(part, numbers.first(part)) for part in re.findall(r"\{([^}]*)\}", form)]
-        if all(number is not None for _, number in parts):
-            for part, number in parts:
-                form = form.replace(f"{{{part}}}", str(number))
-            found.append(parse_input(f"{name}={form}")[0])
-    return list(dict.fromkeys(found))
-
-
-def _masked(inputs: Inputs, accepted: Sequence[str], numbers: Numbers) -> Inputs:
-    """With the padding masks that the forward takes, each behind its input."""
-    tensors, masks = list(inputs.tensors), []
-    for name, subjects in MASKS.items():
-        subject = next((spec for each in subjects for spec in inputs.tensors if spec.name == each), None)
-        if name not in accepted or subject is None:
-            continue
-        positions = next((dim for dim in subject.dims[1:] if isinstance(dim, str) and dim != "choices"), None)
-        if positions is None or (subject.name in ("input_values", "input_features") and not numbers.takes_audio_mask):
-            continue
-        lead = subject.dims[: subject.dims.index(positions)] if subject.name == "input_ids" else subject.dims[:1]
-        spec = TensorSpec(name, "int64", (*lead, positions), high=2)
-        tensors.insert(tensors.index(subject) + 1, spec)
-        if len(spec.dims) == 2:
-            masks.append(MaskSpec(("padding",), name))
-    return Inputs(tuple(tensors), tuple(masks))
 
 
 def _used(inputs: Inputs, trial: Trial) -> Inputs:
@@ -304,25 +340,27 @@ _PROCESSORS = ("preprocessor_config.json", "video_preprocessor_config.json", "pr
 _PLACEHOLDERS = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index", "video_token_id")
 
 
+@dataclasses.dataclass(frozen=True)
 class Numbers:
-    """Finds a number by the names that models have for it.
+    """The numbers in a model's configs, by the names that models have for them.
 
     Attributes:
+        configs: Its config and those inside it, outermost first.
+        processor: The config of its processor, as `read_processor` reads it.
         further: Numbers that are not in a config, or that replace what is there.
+        longest: The most tokens of the texts that it reads and writes, by dim.
     """
 
-    def __init__(self, config: Any, processor: Mapping[str, Any], further: Mapping[str, int | None]) -> None:
-        self._configs = list(_configs(config))
-        self._processor = processor
-        self.further = dict(further)
+    configs: tuple[Any, ...]
+    processor: Mapping[str, Any]
+    further: Mapping[str, int | None]
+    longest: Mapping[str, int]
 
     def first(self, names: str) -> int | None:
         """The first number of `a|b=3`; None where there is none."""
         names, _, otherwise = names.partition("=")
-        for name in names.split("|"):
-            if (found := self.get(name)) is not None:
-                return found
-        return int(otherwise) if otherwise else None
+        numbers = (self.get(name) for name in names.split("|"))
+        return next((number for number in numbers if number is not None), int(otherwise) if otherwise else None)
 
     def get(self, name: str) -> int | None:
         """A number above zero, of the outermost config that has it."""
@@ -330,33 +368,32 @@ class Numbers:
             return self.further[name]
         if name in _DERIVED:
             return _DERIVED[name](self)
-        values = [getattr(config, name, None) for config in self._configs]
-        found = [value for value in values if isinstance(value, int) and not isinstance(value, bool) and value > 0]
-        return found[0] if found else None
+        values = (getattr(config, name, None) for config in self.configs)
+        return next((value for value in values if type(value) is int and value > 0), None)
 
     def processed(self, name: str) -> int | None:
         """A number of the processor's config."""
-        value = self._processor.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        value = self.processor.get(name)
+        return value if type(value) is int else None
 
     @property
     def placeholders(self) -> bool:
         """Whether tokens among the ids stand for parts of images or sounds."""
-        return any(isinstance(getattr(config, name, None), int) for config in self._configs for name in _PLACEHOLDERS)
+        return any(isinstance(getattr(config, name, None), int) for config in self.configs for name in _PLACEHOLDERS)
 
     @property
     def takes_audio_mask(self) -> bool:
         """Whether the model was trained with a mask over its samples: its processor, or else its config, says it."""
-        said = self._processor.get("return_attention_mask")
+        said = self.processor.get("return_attention_mask")
         if isinstance(said, bool):
             return said
         # wav2vec 2.0 with normalisation by groups was trained with zeros in place of a mask.
-        return all(getattr(config, "feat_extract_norm", "layer") != "group" for config in self._configs)
+        return all(getattr(config, "feat_extract_norm", "layer") != "group" for config in self.configs)
 
     @property
     def samples_per_frame(self) -> int:
         """How many raw samples become one frame; 320, as of wav2vec 2.0, where the config does not say."""
-        strides = next((each for each in (getattr(one, "conv_stride", None) for one in self._configs) if each), None)
+        strides = next(filter(None, (getattr(config, "conv_stride", None) for config in self.configs)), None)
         return math.prod(strides) if isinstance(strides, list | tuple) else 320
 
     @property
@@ -366,22 +403,54 @@ class Numbers:
         Attention over windows of dynamic sizes makes conditions that torch takes hours to simplify.
         """
         heads = ("num_attention_heads", "num_heads", "attention_heads", "encoder_attention_heads")
-        attends = any(getattr(config, name, None) for config in self._configs for name in heads)
+        attends = any(getattr(config, name, None) for config in self.configs for name in heads)
         return self._model_image_size is None or not attends
 
     @property
     def _model_image_size(self) -> tuple[int, int] | None:
         names = ("image_size", "input_size", "img_size", "crop_size")
-        sizes = [_size(getattr(config, name, None)) for config in self._configs for name in names]
-        return next((size for size in sizes if size is not None), None)
+        sizes = (_size(getattr(config, name, None)) for config in self.configs for name in names)
+        return next(filter(None, sizes), None)
 
     @property
     def image_size(self) -> tuple[int, int] | None:
         """Height and width of images: as the model's config has them, or else as the processor makes them."""
-        sizes = [self._model_image_size]
-        cropped = self._processor.get("crop_size") if self._processor.get("do_center_crop", True) else None
-        sizes += [_size(cropped), _size(self._processor.get("size"))]
-        return next((size for size in sizes if size is not None), None)
+        cropped = self.processor.get("crop_size") if self.processor.get("do_center_crop", True) else None
+        return self._model_image_size or _size(cropped) or _size(self.processor.get("size"))
+
+
+def numbers_of(config: Any, processor: Mapping[str, Any], *, types: bool) -> Numbers:
+    """The numbers in a model's configs, and of the texts that it reads and those that it writes.
+
+    Args:
+        config: Its config.
+        processor: The config of its processor.
+        types: Whether its tokenizer makes type ids.
+    """
+    reads = _inside(config, "text_config", "encoder", "encoder_config")
+    writes = _inside(config, "decoder", "text_config", "decoder_config")
+    reads = reads if hasattr(reads, "vocab_size") else writes
+    rows = getattr(reads, "type_vocab_size", None)
+    further = {
+        "vocab": getattr(reads, "vocab_size", None),
+        "types": rows if types and isinstance(rows, int) and rows > 0 else None,
+        "decoder_vocab": getattr(writes, "vocab_size", None),
+    }
+    longest = {"seq": _positions(reads), "decoder_seq": _positions(writes)}
+    return Numbers(tuple(_configs(config)), processor, further, longest)
+
+
+def _inside(config: Any, *names: str) -> Any:
+    """The first of these configs inside a config, or else the config itself."""
+    inner = (getattr(config, name, None) for name in names)
+    return next((each for each in inner if hasattr(each, "to_dict")), config)
+
+
+def _positions(config: Any) -> int:
+    """How many positions a config has, at most; the tables may have fewer that can be used."""
+    names = ("max_target_positions", "max_position_embeddings", "n_positions", "max_text_positions", "max_length")
+    numbers = (getattr(config, name, None) for name in names)
+    return min(next((each for each in numbers if isinstance(each, int) and each > 1), 512), MAX_POSITIONS)
 
 
 def read_processor(place: str) -> dict[str, Any]:
@@ -392,10 +461,7 @@ def read_processor(place: str) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for path in filter(None, (find(place, name) for name in _PROCESSORS)):
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as err:
-            raise SpecError(f"hf:{place}: {path.name} cannot be read: {err}", hint="Fetch the folder again.") from err
+        values = read_json(path)
         if not isinstance(values, dict):
             raise SpecError(f"hf:{place}: {path.name} is no object.", hint="Fetch the folder again.")
         inner = [

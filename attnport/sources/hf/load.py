@@ -16,8 +16,8 @@ from attnport.dims import Dim
 from attnport.errors import SpecError, UsageError, first_line
 from attnport.optional import require
 from attnport.sources.choices import Choices
-from attnport.sources.declare import declared_spec, observe_outputs
-from attnport.sources.hf.contract import is_plain_text, kind_contract, text_contract, text_of
+from attnport.sources.declare import declared_spec
+from attnport.sources.hf.contract import contract_of, declared_name, is_plain_text, subject_of, text_contract
 from attnport.sources.hf.decoding import cross_contract, past_contract
 from attnport.sources.hf.files import (
     TokenizerOf,
@@ -30,8 +30,17 @@ from attnport.sources.hf.files import (
     read_tokenizer,
     refuse_code,
 )
-from attnport.sources.hf.inputs import Numbers, read_processor
-from attnport.sources.hf.modules import WITH_PAST, TextModel, has_cross, has_past, kind_of, make_traceable, with_inputs
+from attnport.sources.hf.inputs import Numbers, numbers_of, read_processor
+from attnport.sources.hf.modules import (
+    WITH_PAST,
+    HubModel,
+    has_cross,
+    has_past,
+    make_traceable,
+    module_of,
+    part_of,
+    run_whole,
+)
 from attnport.sources.hf.sentence import Head, read_head, read_limit, read_lower, read_prompts
 from attnport.sources.parsing import parse_dims
 
@@ -63,12 +72,12 @@ def load_hf(
             f"hf:{place}: --input does not apply to --part {choices.part}, whose inputs are found.",
             hint="Leave out one of them.",
         )
-    whole = not choices.task and not choices.part and not declared
-    read = _opened(place, choices, whole=whole)
+    all_of_it = not choices.task and not choices.part and not declared
+    read = _opened(place, choices, whole=all_of_it)
     model = read.model()
     if declared:
         return _as_declared(read, model, declared, dims, outputs)
-    numbers = Numbers(read.config, read_processor(place), {})
+    numbers = numbers_of(read.config, read_processor(place), types="token_type_ids" in read.tokenizer.makes)
     if choices.part or not is_plain_text(model, numbers):
         if read.head is not None:
             raise SpecError(
@@ -76,10 +85,10 @@ def load_hf(
                 hint="Export the model alone: --task feature-extraction.",
             )
         return _of_kind(read, model, numbers, dims)
-    module = TextModel(model, read.head).eval()
-    contract = _contract(read, module, dims)
-    spec = _spec(read, model, contract, module, lambda: TextModel(read.model(), read.head).eval(), dims)
-    if not whole:
+    text = HubModel(model, run_whole, head=read.head).eval()
+    call, contract = text_contract(f"hf:{place}", text, read.config, read.tokenizer, dims)
+    spec = _spec(read, model, contract, lambda loaded: module_of(loaded, call, read.head), dims)
+    if not all_of_it:
         return spec
     folder = folder_of(place)
     limit = read_limit(folder, read.tokenizer.longest) if read.head is not None else None
@@ -149,39 +158,38 @@ class _Read:
 
 def _of_kind(read: _Read, model: Any, numbers: Numbers, dims: Sequence[str]) -> ModelSpec:
     """The ModelSpec of a model that is no plain text model, or of a part of one."""
-    part = read.choices.part
-    kind = kind_of(read.place, model, part)
-    text = text_of(read.config, types="token_type_ids" in read.tokenizer.makes)
+    place, part = read.place, read.choices.part
+    subject = subject_of(place, model, part, numbers)
     if part == WITH_PAST and has_cross(model):
-        behind = [each for each in dims if each.partition("=")[0].strip() not in ("past", "decoder_seq")]
-        plain = kind_contract(read.place, kind_of(read.place, model, "decoder"), "decoder", numbers, text, behind)
-        contract = cross_contract(read.place, kind, plain, dims)
+        behind = [each for each in dims if declared_name(each) not in ("past", "decoder_seq")]
+        _, plain = contract_of(subject_of(place, model, "decoder", numbers), behind)
+        call, contract = cross_contract(subject, plain, dims)
     elif part == WITH_PAST:
-        contract = past_contract(read.place, kind, read.config, read.tokenizer, dims)
+        call, contract = past_contract(subject, read.config, read.tokenizer, dims)
     else:
-        contract = kind_contract(read.place, kind, part, numbers, text, dims)
-    if part == WITH_PAST:
-        with_inputs(kind, [spec.name for spec in contract.inputs])
-    names = [spec.name for spec in contract.inputs]
+        call, contract = contract_of(subject, dims)
 
-    def make() -> Any:
-        made = kind_of(read.place, read.model(), part)
-        made.constants, made.least = kind.constants, kind.least
-        return with_inputs(made, names).eval()
-
-    return _spec(read, model, contract, kind.eval(), make, dims)
+    return _spec(read, model, contract, lambda loaded: module_of(part_of(place, loaded, part)[0], call), dims)
 
 
 def _spec(
-    read: _Read, model: Any, contract: IOContract, module: Any, make: Callable[[], Any], dims: Sequence[str]
+    read: _Read, model: Any, contract: IOContract, module: Callable[[Any], Any], dims: Sequence[str]
 ) -> ModelSpec:
-    """The ModelSpec of a model, or part of one, whose inputs were found."""
-    ready = [module]
+    """The ModelSpec of a model, or part of one, whose inputs were found.
+
+    Args:
+        read: What is known of it.
+        model: It itself, which is kept until it is first asked for, and read again after that.
+        contract: Its contract.
+        module: Makes what is exported of a model.
+        dims: `--dim` declarations.
+    """
+    ready = [model]
     return ModelSpec(
         read.name,
         Source(f"hf:{read.place}"),
         contract,
-        lambda: ready.pop() if ready else make(),
+        lambda: module(ready.pop() if ready else read.model()),
         read.tokenizer_of(contract),
         observed=True,
         notes=_notes(model, read),
@@ -331,12 +339,6 @@ def _refuse_random(place: str, model: Any, missing: Sequence[str], task: str) ->
 def _attention(kind: Any) -> str:
     """scaled_dot_product_attention if the model supports it, since that exports as one operator."""
     return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
-
-
-def _contract(read: _Read, module: TextModel, declared: Sequence[str]) -> IOContract:
-    inputs, ranges, masks = text_contract(read.config, module, read.tokenizer, declared)
-    outputs = observe_outputs(module.named, inputs, ranges, f"hf:{read.place}")
-    return IOContract(inputs, outputs, ranges, masks, positions="absolute")
 
 
 _PREFIX = "AutoModel"

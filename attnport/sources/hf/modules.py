@@ -1,4 +1,8 @@
-"""Plain modules around transformers models: tensors in by name, tensors out by name."""
+"""How a model of transformers is run in its graph: all of it, a part of it, or one step with its cache.
+
+Each `run_...` takes the model and tensors by name; a `HubModel` is the plain module around one. `make_traceable`
+settles what transformers can compute in several ways.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +34,13 @@ _LEFT_OUT = re.compile(
 """Outputs that an application does not use: what training needs, the insides of layers, and caches."""
 ENCODER_MASK = "encoder_attention_mask"
 """What a decoder calls the padding mask of its encoder's tokens."""
-KEY, VALUE = "past_key_{}", "past_value_{}"
-CROSS_KEY, CROSS_VALUE = "cross_key_{}", "cross_value_{}"
+OWN, CROSS = ("past_key_{}", "past_value_{}"), ("cross_key_{}", "cross_value_{}")
+"""The names of keys and values, by layer: of a decoder's own tokens, and of its encoder's."""
 DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
 WINDOW_MASK = "window_mask"
 """The input that says which of the places that layers with a window keep are real, beside layers that keep all."""
 POSITIONS = "position_ids"
 """Where the new tokens stand among the real ones."""
-MEMORY, WIDTH = "memory", "width"
-"""The constants that say what a model keeps, and how many features a token of the encoder has."""
 CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")
 """What forwards call their cache."""
 WITH_PAST, ENCODER_WITH_PAST = "with-past", "encoder-with-past"
@@ -52,6 +54,8 @@ TOWERS = {
 """By part, the methods that run one tower."""
 _IDS, _MASK = "input_ids", "attention_mask"
 Path = tuple[str | int, ...]
+Run = Callable[..., Any]
+"""Runs a model, its first argument, on tensors by name, its second; gives tensors by name, or transformers' output."""
 
 
 def tensors_of(output: Any, own_pooler: bool = False, taken: Collection[str] = ()) -> dict[str, torch.Tensor]:
@@ -89,56 +93,26 @@ def accepted(model: Any) -> set[str]:
     return set(parameters(model.forward))
 
 
-class TextModel(nn.Module):
-    """A transformers text model, with what comes behind it in a sentence-transformers folder, if anything does.
-
-    Attributes:
-        pools_some: Whether `pooled_mask` is an input: the tokens that are pooled, without those of a prompt.
-    """
-
-    def __init__(self, model: nn.Module, head: Head | None = None) -> None:
-        super().__init__()
-        self.model = model
-        self.head = head
-        self.pools_some = head is not None and head.pooled_mask
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        token_type_ids: torch.Tensor | None = None,
-        pooled_mask: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, ...]:
-        """Token ids and masks `[B,T]` to the outputs of `named`, in order."""
-        return tuple(self.named(input_ids, attention_mask, token_type_ids, pooled_mask).values())
-
-    def named(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        token_type_ids: torch.Tensor | None = None,
-        pooled_mask: torch.Tensor | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """Token ids and masks `[B,T]` to outputs by name."""
-        tensors = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if token_type_ids is not None:
-            tensors["token_type_ids"] = token_type_ids
-        named = tensors_of(self.model(**tensors, return_dict=True), has_pooler(self.model), tensors)
-        if self.head is None:
-            return named
-        if not self.head.embeds:
-            return {**named, **self.head.named(named, attention_mask)}
-        hidden = named["last_hidden_state"]
-        further = self.head.named({"token_embeddings": hidden}, attention_mask, pooled_mask)
-        return {"last_hidden_state": hidden, **further}
-
-
-def whole(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> Any:
+def run_whole(model: Any, tensors: dict[str, torch.Tensor], **constants: Any) -> Any:
     """All of a model."""
     return model(**tensors, **constants, return_dict=True)
 
 
-def decoder(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> Any:
+def run_lengthened(model: Any, tensors: dict[str, torch.Tensor], *, run: Run, fewest: int, **constants: Any) -> Any:
+    """A model that needs some samples of each item: the mask of one with fewer is taken to keep its first ones.
+
+    Args:
+        run: Runs the model.
+        fewest: The fewest samples.
+    """
+    if (mask_BT := tensors.get("attention_mask")) is not None:
+        first_T = torch.arange(mask_BT.shape[1], device=mask_BT.device) < fewest
+        short_B1 = mask_BT.sum(-1, keepdim=True) < fewest
+        tensors = {**tensors, "attention_mask": torch.where(short_B1, first_T.to(mask_BT.dtype), mask_BT)}
+    return run(model, tensors, **constants)
+
+
+def run_decoder(model: Any, tensors: dict[str, torch.Tensor], **constants: Any) -> Any:
     """A model behind its encoder, with the head: what the encoder gave, and its padding mask, are inputs."""
     encoded = encoder_output(tensors.pop("encoder_hidden_states"))
     mask_BS = tensors.pop(ENCODER_MASK, None)
@@ -146,10 +120,11 @@ def decoder(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str
 
 
 def encoder_output(hidden_BSD: torch.Tensor, mask_BS: torch.Tensor | None = None) -> Any:
-    """What an encoder gives, as its decoder takes it, also one that asks for more: there is no more.
+    """Wraps an encoder's hidden states in the output class that its decoder expects; all other fields are None.
 
     Args:
-        mask_BS: Which of its tokens are no padding, of an encoder that says so.
+        hidden_BSD: The hidden states.
+        mask_BS: Which tokens are no padding; None where the encoder does not say it.
     """
     from transformers.modeling_outputs import MoEModelOutput
 
@@ -159,9 +134,15 @@ def encoder_output(hidden_BSD: torch.Tensor, mask_BS: torch.Tensor | None = None
     return Output(last_hidden_state=hidden_BSD)
 
 
+def main_input(model: Any) -> str:
+    """What transformers calls the main input of a model, the first one if there are several."""
+    said = getattr(model, "main_input_name", "input_ids")
+    return said if isinstance(said, str) else str(said[0])
+
+
 def reads_text(model: Any) -> bool:
     """Whether the encoder of a model reads tokens, each of which becomes one of its own."""
-    return str(getattr(model.get_encoder(), "main_input_name", "input_ids")) == "input_ids"
+    return main_input(model.get_encoder()) == "input_ids"
 
 
 def behind(model: Any, encoded: Any, mask_BS: torch.Tensor | None, **given: Any) -> Any:
@@ -191,62 +172,70 @@ def at_decoder(model: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -
         hook.remove()
 
 
-def tower(modality: str, name: str) -> Callable[..., Any]:
-    """One tower of a model with several, with its projection: `{modality}_features`, not normalised."""
-
-    def call(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> Any:
-        result = getattr(model, name)(**tensors, **constants, return_dict=True)
-        if isinstance(result, torch.Tensor):
-            return {f"{modality}_features": result}
-        named = dict(result.items())
-        if "pooler_output" in named:
-            named[f"{modality}_features"] = named.pop("pooler_output")
-        return named
-
-    return call
+def run_tower(model: Any, tensors: dict[str, torch.Tensor], *, part: str, **constants: Any) -> dict[str, torch.Tensor]:
+    """One tower of a model with several, with its projection: `{part}_features`, not normalised."""
+    result = tower_of(model, part)(**tensors, **constants, return_dict=True)
+    if isinstance(result, torch.Tensor):
+        return {f"{part}_features": result}
+    named = dict(result.items())
+    if "pooler_output" in named:
+        named[f"{part}_features"] = named.pop("pooler_output")
+    return named
 
 
-class Kind(nn.Module):
-    """A transformers model of any kind: tensors by keyword in, a tuple of tensors out, in the order of `named`.
+def tower_of(model: Any, part: str) -> Callable[..., Any]:
+    """The method of a model that runs one of its towers."""
+    method: Callable[..., Any] = getattr(model, next(name for name in TOWERS[part] if hasattr(model, name)))
+    return method
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a model is run in its graph.
 
     Attributes:
-        least: The fewest samples of an item; the mask of one with fewer is taken to keep its first ones.
+        run: Runs it.
+        inputs: The names of the tensors, in order.
     """
 
-    def __init__(self, model: nn.Module, call: Callable[..., Any] = whole, **constants: Any) -> None:
+    run: Run
+    inputs: tuple[str, ...]
+
+
+class HubModel(nn.Module):
+    """A model of transformers, or a part of it: tensors by name in, tensors by name out.
+
+    Args:
+        model: The model.
+        run: Runs it.
+        head: What sentence-transformers puts behind it.
+    """
+
+    def __init__(self, model: nn.Module, run: Run, head: Head | None = None) -> None:
         super().__init__()
-        self.model = model
-        self.call = call
-        self.constants = constants
-        self.least = 0
+        self.model, self.run, self.head = model, run, head
 
     def named(self, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
         """Tensors by name to outputs by name."""
         if "bbox" in tensors and not tensors["bbox"].is_floating_point():
             tensors["bbox"] = _upright(tensors["bbox"])
-        if self.least and "attention_mask" in tensors:
-            tensors["attention_mask"] = _at_least(self.least, tensors["attention_mask"])
-        taken = tuple(tensors)
-        return tensors_of(self.call(self.model, tensors, self.constants), has_pooler(self.model), taken)
+        pooled_mask, taken = tensors.pop("pooled_mask", None), tuple(tensors)
+        named = tensors_of(self.run(self.model, tensors), has_pooler(self.model), taken)
+        return named if self.head is None else self.head.behind(named, tensors["attention_mask"], pooled_mask)
 
 
-def with_inputs(kind: Kind, names: Sequence[str]) -> nn.Module:
-    """`kind` with a forward that takes the tensors called `names`."""
+def module_of(model: nn.Module, call: Call, head: Head | None = None) -> HubModel:
+    """A model with a forward that takes the inputs of `call`, by name or in order, and gives what `named` gives."""
 
-    def forward(self: Kind, *positional: torch.Tensor, **tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(self.named(**dict(zip(names, positional, strict=False)), **tensors).values())
+    def forward(self: HubModel, *positional: torch.Tensor, **tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(self.named(**dict(zip(call.inputs, positional, strict=False)), **tensors).values())
 
     forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # torch.export binds by it
-        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *names)]
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *call.inputs)]
     )
-    kind.__class__ = type("Kind", (Kind,), {"forward": forward})
-    return kind
-
-
-def _at_least(least: int, mask_BT: torch.Tensor) -> torch.Tensor:
-    first_T = torch.arange(mask_BT.shape[1], device=mask_BT.device) < least
-    short_B1 = mask_BT.sum(-1, keepdim=True) < least
-    return torch.where(short_B1, first_T.to(mask_BT.dtype), mask_BT)
+    kind = type("HubModel", (HubModel,), {"forward": forward})
+    made: HubModel = kind(model, call.run, head).eval()
+    return made
 
 
 def _upright(bbox: torch.Tensor) -> torch.Tensor:
@@ -255,36 +244,36 @@ def _upright(bbox: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.minimum(one, other), torch.maximum(one, other)], -1)
 
 
-def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def run_with_cache(
+    model: Any, tensors: dict[str, torch.Tensor], *, windows: Sequence[bool] = (False,), most: int | None = None
+) -> dict[str, torch.Tensor]:
     """The last token's logits `[batch, vocabulary]`, and each layer's keys and values `[batch, heads, past+seq, D]`.
 
     Args:
         tensors: `input_ids [batch,seq]`, `attention_mask [batch,past+seq]` unless padding moves the positions, and
             `past_key_0 [batch,heads,past,D]`, ... Where some layers have a window, their caches have `kept` in place of
             `past`, and there is `window_mask [batch,kept+seq]`. Where all have one: `position_ids [batch,seq]`.
-        constants: `positions`, where a table has so many; `windows`, by layer, where there is a `window_mask`;
-            `MEMORY`, where it is something else that is kept.
+        windows: By layer, whether it has a window, where there is a `window_mask`.
+        most: The number of positions, where there is a table of them.
     """
-    if MEMORY in constants:
-        return remembering(model, tensors, constants)
     ids_BS, mask_BT = tensors["input_ids"], tensors.get("attention_mask")
-    pairs = pairs_of(tensors, KEY, VALUE)
+    pairs = pairs_of(tensors, OWN)
     masks = cast("Any", mask_BT)
-    layers: Sequence[bool] = constants.get("windows", (False,))
     given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted(model) else {}
     if POSITIONS in tensors:
         given[POSITIONS] = tensors[POSITIONS]
     else:
-        given |= positions(model, mask_BT, pairs[layers.index(False)][0].shape[2], constants)
+        given |= positions(model, mask_BT, pairs[windows.index(False)][0].shape[2], most)
     cache = keys_and_values(pairs)
     if WINDOW_MASK in tensors and mask_BT is not None:
-        masks = two_masks(model, layers, cache, ids_BS, mask_BT, tensors[WINDOW_MASK])
+        masks = two_masks(model, windows, cache, ids_BS, mask_BT, tensors[WINDOW_MASK])
     out = model(input_ids=ids_BS, attention_mask=masks, past_key_values=cache, use_cache=True, **given)
     return {"logits": out.logits[:, -1], **present(cache)}
 
 
-def pairs_of(tensors: Mapping[str, torch.Tensor], key: str, value: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def pairs_of(tensors: Mapping[str, torch.Tensor], names: tuple[str, str]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The keys and values of each layer, by the patterns of their names."""
+    key, value = names
     count = sum(name.startswith(key.format("")) for name in tensors)
     return [(tensors[key.format(at)], tensors[value.format(at)]) for at in range(count)]
 
@@ -310,7 +299,7 @@ def keys_and_values(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
     return cache
 
 
-def encoded(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def run_encoder_to_caches(model: Any, tensors: dict[str, torch.Tensor], **constants: Any) -> dict[str, torch.Tensor]:
     """Each decoder layer's keys and values of what the encoder gives, `[batch, heads, seq, D]`.
 
     Where the encoder's own mask is of another length: also `encoder_attention_mask [batch,seq]`, which of these are no
@@ -330,11 +319,11 @@ def encoded(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str
     if _MASK in tensors and seen.get(ENCODER_MASK) is not None:
         found[ENCODER_MASK] = seen[ENCODER_MASK].to(torch.int64)
     for at, layer in enumerate(cache.cross_attention_cache.layers):
-        found |= {CROSS_KEY.format(at): layer.keys, CROSS_VALUE.format(at): layer.values}
+        found |= {CROSS[0].format(at): layer.keys, CROSS[1].format(at): layer.values}
     return found
 
 
-def stepped(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def run_behind_caches(model: Any, tensors: dict[str, torch.Tensor], *, width: int) -> dict[str, torch.Tensor]:
     """The last token's logits `[batch, vocabulary]`, and each layer's keys and values `[batch, heads, past+seq, D]`.
 
     Args:
@@ -342,17 +331,19 @@ def stepped(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str
             [batch,heads,seq,D]`, ..., and where the decoder takes them, the masks of its own tokens,
             `decoder_attention_mask [batch,past+decoder_seq]`, and of the encoder's, `attention_mask [batch,seq]` or
             `encoder_attention_mask [batch,seq]`.
-        constants: `width`.
+        width: The features of a token of the encoder.
     """
-    cross = pairs_of(tensors, CROSS_KEY, CROSS_VALUE)
-    hidden_BSD = cross[0][0].new_zeros((cross[0][0].shape[0], cross[0][0].shape[2], constants[WIDTH]))
-    cache = _cache(pairs_of(tensors, KEY, VALUE), cross)
+    cross = pairs_of(tensors, CROSS)
+    hidden_BSD = cross[0][0].new_zeros((cross[0][0].shape[0], cross[0][0].shape[2], width))
+    cache = _cache(pairs_of(tensors, OWN), cross)
     own = {DECODER_MASK: tensors[DECODER_MASK]} if DECODER_MASK in tensors else {}
-    out = decoded(model, hidden_BSD, tensors[DECODER_IDS], cache, tensors.get(_MASK, tensors.get(ENCODER_MASK)), **own)
+    out = decode_behind(
+        model, hidden_BSD, tensors[DECODER_IDS], cache, tensors.get(_MASK, tensors.get(ENCODER_MASK)), **own
+    )
     return {"logits": out.logits[:, -1], **present(cache.self_attention_cache)}
 
 
-def decoded(
+def decode_behind(
     model: Any,
     hidden_BSD: torch.Tensor,
     ids_BS: torch.Tensor,
@@ -402,38 +393,39 @@ def two_masks(
     }
 
 
-def remembering(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def run_with_memory(
+    model: Any, tensors: dict[str, torch.Tensor], *, memory: Memory, most: int | None = None
+) -> dict[str, torch.Tensor]:
     """The last token's logits `[batch, vocabulary]`, and what the model keeps.
 
     Args:
         tensors: `input_ids [batch,1]`, or `[batch,seq]`; `attention_mask [batch,past+1]`, or `[batch,1]` of a model
             without a cache of every token; and what is kept, by `Kept.name`.
-        constants: `MEMORY`, and `positions`, where a table has so many.
+        memory: What the model keeps.
+        most: The number of positions, where there is a table of them.
     """
-    memory: Memory = constants[MEMORY]
     if memory.has_states and _MASK in tensors and tensors[_IDS].shape[1] > 1:
-        return _text_by_text(model, tensors, constants)
+        return _text_by_text(model, tensors, memory, most)
     ids_BS, mask_BT = tensors[_IDS], tensors.get(_MASK)
     given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted(model) else {}
     if memory.past is not None:
         name, axis = memory.past
         given[_MASK] = mask_BT
-        given |= positions(model, mask_BT, tensors[name].shape[axis], constants)
+        given |= positions(model, mask_BT, tensors[name].shape[axis], most)
     filled = memory.filled(tensors)
     out = model(input_ids=ids_BS, use_cache=True, **{memory.argument: filled}, **given)
     return {"logits": out.logits[:, -1], **memory.present(filled, out, mask_BT)}
 
 
 def _text_by_text(
-    model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]
+    model: Any, tensors: dict[str, torch.Tensor], memory: Memory, most: int | None
 ) -> dict[str, torch.Tensor]:
     """One pass over all tokens of texts without a cache, each without its padding, which some models let in."""
-    memory: Memory = constants[MEMORY]
     outputs = []
     for row, keep_S in enumerate(tensors[_MASK] != 0):
         first = int(keep_S.int().argmax())
         one = {name: tensor[row : row + 1] for name, tensor in tensors.items() if name != _MASK}
-        found = remembering(model, {**one, _IDS: one[_IDS][:, first:]}, constants)
+        found = run_with_memory(model, {**one, _IDS: one[_IDS][:, first:]}, memory=memory, most=most)
         for kept in memory.kept:
             if kept.axis is not None:
                 tensor = found[f"present_{kept.name}"]
@@ -443,17 +435,17 @@ def _text_by_text(
     return {name: torch.cat([found[name] for found in outputs]) for name in outputs[0]}
 
 
-def positions(model: Any, mask_BT: torch.Tensor | None, past: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
+def positions(model: Any, mask_BT: torch.Tensor | None, past: Any, most: int | None) -> dict[str, Any]:
     """The positions of new tokens, which count the real ones alone, for a model that takes them."""
     if POSITIONS not in accepted(model) or mask_BT is None:
         return {}
     positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
-    if "positions" in constants:
-        positions_BT = positions_BT.clamp(max=constants["positions"] - 1)
+    if most is not None:
+        positions_BT = positions_BT.clamp(max=most - 1)
     return {POSITIONS: positions_BT[:, past:]}
 
 
-class NoMemory(Exception):
+class UnknownCache(Exception):
     """Why what a model keeps cannot be given to it, as the end of a sentence."""
 
 
@@ -563,7 +555,6 @@ def _parts(value: Any) -> list[tuple[str | int, Any]]:
         return list(enumerate(value))
     if isinstance(value, dict):
         return list(value.items())
-    from torch import nn
     from transformers import PreTrainedConfig
 
     own = type(value).__module__.startswith("transformers.") and not isinstance(value, nn.Module | PreTrainedConfig)
@@ -575,7 +566,9 @@ _ENTRIES = re.compile(r"forward|get_\w+_features")
 
 
 def make_traceable(model: nn.Module) -> None:
-    """Changes transformers' models, in place, wherever they are in a module; their numbers stay the same.
+    """Chooses, for models of transformers in a module, in place, what can be traced and runs in every precision.
+
+    The numbers that they compute stay the same.
 
     - Experts are computed one after the other. By default transformers 5 computes them with torch's `grouped_mm`, which
       refuses float64 and so the reference. A trace cannot follow the loop over the experts that were chosen; the
@@ -672,8 +665,8 @@ def parts_of(model: Any) -> list[str]:
     return [*parts, WITH_PAST] if has_past(model) else parts
 
 
-def kind_of(place: str, model: Any, part: str) -> Kind:
-    """A model, or a part of it, as a module that takes tensors by name.
+def part_of(place: str, model: Any, part: str) -> tuple[Any, Run]:
+    """What is run of a model for a part of it, "" for all of it, and how.
 
     Raises:
         UsageError: it has no such part; the message lists those that it has.
@@ -686,13 +679,13 @@ def kind_of(place: str, model: Any, part: str) -> Kind:
             hint="Name one of these, or leave --part out for the whole model." if parts else "Leave --part out.",
         )
     if part == "encoder":
-        return Kind(model.get_encoder())
-    if part == "decoder":
-        return Kind(model, decoder)
-    if part == ENCODER_WITH_PAST:
-        return Kind(model, encoded)
-    if part == WITH_PAST:
-        return Kind(model, stepped if has_cross(model) else cached)
-    if part:
-        return Kind(model, tower(part, next(name for name in TOWERS[part] if hasattr(model, name))))
-    return Kind(model, whole)
+        return model.get_encoder(), run_whole
+    if part in TOWERS:
+        return model, functools.partial(run_tower, part=part)
+    runs: dict[str, Run] = {
+        "": run_whole,
+        "decoder": run_decoder,
+        ENCODER_WITH_PAST: run_encoder_to_caches,
+        WITH_PAST: run_behind_caches if has_cross(model) else run_with_cache,
+    }
+    return model, runs[part]

@@ -55,6 +55,15 @@ class Head(nn.Module):
         """Whether a mask of the tokens that are pooled is an input: of a prompt, only some may count."""
         return any(isinstance(step, Pooling) and not step.include_prompt for step in self.steps)
 
+    def behind(
+        self, named: dict[str, torch.Tensor], mask_BT: torch.Tensor, pooled_mask_BT: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """What a transformer gives, its last hidden state alone if that is embedded, and what the steps make of it."""
+        if not self.embeds:
+            return {**named, **self.named(named, mask_BT)}
+        hidden = named["last_hidden_state"]
+        return {"last_hidden_state": hidden, **self.named({TOKENS: hidden}, mask_BT, pooled_mask_BT)}
+
     def named(
         self, first: dict[str, torch.Tensor], mask_BT: torch.Tensor, pooled_mask_BT: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
