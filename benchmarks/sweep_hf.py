@@ -1,6 +1,6 @@
-"""Every model type of the installed transformers through `attnport export` and through torch.onnx alone.
+"""Every model type of the installed transformers through `attnport export`, and through other exporters.
 
-    python benchmarks/sweep_hf.py [TYPE ...] [--side attnport|torch|cached] [--again wrong|older|all] [--jobs 2]
+    python benchmarks/sweep_hf.py [TYPE ...] [--side SIDE] [--again wrong|older|all] [--jobs 2]
 
 A type is made tiny, with random weights (`tiny_hf.py`), and saved as a folder. Each side makes a graph of it, which
 ONNX Runtime runs at five sets of sizes; the numbers are compared with the transformers module itself. A type that
@@ -32,7 +32,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ def due(result: Mapping[str, Any] | None, of: str, again: str | None) -> bool:
 def digest(side: str) -> str:
     """What a result depends on, as text: versions, and the digest of the code."""
     files = [HERE / f"{name}.py" for name in ("tiny_configs", "tiny_hf", "tiny_inputs", "sweep_judge", "sweep_hf")]
-    if side != "torch":
+    if side not in ("torch", "exporters"):
         files = sorted((ROOT / "attnport").rglob("*.py")) + sorted((ROOT / "attnport_bundle").rglob("*.py")) + files[:4]
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     return " ".join([f"{name} {importlib.metadata.version(name)}" for name in PACKAGES] + [code])
@@ -246,11 +246,47 @@ def told(err: BaseException) -> str:
     return re.sub(r"\x1b\[\d+m|/\S+/(?=[\w.-]+)", "", " <- ".join(words))  # no colours, no folders of this machine
 
 
-# --- the two sides ----------------------------------------------------------------------------------------------------
+# --- the sides --------------------------------------------------------------------------------------------------------
 
 
 def torch_alone(kind: str, class_name: str) -> dict[str, Any]:
     """torch.onnx.export with the shapes by hand, at opset 23 and at its own; the better of both."""
+    import torch
+
+    def export(made: Any, path: Path, **opset: int) -> None:
+        given = {"kwargs": feeds_of(made, made.sizes[0]), "dynamic_shapes": shapes_of(made), **opset}
+        torch.onnx.export(made.model, (), str(path), dynamo=True, verbose=False, **given)
+
+    return _better(kind, class_name, [functools.partial(export, opset_version=23), export])
+
+
+def by_transformers(kind: str, class_name: str) -> dict[str, Any]:
+    """`transformers.exporters` with every axis automatic, and with the shapes by hand; the better of both."""
+    from transformers.exporters import OnnxConfig, OnnxExporter
+
+    def export(made: Any, path: Path, *, automatic: bool) -> None:
+        config = OnnxConfig(dynamic=True, dynamic_shapes=None if automatic else shapes_of(made))
+        exporter = OnnxExporter()
+        program, _ = exporter.export_program(made.model, dict(feeds_of(made, made.sizes[0])), config)
+        exporter.save_program(program, path)
+
+    return _better(kind, class_name, [functools.partial(export, automatic=True),
+                                      functools.partial(export, automatic=False)])  # fmt: skip
+
+
+def shapes_of(made: Any) -> dict[str, dict[int, Any]]:
+    """The dims of a tiny model's inputs that vary among its sizes, as torch takes them."""
+    import torch
+
+    varied = {name for name in made.sizes[0] if len({sizes[name] for sizes in made.sizes}) > 1}
+    return {
+        one.name: {axis: torch.export.Dim.AUTO for axis, dim in enumerate(one.dims) if dim in varied}
+        for one in made.inputs
+    }
+
+
+def _better(kind: str, class_name: str, ways: Sequence[Callable[[Any, Path], None]]) -> dict[str, Any]:
+    """The result of the first way to write a graph of a type that is right, or else of the first way."""
     import torch
 
     with tiny(kind, class_name) as (made, _, failure):
@@ -258,21 +294,12 @@ def torch_alone(kind: str, class_name: str) -> dict[str, Any]:
             return failure
         first: dict[str, Any] = {}
         inputs = {"inputs": [f"{one.name}{list(one.dims)}" for one in made.inputs]}
-        for opset in (23, None):
+        for export in ways:
             result = {"made": True, "exported": False, "right": False, "reason": "", **inputs}
             try:
-                values = feeds_of(made, made.sizes[0])
-                auto = torch.export.Dim.AUTO
-                varied = {name for name in made.sizes[0] if len({sizes[name] for sizes in made.sizes}) > 1}
-                shapes = {
-                    one.name: {axis: auto for axis, dim in enumerate(one.dims) if dim in varied} for one in made.inputs
-                }
                 with tempfile.TemporaryDirectory() as folder, torch.no_grad():
                     path = Path(folder) / "model.onnx"
-                    torch.onnx.export(
-                        made.model, (), str(path), kwargs=values, dynamo=True, dynamic_shapes=shapes, verbose=False,
-                        **({"opset_version": opset} if opset else {}),
-                    )  # fmt: skip
+                    export(made, path)
                     result["exported"] = True
                     result["reason"] = wrong(path, made.model, [feeds_of(made, sizes) for sizes in made.sizes])
             except Exception as err:  # whatever the exporter raises
@@ -281,7 +308,7 @@ def torch_alone(kind: str, class_name: str) -> dict[str, Any]:
             if result["right"]:
                 return result
             first = first or result
-            if "TorchExportError" in result["reason"]:  # no graph, at any opset
+            if "TorchExportError" in result["reason"]:  # no graph, in any way
                 break
         return first
 
@@ -348,6 +375,7 @@ def _compared(kind: str, class_name: str, compare: Callable[[Any, Path, dict[str
 CACHED = "cached"
 SIDES: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "torch": torch_alone,
+    "exporters": by_transformers,
     "attnport": through_attnport,
     CACHED: with_cache,
 }

@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "benchmarks" / "sweep_hf.json"
 PAGE = HERE / "models.md"
 LONGEST = 160
-SIDES = ("torch", "attnport")
+PEERS = {"torch": "torch.onnx alone", "exporters": "transformers.exporters"}
 CACHED = "cached"
 NOT_CAUSAL = "attend to what comes behind them"
 
@@ -33,9 +33,10 @@ INTRODUCTION = """\
 
 Measured with {versions}, while the exporter was being worked on: each result of attnport is of the code of its day.
 
-Every model type below was made tiny from its own config, with random weights, and exported twice: by `attnport export
-hf:FOLDER` without a flag, and by `torch.onnx.export` alone, with the shapes by hand, at opset 23 and at its own, of
-which the better counts. **right**: ONNX Runtime on CPU gives the numbers of the transformers module
+Every model type below was made tiny from its own config, with random weights, and exported by `attnport export
+hf:FOLDER` without a flag; by `torch.onnx.export` alone, with the shapes by hand, at opset 23 and at its own; and by
+transformers' own `transformers.exporters`, with every axis automatic and with the shapes by hand. Of two ways, the
+better counts. **right**: ONNX Runtime on CPU gives the numbers of the transformers module
 itself at five sets of sizes (batch, sequence, padding), within {bound} of their RMS. **fused**: attentions that one
 kernel of ONNX Runtime covers, of those counted in the torch graph. A dim behind "right", such as `seq=128`, has this
 one size, as the type's code makes a constant of it; `export` says so, and `--dim` chooses another. With `--input`
@@ -94,8 +95,6 @@ def named_versions(of: str) -> Iterator[str]:
 
 def counts(made: Mapping[str, Mapping[str, Mapping[str, Any]]], missing: int) -> list[str]:
     """How many are right on each side, and what one gets right and the other does not."""
-    both = {kind: sides for kind, sides in made.items() if set(SIDES) <= set(sides)}
-    lost = sorted(kind for kind, sides in both.items() if sides["torch"]["right"] and not sides["attnport"]["right"])
     right = sum(sides["attnport"]["right"] for sides in made.values())
     no_graph = sum(cause_of(sides["attnport"]) in (VALUES, RANDOM) for sides in made.values())
     fused = [sides["attnport"] for sides in made.values() if sides["attnport"].get("attentions")]
@@ -104,12 +103,9 @@ def counts(made: Mapping[str, Mapping[str, Mapping[str, Any]]], missing: int) ->
         f"- {len(made) + missing} types were tried; {missing} could not be made. Of the {len(made)} others, attnport "
         f"gets **{right}** right. {no_graph} do not fit into a graph: values of their inputs decide sizes or branches, "
         f"or they draw random numbers. Of the rest, {100 * right / max(1, len(made) - no_graph):.1f} % are right.",
-        f"- torch.onnx alone was measured on {len(both)} of them: it gets "
-        f"{sum(sides['torch']['right'] for sides in both.values())} right, attnport "
-        f"{sum(sides['attnport']['right'] for sides in both.values())}.",
+        *(against(made, side) for side in PEERS),
         f"- Of {len(fused)} types with attention, every attention is fused in {whole}.",
     ]
-    said = f": {', '.join(f'`{kind}`' for kind in lost)}" if lost else ""
     states = [state for sides in made.values() if (state := cached(sides)) is not None]
     lines += (
         [
@@ -119,16 +115,29 @@ def counts(made: Mapping[str, Mapping[str, Mapping[str, Any]]], missing: int) ->
         if states
         else []
     )
-    return [*lines, f"- Right with torch.onnx alone and not here: {len(lost)}{said}."]
+    return lines
+
+
+def against(made: Mapping[str, Mapping[str, Mapping[str, Any]]], peer: str) -> str:
+    """How many are right by a peer and here, of those that both were measured on."""
+    both = [(kind, sides[peer]["right"], sides["attnport"]["right"]) for kind, sides in made.items() if peer in sides]
+    lost = sorted(kind for kind, there, here in both if there and not here)
+    said = f": {', '.join(f'`{kind}`' for kind in lost)}" if lost else ""
+    return (
+        f"- {PEERS[peer]} was measured on {len(both)} of them: it gets {sum(there for _, there, _ in both)} right, "
+        f"attnport {sum(here for _, _, here in both)}. Right there and not here: {len(lost)}{said}."
+    )
 
 
 def table(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
     """A row for each type."""
-    yield "| type | torch.onnx alone | s | attnport | fused | s | cache | generate |"
-    yield "|-|-|-|-|-|-|-|-|"
+    yield f"| type |{''.join(f' {name} | s |' for name in PEERS.values())} attnport | fused | s | cache | generate |"
+    yield f"|{'-|' * (6 + 2 * len(PEERS))}"
     for kind, sides in sorted(made.items()):
-        alone, ours = sides.get("torch"), sides["attnport"]
-        cells = [f"`{kind}`", *((cell(alone), f"{alone['seconds']:.0f}") if alone else ("", "")), cell(ours)]
+        ours, cells = sides["attnport"], [f"`{kind}`"]
+        for peer in (sides.get(name) for name in PEERS):
+            cells += [cell(peer), f"{peer['seconds']:.0f}"] if peer else ["", ""]
+        cells.append(cell(ours))
         fused = f"{ours['fused']}/{ours['attentions']}" if ours.get("attentions") is not None else ""
         state = cached(sides)
         cells += [fused, format(ours["seconds"], ".0f")]

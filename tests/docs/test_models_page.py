@@ -30,10 +30,11 @@ def test_what_torch_gets_right_and_attnport_does_not_is_named() -> None:
     }
     text = make.page(found)
     assert "4 types were tried; 1 could not be made. Of the 3 others, attnport gets **1** right." in text
-    assert "Right with torch.onnx alone and not here: 1: `odd`." in text
+    assert "torch.onnx alone was measured on 3 of them: it gets 2 right, attnport 1." in text
+    assert "Right there and not here: 1: `odd`." in text
     assert "every attention is fused in 1." in text
-    assert "| `odd` | right | 3 | **wrong** |  | 3 |  |  |" in text
-    assert "| `hard` | **wrong** | 3 | refused |  | 3 |  |  |" in text
+    assert "| `odd` | right | 3 |  |  | **wrong** |  | 3 |  |  |" in text
+    assert "| `hard` | **wrong** | 3 |  |  | refused |  | 3 |  |  |" in text
     assert "- `odd`: it is off" in text
     assert "- `lost`: no config" in text
 
@@ -47,7 +48,7 @@ def test_what_writes_text_says_whether_its_cache_gives_the_same_tokens() -> None
     assert "Of 3 types that write text, 2 go with `--with-past`; 1 give the module's tokens." in text
     said = {"a": "yes | right", "b": "yes | **wrong**", "c": "refused | ", "d": " | ", "e": " | "}
     for kind, cells in said.items():
-        assert f"| `{kind}` |  |  | right |  | 3 | {cells} |" in text
+        assert f"| `{kind}` |  |  |  |  | right |  | 3 | {cells} |" in text
     assert "## Without a cache\n\n- `c`: it is off\n" in text
     assert "## Not right with a cache\n\n- `b`: it is off\n" in text
 
