@@ -263,7 +263,7 @@ def choose(text: str, known: Candidates, trial: Trial) -> Inputs:
         SpecError: it runs with none.
     """
     first = ""
-    for plain in known.tries():
+    for plain in dict.fromkeys(known.tries()):
         for inputs in dict.fromkeys((known.masked(plain), plain)):
             if trial.runs(inputs):
                 return _own_batch(_used(inputs, trial), known.main, trial)
