@@ -1,4 +1,4 @@
-"""Finds runtimes, models, targets and rules: each is a file in a folder of this package, and has the file's name.
+"""Finds runtimes, targets and rules: each is a file in a folder of this package, and has the file's name.
 
 `base` and files whose names begin with `_` are helpers.
 """

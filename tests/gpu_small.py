@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from attnport.models import bert_encoder, llama_decoder
+from attnport.models.base import get
 from attnport.verbs import _gpu_models
 
 if TYPE_CHECKING:
@@ -14,15 +14,14 @@ if TYPE_CHECKING:
 
 def bert() -> ModelSpec:
     """Two layers of width 64."""
-    small = bert_encoder.BertConfig(positions=_gpu_models.LONGEST)
-    return dataclasses.replace(
-        bert_encoder.spec(small), io=_narrowed(_gpu_models.bert_base(), bert_encoder.spec(small))
-    )
+    small = get("bert_encoder", positions=_gpu_models.LONGEST)
+    return dataclasses.replace(small, io=_narrowed(_gpu_models.bert_base(), small))
 
 
 def llama() -> ModelSpec:
     """Two layers of width 64."""
-    return dataclasses.replace(llama_decoder.spec(), io=_narrowed(_gpu_models.llama_part(), llama_decoder.spec()))
+    small = get("llama_decoder")
+    return dataclasses.replace(small, io=_narrowed(_gpu_models.llama_part(), small))
 
 
 def _narrowed(large: ModelSpec, small: ModelSpec) -> object:

@@ -31,14 +31,15 @@ from attnport.artifacts import (
 from attnport.dims import Dim, Profile
 from attnport.errors import ArtifactError
 from attnport.jsonfile import digest_file, digest_text, from_json, read, to_json
-from attnport.models.bert_encoder import SPEC
+from attnport.models.base import get
 
+IO = get("bert_encoder").io
 MANIFEST = Manifest(
     format=1,
     attnport="0.1.0",
     name="small",
     source=Source("file.py:make", inputs=("x=float32[batch,seq,8]",), code_digest="a" * 64, weights_digest="b" * 64),
-    io=SPEC.io,
+    io=IO,
     opset=23,
     attentions=(SourceAttention("layers.0.attention", "layers.0.attention", "scaled_dot_product_attention"),),
     tokenizer=None,
@@ -54,7 +55,7 @@ FUSION = FusionReport(
 ROW = LatencyRow("faster", "", 1.5, None, (1, 2, 3), (0.5, 0.6, 0.7))
 
 
-@pytest.mark.parametrize("value", [MANIFEST, ENGINE, FUSION, ROW, SPEC.io], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("value", [MANIFEST, ENGINE, FUSION, ROW, IO], ids=lambda value: type(value).__name__)
 def test_what_is_written_reads_back_the_same(value: Any, tmp_path: Path) -> None:
     path = tmp_path / "value.json"
     path.write_text(to_json(value))
@@ -198,11 +199,11 @@ def test_a_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_contract_finds_its_dims_and_padding_masks() -> None:
-    assert SPEC.io.dim("seq").max == 512
-    assert SPEC.io.profile() == Profile(SPEC.io.dims)
-    assert [mask.input for mask in SPEC.io.padding_masks()] == ["attention_mask"]
+    assert IO.dim("seq").max == 512
+    assert IO.profile() == Profile(IO.dims)
+    assert [mask.input for mask in IO.padding_masks()] == ["attention_mask"]
     with pytest.raises(StopIteration):
-        SPEC.io.dim("heads")
+        IO.dim("heads")
 
 
 def test_capabilities_default_to_nothing_that_was_not_probed() -> None:

@@ -135,12 +135,12 @@ def test_a_bug_of_ours_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("oops")
 
     monkeypatch.setattr(listing, "_first_line", broken)
-    result = call("list", "models")
+    result = call("list", "targets")
     assert result.exit_code == 1
     assert "RuntimeError: oops" in result.stderr
     assert "bug in attnport" in result.stderr
     assert "Traceback" not in result.stderr
-    assert "Traceback" in call("list", "models", "--traceback").stderr
+    assert "Traceback" in call("list", "targets", "--traceback").stderr
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_what_ends_a_verb_has_its_exit_code(
         raise raised
 
     monkeypatch.setattr(listing, "_first_line", broken)
-    result = call("list", "models")
+    result = call("list", "targets")
     assert result.exit_code == code
     assert told in result.stderr
     assert result.stdout == ""

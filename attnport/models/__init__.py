@@ -1,1 +1,1 @@
-"""The built-in models: each file has a SPEC, which has the file's name, and its nn.Module."""
+"""The built-in models: `base` defines and finds them, `blocks` has what they share; each other file has several."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnport.dims import Dim
+from attnport.models import base as models
 
 if TYPE_CHECKING:
     from attnport.artifacts import ModelSpec
@@ -37,9 +38,7 @@ class Subject:
 
 def bert_base() -> ModelSpec:
     """BERT base (12 layers, width 768) with positions up to 2048."""
-    from attnport.models.bert_encoder import BertConfig, spec
-
-    return spec(BertConfig(**BERT, positions=LONGEST))
+    return models.get("bert_encoder", **BERT, positions=LONGEST)
 
 
 def llama_part() -> ModelSpec:
@@ -47,9 +46,7 @@ def llama_part() -> ModelSpec:
 
     Layers are as wide as a model that is used; fewer of them keep the files small enough to build and load in minutes.
     """
-    from attnport.models.llama_decoder import LlamaConfig, spec
-
-    made = spec(LlamaConfig(**LLAMA))
+    made = models.get("llama_decoder", **LLAMA)
     dims = (Dim("batch", 1, 1, 8), Dim("seq", 1, 504, 1024), Dim("past", 1, 1024, LONGEST))
     return dataclasses.replace(made, io=dataclasses.replace(made.io, dims=dims))
 

@@ -1,4 +1,4 @@
-"""`attnport list`: lists models, runtimes, targets or rules, with the first line of each file's docstring."""
+"""`attnport list`: lists models, runtimes, targets or rules, with the first line of each one's docstring."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 
 from attnport import registry
 from attnport.errors import UsageError
+from attnport.models import base as models
 from attnport.options import Option
 from attnport.printed import Printed
 from attnport.reporting import document as doc
 from attnport.verbs._arguments import verb
 
 PACKAGES = {
-    "models": "attnport.models",
     "runtimes": "attnport.runtimes",
     "targets": "attnport.exporter.lowering",
     "rules": "attnport.exporter.fusion.rules",
@@ -39,8 +39,10 @@ def listing(what: Annotated[Literal["models", "runtimes", "targets", "rules"], O
     Raises:
         UsageError: `what` is none of these.
     """
+    if what == "models":
+        return Listing(what, models.descriptions())
     if what not in PACKAGES:
-        raise UsageError(f"got {what!r}; expected one of {', '.join(PACKAGES)}.")
+        raise UsageError(f"got {what!r}; expected one of {', '.join(('models', *PACKAGES))}.")
     return Listing(what, {path.stem: _first_line(path) for path in registry.files(PACKAGES[what])})
 
 

@@ -15,16 +15,8 @@ from torch import nn
 from attnport.artifacts import ModelSpec, Source
 from attnport.dims import Dim
 from attnport.masks import torch_builders as masks
-from attnport.models import (
-    bert_encoder,
-    gpt_decoder,
-    linear_attention,
-    linformer_attention,
-    performer_attention,
-    sliding_window_attention,
-)
-from attnport.models.blocks.model import build, merge_heads, sequence_contract, split_heads
-from attnport.models.blocks.multi_head import MultiHeadAttention
+from attnport.models.base import build, get, sequence_contract
+from attnport.models.blocks import MaskedAttention, merge_heads, split_heads
 
 LONGEST = 4096
 """The most tokens of the layers whose growth is measured."""
@@ -32,12 +24,12 @@ WIDTH, HEADS = 128, 2
 """E and H of these: at D = 64 the terms of T^2 pass those of E^2 from T = 2 E = 256 on."""
 WINDOW, MIXTURES, FEATURES = 64, 64, 64
 """W of the windows, K of Linformer, M of Performer."""
-ENCODER = bert_encoder.BertConfig(vocabulary=4096, width=384, heads=12, layers=6, hidden=1536, positions=512)
+ENCODER = {"vocabulary": 4096, "width": 384, "heads": 12, "layers": 6, "hidden": 1536, "positions": 512}
 """The shape of all-MiniLM-L6 with a smaller vocabulary."""
-DECODER = gpt_decoder.GPTConfig(vocabulary=256, width=256, heads=4, layers=4, hidden=1024, positions=2048)
+DECODER = {"vocabulary": 256, "width": 256, "heads": 4, "layers": 4, "hidden": 1024, "positions": 2048}
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(MaskedAttention):
     """Multi-head self-attention as in `bert_encoder`, with padding and, if given, a window written as a mask.
 
     Args:
@@ -45,23 +37,21 @@ class SelfAttention(nn.Module):
     """
 
     def __init__(self, width: int, heads: int, window: int | None = None) -> None:
-        super().__init__()
+        super().__init__(width, heads)
         self.window = window
-        self.attention = MultiHeadAttention(width, heads)
 
-    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Maps `x` [B, T, E] to the same shape; `attention_mask` [B, T] is 0 for padding."""
+    def mask(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """A token sees the real ones, or those of them in its window; bool [B, 1, 1, T] or [B, 1, T, T]."""
         allowed, T = masks.padding(attention_mask), x.shape[1]
-        if self.window is not None:
-            allowed = masks.combine(allowed, masks.window(T, T, self.window, device=x.device))
-        y_BTE: torch.Tensor = self.attention(x, x, allowed)
-        return y_BTE
+        if self.window is None:
+            return allowed
+        return masks.combine(allowed, masks.window(T, T, self.window, device=x.device))
 
 
 class OneProduct(nn.Module):
     """The self-attention of `three`, with the weights of its three projections in one product."""
 
-    def __init__(self, three: MultiHeadAttention) -> None:
+    def __init__(self, three: SelfAttention) -> None:
         super().__init__()
         parts = (three.project.query, three.project.key, three.project.value)
         self.heads, self.out = three.project.heads, three.out
@@ -82,55 +72,54 @@ class OneProduct(nn.Module):
 
 def full() -> ModelSpec:
     """Full attention."""
-    return _layer("full", WIDTH, lambda: build(lambda: SelfAttention(WIDTH, HEADS), 0))
+    return _layer("full", WIDTH, lambda: build(lambda: SelfAttention(WIDTH, HEADS)))
 
 
 def window_as_mask() -> ModelSpec:
     """Full attention under a mask that leaves a window."""
-    return _layer("window_as_mask", WIDTH, lambda: build(lambda: SelfAttention(WIDTH, HEADS, WINDOW), 0))
+    return _layer("window_as_mask", WIDTH, lambda: build(lambda: SelfAttention(WIDTH, HEADS, WINDOW)))
 
 
 def window() -> ModelSpec:
     """`sliding_window_attention`: the window in chunks."""
-    return _long(sliding_window_attention.spec(sliding_window_attention.SlidingWindowConfig(WIDTH, HEADS, WINDOW)))
+    return _long(get("sliding_window_attention", width=WIDTH, heads=HEADS, window=WINDOW))
 
 
 def linear() -> ModelSpec:
     """`linear_attention`."""
-    return _long(linear_attention.spec(linear_attention.LinearAttentionConfig(WIDTH, HEADS)))
+    return _long(get("linear_attention", width=WIDTH, heads=HEADS))
 
 
 def performer() -> ModelSpec:
     """`performer_attention`."""
-    return _long(performer_attention.spec(performer_attention.PerformerConfig(WIDTH, HEADS, FEATURES)))
+    return _long(get("performer_attention", width=WIDTH, heads=HEADS, features=FEATURES))
 
 
 def linformer() -> ModelSpec:
     """`linformer_attention`."""
-    config = linformer_attention.LinformerConfig(WIDTH, HEADS, positions=LONGEST, mixtures=MIXTURES)
-    return _long(linformer_attention.spec(config))
+    return _long(get("linformer_attention", width=WIDTH, heads=HEADS, positions=LONGEST, mixtures=MIXTURES))
 
 
 def three_products() -> ModelSpec:
     """Self-attention at the encoder's width: a projection each for q, k and v."""
-    E, H = ENCODER.width, ENCODER.heads
-    return _layer("three_products", E, lambda: build(lambda: SelfAttention(E, H), 0))
+    E, H = ENCODER["width"], ENCODER["heads"]
+    return _layer("three_products", E, lambda: build(lambda: SelfAttention(E, H)))
 
 
 def one_product() -> ModelSpec:
     """The same numbers from one projection."""
-    E, H = ENCODER.width, ENCODER.heads
-    return _layer("one_product", E, lambda: OneProduct(build(lambda: SelfAttention(E, H), 0).attention).eval())
+    E, H = ENCODER["width"], ENCODER["heads"]
+    return _layer("one_product", E, lambda: OneProduct(build(lambda: SelfAttention(E, H))).eval())
 
 
 def encoder() -> ModelSpec:
     """`bert_encoder` in the shape of MiniLM."""
-    return bert_encoder.spec(ENCODER)
+    return get("bert_encoder", **ENCODER)
 
 
 def decoder() -> ModelSpec:
     """`gpt_decoder` of four layers."""
-    return gpt_decoder.spec(DECODER)
+    return get("gpt_decoder", **DECODER)
 
 
 def _layer(name: str, width: int, make: Callable[[], nn.Module]) -> ModelSpec:

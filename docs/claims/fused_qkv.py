@@ -49,7 +49,8 @@ def measure(sizes: Sizes, progress: Progress) -> Findings:
             }
             timed |= race(feeds, models, sizes.effort, progress)
     found = {setting: ratio(rows[ONE]) for setting, rows in timed.items()}
-    how = f"""A self-attention layer of E = {ENCODER.width} and H = {ENCODER.heads}, once as `bert_encoder` has it, with
+    width, heads = ENCODER["width"], ENCODER["heads"]
+    how = f"""A self-attention layer of E = {width} and H = {heads}, once as `bert_encoder` has it, with
 three projections, and once with the same weights in one. Both are exported and lowered alike. A setting is a runtime
 and batch x tokens; 1 x 1 is the size of one decoding step."""
     return Findings(

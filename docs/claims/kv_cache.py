@@ -85,7 +85,7 @@ def _findings(timed: Mapping[str, Rows], missing: Sequence[Verdict]) -> Findings
 
 
 def _how() -> str:
-    E, L, V = DECODER.width, DECODER.layers, DECODER.vocabulary
+    E, L, V = (DECODER[size] for size in ("width", "layers", "vocabulary"))
     return f"""`gpt_decoder` with {L} layers of E = {E} and a vocabulary of {V}, one sequence. *Cached*: one new token
 behind a cache of all others, which the caller passes in; the time has the copy that the runtime makes of it.
 *Recomputed*: all tokens as new ones, behind a cache of one empty place. It computes the logits of all tokens, of which

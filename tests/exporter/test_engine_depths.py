@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +11,7 @@ from attnport.exporter import storage
 from attnport.exporter.capture import capture
 from attnport.exporter.engine import build_engine, prove, read_engine_text
 from attnport.exporter.lowering import base
+from attnport.models.base import get
 
 pytest.importorskip("tensorrt_rtx")
 
@@ -36,14 +34,10 @@ QUICK = {
 
 def spec_of(name: str, depth: int) -> ModelSpec:
     """The ModelSpec of an attention of attnport with this head dim."""
-    module: Any = importlib.import_module(f"attnport.models.{name}")
-    config = type(module.spec.__defaults__[0])
-    fields = {field.name for field in dataclasses.fields(config)}
-    sizes = {"depth": depth, "width": 2 * depth} if "depth" in fields else {"width": HEADS * depth, "heads": HEADS}
-    if "groups" in fields:
+    sizes = {"depth": depth} if name == "self_attention" else {"heads": HEADS}
+    if name == "grouped_query_attention":
         sizes["groups"] = 1
-    spec: ModelSpec = module.spec(config(**sizes))
-    return spec
+    return get(name, width=HEADS * depth, **sizes)
 
 
 def proofs(name: str, depth: int, plan: str, folder: Path) -> dict[str, object]:

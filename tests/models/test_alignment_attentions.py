@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from attnport.models import additive_attention, luong_attention
+from attnport.models.base import build
+from attnport.models.cross_attention import AdditiveAttention, LuongAttention
 
-LUONG = luong_attention.LuongConfig(width=12, radius=3)
-ADDITIVE = additive_attention.AdditiveConfig(width=12, hidden=10)
+LUONG = partial(LuongAttention, width=12, radius=3)
+ADDITIVE = partial(AdditiveAttention, width=12, hidden=10)
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 SIZES = pytest.mark.parametrize(("S", "T"), [(5, 9), (1, 1), (11, 4), (1, 13)])
 
@@ -36,7 +38,7 @@ def weights_of(module: torch.nn.Module) -> dict[str, np.ndarray]:
 @SIZES
 @torch.no_grad()
 def test_additive_attention_is_bahdanaus_formula(S: int, T: int) -> None:
-    module, (x, memory, mask) = additive_attention.make(ADDITIVE).double(), given(S, T)
+    module, (x, memory, mask) = build(ADDITIVE).double(), given(S, T)
     w = weights_of(module)
     context, weights = (found.numpy() for found in module(x, memory, mask))
     for b in range(2):
@@ -55,7 +57,7 @@ def test_additive_attention_is_bahdanaus_formula(S: int, T: int) -> None:
 
 @torch.no_grad()
 def test_additive_weights_follow_the_order_of_the_source() -> None:
-    module, (x, memory, mask) = additive_attention.make(ADDITIVE).double(), given(4, 7)
+    module, (x, memory, mask) = build(ADDITIVE).double(), given(4, 7)
     order = torch.tensor([3, 0, 6, 2, 5, 1, 4])
     context, weights = module(x, memory, mask)
     again, moved = module(x, memory[:, order], mask[:, order])
@@ -67,10 +69,10 @@ def test_additive_weights_follow_the_order_of_the_source() -> None:
 def test_a_source_of_padding_alone_has_the_context_zero() -> None:
     x, memory, mask = given(3, 6)
     mask[0] = 0
-    context, weights = additive_attention.make(ADDITIVE).double()(x, memory, mask)
+    context, weights = build(ADDITIVE).double()(x, memory, mask)
     assert not context[0].any()
     assert not weights[0].any()
-    module = luong_attention.make(LUONG).double()
+    module = build(LUONG).double()
     zero = torch.zeros_like(x)
     parts: list[Any] = [module.all, module.monotonic, module.predictive]
     for found, part in zip(module(x, memory, mask), parts, strict=True):
@@ -80,7 +82,7 @@ def test_a_source_of_padding_alone_has_the_context_zero() -> None:
 @SIZES
 @torch.no_grad()
 def test_luongs_attentions_are_the_papers_formulas(S: int, T: int) -> None:
-    module, (x, memory, mask) = luong_attention.make(LUONG).double(), given(S, T)
+    module, (x, memory, mask) = build(LUONG).double(), given(S, T)
     w = weights_of(module)
     found = dict(zip(("all", "monotonic", "predictive"), (y.numpy() for y in module(x, memory, mask)), strict=True))
     for b in range(2):
@@ -107,7 +109,7 @@ def test_luongs_attentions_are_the_papers_formulas(S: int, T: int) -> None:
 
 @torch.no_grad()
 def test_one_changed_weight_is_noticed() -> None:
-    module, inputs = luong_attention.make(LUONG).double(), given(5, 9)
+    module, inputs = build(LUONG).double(), given(5, 9)
     before = module(*inputs)
     for part in (module.all, module.monotonic, module.predictive):
         part.score.weight[0, 0] += 0.5
@@ -117,7 +119,7 @@ def test_one_changed_weight_is_noticed() -> None:
 
 @torch.no_grad()
 def test_what_stands_outside_a_window_is_not_attended() -> None:
-    module, (x, memory, mask) = luong_attention.make(LUONG).double(), given(2, 12)
+    module, (x, memory, mask) = build(LUONG).double(), given(2, 12)
     mask[:] = 1
     changed = memory.clone()
     changed[:, 5:] += 1

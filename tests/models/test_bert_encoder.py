@@ -7,10 +7,11 @@ import torch
 from equal_weights import filled, renamed
 
 from attnport.errors import FeedError
-from attnport.models.bert_encoder import BertConfig, BertEncoder, make, spec
+from attnport.models.base import build, get
+from attnport.models.encoders import BertEncoder
 from attnport_bundle.feeds import check_feeds
 
-CONFIG = BertConfig(vocabulary=97, width=48, heads=3, layers=2, hidden=96, positions=40)
+SIZES = {"vocabulary": 97, "width": 48, "heads": 3, "layers": 2, "hidden": 96, "positions": 40}
 LAYER_NAMES = {
     "attention.project.query": "attention.self.query",
     "attention.project.key": "attention.self.key",
@@ -29,41 +30,39 @@ EMBEDDING_NAMES = {
 }
 
 
-def reference(module: BertEncoder, config: BertConfig) -> torch.nn.Module:
+def reference(module: BertEncoder) -> torch.nn.Module:
     """transformers' BertModel with the same weights; every one of its parameters must be set."""
     transformers = pytest.importorskip("transformers")
     model = transformers.BertModel(
         transformers.BertConfig(
-            vocab_size=config.vocabulary,
-            hidden_size=config.width,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            intermediate_size=config.hidden,
-            max_position_embeddings=config.positions,
-            type_vocab_size=config.segments,
-            layer_norm_eps=config.norm_eps,
+            vocab_size=SIZES["vocabulary"],
+            hidden_size=SIZES["width"],
+            num_hidden_layers=SIZES["layers"],
+            num_attention_heads=SIZES["heads"],
+            intermediate_size=SIZES["hidden"],
+            max_position_embeddings=SIZES["positions"],
         ),
         add_pooling_layer=False,
     )
     names = dict(EMBEDDING_NAMES)
-    for index in range(config.layers):
+    for index in range(SIZES["layers"]):
         names |= {f"layers.{index}.{ours}": f"encoder.layer.{index}.{its}" for ours, its in LAYER_NAMES.items()}
     return filled(model, renamed(module, names))
 
 
-def feeds(batch: int, seq: int, config: BertConfig = CONFIG) -> dict[str, torch.Tensor]:
+def feeds(batch: int, seq: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(batch * 1000 + seq)
     return {
-        "input_ids": torch.randint(0, config.vocabulary, (batch, seq), generator=generator),
+        "input_ids": torch.randint(0, SIZES["vocabulary"], (batch, seq), generator=generator),
         "attention_mask": torch.ones(batch, seq, dtype=torch.int64),
-        "token_type_ids": torch.randint(0, config.segments, (batch, seq), generator=generator),
+        "token_type_ids": torch.randint(0, 2, (batch, seq), generator=generator),
     }
 
 
 @pytest.mark.parametrize("hidden", ["none", "right", "left", "interior"])
 def test_equals_transformers_bert_on_equal_weights(hidden: str) -> None:
-    ours = make(CONFIG)
-    theirs = reference(ours, CONFIG)
+    ours = build(lambda: BertEncoder(**SIZES))
+    theirs = reference(ours)
     given = feeds(3, 17)
     mask = given["attention_mask"]
     if hidden == "right":
@@ -81,8 +80,8 @@ def test_equals_transformers_bert_on_equal_weights(hidden: str) -> None:
 
 
 def test_one_changed_weight_is_noticed_by_the_comparison() -> None:
-    ours = make(CONFIG)
-    theirs = reference(ours, CONFIG)
+    ours = build(lambda: BertEncoder(**SIZES))
+    theirs = reference(ours)
     with torch.no_grad():
         ours.layers[1].attention.project.key.weight[0, 0] += 0.5  # type: ignore[operator, union-attr, index]
         given = feeds(2, 11)
@@ -90,9 +89,9 @@ def test_one_changed_weight_is_noticed_by_the_comparison() -> None:
 
 
 def test_an_attention_row_with_no_allowed_key_gives_zero() -> None:
-    module = make(CONFIG)
+    module = build(lambda: BertEncoder(**SIZES))
     attention = module.layers[0].attention
-    x = torch.randn(2, 5, CONFIG.width, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(2, 5, SIZES["width"], generator=torch.Generator().manual_seed(1))
     allowed = torch.ones(2, 1, 1, 5, dtype=torch.bool)
     allowed[1] = False
     with torch.no_grad():
@@ -101,6 +100,6 @@ def test_an_attention_row_with_no_allowed_key_gives_zero() -> None:
 
 
 def test_a_sequence_beyond_the_position_table_is_refused_by_the_contract() -> None:
-    small = spec(CONFIG)
+    small = get("bert_encoder", **SIZES)
     with pytest.raises(FeedError, match="seq=41"):
         check_feeds(small.io, {name: tensor.numpy() for name, tensor in feeds(1, 41).items()})

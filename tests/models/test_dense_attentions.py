@@ -8,18 +8,17 @@ import torch
 from attention_reference import attend, heads, project_out
 from torch import nn
 
-from attnport.models import (
-    alibi_attention,
-    causal_self_attention,
-    cross_attention,
-    fused_qkv_attention,
-    grouped_query_attention,
-    masked_self_attention,
-    multi_head_attention,
-    rotary_attention,
-    self_attention,
+from attnport.models.base import build, get
+from attnport.models.cross_attention import CrossAttention, MultiHeadAttention
+from attnport.models.self_attention import (
+    AlibiAttention,
+    CausalSelfAttention,
+    FusedQkvAttention,
+    GroupedQueryAttention,
+    MaskedSelfAttention,
+    RotaryAttention,
+    SelfAttention,
 )
-from attnport.models.base import get
 
 E, H = 64, 4
 CAUSAL = ("causal_self_attention", "masked_self_attention", "grouped_query_attention", "alibi_attention")
@@ -75,21 +74,21 @@ def torchs(module: nn.Module, **widths: int) -> nn.MultiheadAttention:
 
 @pytest.mark.parametrize(("batch", "length"), SHAPES)
 def test_one_head_is_the_papers_formula(batch: int, length: int) -> None:
-    module, x = self_attention.make().double(), normal(batch, length, E)
+    module, x = build(SelfAttention).double(), normal(batch, length, E)
     q, k, v = (heads(part, x, 1) for part in (module.query, module.key, module.value))
     assert close(module(x), attend(q, k, v, True)[:, 0])
 
 
 @pytest.mark.parametrize(("batch", "length"), SHAPES)
 def test_causal_equals_torch(batch: int, length: int) -> None:
-    module, x = causal_self_attention.make().double(), normal(batch, length, E)
+    module, x = build(CausalSelfAttention).double(), normal(batch, length, E)
     expected, _ = torchs(module)(x, x, x, attn_mask=torch.from_numpy(~lower(length)), need_weights=False)
     assert close(module(x), expected)
 
 
 @pytest.mark.parametrize(("batch", "length"), SHAPES)
 def test_causal_and_padded_equals_torch_where_a_row_has_a_key(batch: int, length: int) -> None:
-    module, x, keep = masked_self_attention.make().double(), normal(batch, length, E), padded(batch, length)
+    module, x, keep = build(MaskedSelfAttention).double(), normal(batch, length, E), padded(batch, length)
     masks = {"attn_mask": torch.from_numpy(~lower(length)), "key_padding_mask": keep == 0}
     expected, _ = torchs(module)(x, x, x, need_weights=False, **masks)
     valid = keep.bool()
@@ -98,7 +97,7 @@ def test_causal_and_padded_equals_torch_where_a_row_has_a_key(batch: int, length
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 11), (13, 4)])
 def test_separate_inputs_equal_torch(queries: int, keys: int) -> None:
-    module, keep = multi_head_attention.make().double(), padded(3, keys).bool()
+    module, keep = build(MultiHeadAttention).double(), padded(3, keys).bool()
     query, key, value = normal(3, queries, E), normal(3, keys, 48, seed=1), normal(3, keys, 32, seed=2)
     theirs = torchs(module, kdim=48, vdim=32)
     expected, _ = theirs(query, key, value, key_padding_mask=~keep, need_weights=False)
@@ -108,7 +107,7 @@ def test_separate_inputs_equal_torch(queries: int, keys: int) -> None:
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 11), (13, 4)])
 def test_cross_attention_is_the_papers_formula(queries: int, keys: int) -> None:
-    module, keep = cross_attention.make().double(), padded(3, keys)
+    module, keep = build(CrossAttention).double(), padded(3, keys)
     x, memory = normal(3, queries, E), normal(3, keys, 48, seed=1)
     k, v = np.split(heads(module.key_value, memory, 2 * H), 2, axis=1)
     q = heads(module.query, nn.functional.layer_norm(x, (E,)))
@@ -119,20 +118,20 @@ def test_cross_attention_is_the_papers_formula(queries: int, keys: int) -> None:
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize(("batch", "length"), SHAPES)
 def test_grouped_heads_share_keys_and_values(groups: int, batch: int, length: int) -> None:
-    config = grouped_query_attention.GroupedQueryAttentionConfig(groups=groups)
-    module, x, keep = grouped_query_attention.make(config).double(), normal(batch, length, E), padded(batch, length)
+    module = build(lambda: GroupedQueryAttention(groups=groups)).double()
+    x, keep = normal(batch, length, E), padded(batch, length)
     mixed = attend(*projected(module, x, groups), lower(length) & (keep.numpy() != 0)[:, None, None])
     assert close(module(x, keep), project_out(module.out, mixed))
 
 
 def test_one_group_is_multi_query_attention() -> None:
-    module = grouped_query_attention.make(grouped_query_attention.GroupedQueryAttentionConfig(groups=1))
+    module = build(lambda: GroupedQueryAttention(groups=1))
     assert module.project.key.out_features == module.project.value.out_features == E // H
 
 
 def test_as_many_groups_as_heads_are_multi_head_attention() -> None:
-    config = grouped_query_attention.GroupedQueryAttentionConfig(groups=H)
-    grouped, plain = grouped_query_attention.make(config).double(), masked_self_attention.make(seed=1).double()
+    grouped = build(lambda: GroupedQueryAttention(groups=H)).double()
+    plain = build(MaskedSelfAttention, seed=1).double()
     plain.load_state_dict(grouped.state_dict())
     x, keep = normal(3, 9, E), padded(3, 9)
     assert close(grouped(x, keep), plain(x, keep).detach())
@@ -141,7 +140,7 @@ def test_as_many_groups_as_heads_are_multi_head_attention() -> None:
 @pytest.mark.parametrize(("batch", "length"), SHAPES)
 def test_rotary_equals_transformers_llama(batch: int, length: int) -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
-    module, x, keep = rotary_attention.make().double(), normal(batch, length, E), padded(batch, length)
+    module, x, keep = build(RotaryAttention).double(), normal(batch, length, E), padded(batch, length)
     q, k, v = (torch.from_numpy(part.copy()) for part in projected(module, x))
     frequencies = 10000.0 ** (-torch.arange(0, E // H, 2, dtype=torch.float64) / (E // H))
     angles = torch.arange(length)[:, None] * torch.cat([frequencies, frequencies])
@@ -152,7 +151,7 @@ def test_rotary_equals_transformers_llama(batch: int, length: int) -> None:
 
 @pytest.mark.parametrize(("batch", "length"), SHAPES)
 def test_alibi_is_the_papers_formula(batch: int, length: int) -> None:
-    module, x, keep = alibi_attention.make().double(), normal(batch, length, E), padded(batch, length)
+    module, x, keep = build(AlibiAttention).double(), normal(batch, length, E), padded(batch, length)
     at = np.arange(length)
     slopes = np.array([1 / 4, 1 / 16, 1 / 64, 1 / 256])  # 2^(-8/H), its square, ...
     bias = slopes[:, None, None] * (at[None, :] - at[:, None])
@@ -163,8 +162,8 @@ def test_alibi_is_the_papers_formula(batch: int, length: int) -> None:
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize(("batch", "length"), [*SHAPES, (1, 41)])
 def test_one_projection_with_position_bias_is_the_papers_formula(weights: bool, batch: int, length: int) -> None:
-    config = fused_qkv_attention.FusedQkvAttentionConfig(weights=weights)
-    module, x, keep = fused_qkv_attention.make(config).double(), normal(batch, length, E), padded(batch, length)
+    module = build(lambda: FusedQkvAttention(weights=weights)).double()
+    x, keep = normal(batch, length, E), padded(batch, length)
     q, k, v = np.split(heads(module.qkv, x, 3 * H), 3, axis=1)
     bias, table = np.zeros((H, length, length)), module.bias.weight.detach().numpy()
     for h, i, j in np.ndindex(bias.shape):
@@ -175,7 +174,7 @@ def test_one_projection_with_position_bias_is_the_papers_formula(weights: bool, 
 
 
 def test_returned_weights_are_rows_that_sum_to_one_or_zero() -> None:
-    module = fused_qkv_attention.make(fused_qkv_attention.FusedQkvAttentionConfig(weights=True)).double()
+    module = build(lambda: FusedQkvAttention(weights=True)).double()
     mask = torch.zeros(2, 1, 1, 6, dtype=torch.float64)
     mask[0, ..., 4:], mask[1] = -torch.inf, -torch.inf
     y, weights = module(normal(2, 6, E), mask)
@@ -186,10 +185,9 @@ def test_returned_weights_are_rows_that_sum_to_one_or_zero() -> None:
 
 
 def test_weights_change_nothing_but_what_is_returned() -> None:
-    with_weights = fused_qkv_attention.FusedQkvAttentionConfig(weights=True)
     x, mask = normal(2, 6, E), torch.zeros(2, 1, 1, 6, dtype=torch.float64)
-    found, _ = fused_qkv_attention.make(with_weights).double()(x, mask)
-    assert close(fused_qkv_attention.make().double()(x, mask), found.detach())
+    found, _ = build(lambda: FusedQkvAttention(weights=True)).double()(x, mask)
+    assert close(build(FusedQkvAttention).double()(x, mask), found.detach())
 
 
 @pytest.mark.parametrize("name", WITH_MASK)
@@ -202,19 +200,19 @@ def test_an_item_without_any_key_gets_the_output_projection_of_zero(name: str) -
 
 
 def test_a_memory_without_any_key_adds_the_output_projection_of_zero() -> None:
-    module, x = cross_attention.make().double(), normal(1, 5, E)
+    module, x = build(CrossAttention).double(), normal(1, 5, E)
     found = module(x, normal(1, 3, 48), torch.zeros(1, 3, dtype=torch.int64))
     assert torch.equal(found, x + module.out.bias)
 
 
 def test_one_head_without_positions_permutes_with_its_tokens() -> None:
-    module, x = self_attention.make().double(), normal(2, 9, E)
+    module, x = build(SelfAttention).double(), normal(2, 9, E)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(3))
     assert close(module(x[:, order]), module(x)[:, order].detach())
 
 
 def test_a_memory_may_stand_in_any_order() -> None:
-    module, x, memory, keep = cross_attention.make().double(), normal(3, 4, E), normal(3, 9, 48), padded(3, 9)
+    module, x, memory, keep = build(CrossAttention).double(), normal(3, 4, E), normal(3, 9, 48), padded(3, 9)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(3))
     assert close(module(x, memory[:, order], keep[:, order]), module(x, memory, keep).detach())
 

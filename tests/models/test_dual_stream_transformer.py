@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch_layers import decoder_layer, later
 
-from attnport.models.dual_stream_transformer import DualStreamConfig, DualStreamTransformer, make
+from attnport.models.base import build
+from attnport.models.encoder_decoders import DualStreamTransformer
 
-CONFIG = DualStreamConfig(features=6, vocabulary=53, width=48, heads=3, layers=2, hidden=80, positions=40)
+SIZES = {"features": 6, "vocabulary": 53, "width": 48, "heads": 3, "layers": 2, "hidden": 80, "positions": 40}
 
 
 def feeds(batch: int = 3, seq: int = 11) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seq)
     return {
-        "heard": torch.randn(batch, seq, CONFIG.features, generator=generator, dtype=torch.float64),
+        "heard": torch.randn(batch, seq, SIZES["features"], generator=generator, dtype=torch.float64),
         "spoken": torch.randint(0, 53, (batch, seq), generator=generator),
         "attention_mask": torch.ones(batch, seq, dtype=torch.int64),
     }
@@ -35,7 +36,7 @@ def reference(
     def half(layer: Any, x: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
         norms = [layer.attention_norm, layer.cross_norm, layer.feed_forward_norm]
         attentions = [layer.attention, layer.cross_attention]
-        made = decoder_layer(attentions, norms, layer.feed_forward, CONFIG, norm_first=True, activation="gelu")
+        made = decoder_layer(attentions, norms, layer.feed_forward, SIZES, norm_first=True, activation="gelu")
         found: torch.Tensor = made(x, read, memory_key_padding_mask=hidden, **masks)
         return found
 
@@ -52,7 +53,7 @@ def reference(
 
 @pytest.mark.parametrize("seq", [1, 2, 11])
 def test_equals_torchs_decoders_that_read_each_other(seq: int) -> None:
-    ours, given = make(CONFIG).double(), feeds(3, seq)
+    ours, given = build(lambda: DualStreamTransformer(**SIZES)).double(), feeds(3, seq)
     given["attention_mask"][1, 7:] = 0
     with torch.no_grad():
         expected = reference(ours, **given)
@@ -62,7 +63,7 @@ def test_equals_torchs_decoders_that_read_each_other(seq: int) -> None:
 
 
 def test_one_changed_weight_is_noticed_by_the_comparison() -> None:
-    ours, given = make(CONFIG).double(), feeds()
+    ours, given = build(lambda: DualStreamTransformer(**SIZES)).double(), feeds()
     with torch.no_grad():
         expected = reference(ours, **given)
         ours.layers[0].heard.cross_attention.project.value.weight[0, 0] += 0.5  # type: ignore[union-attr, operator, index]
@@ -71,7 +72,7 @@ def test_one_changed_weight_is_noticed_by_the_comparison() -> None:
 
 @pytest.mark.parametrize("stream", ["heard", "spoken"])
 def test_both_streams_follow_a_step_of_either_from_then_on_alone(stream: str) -> None:
-    ours, given = make(CONFIG).double(), feeds()
+    ours, given = build(lambda: DualStreamTransformer(**SIZES)).double(), feeds()
     changed = dict(given)
     changed[stream] = given[stream].clone()
     changed[stream][:, 5] = (given[stream][:, 5] + 1) % 53
@@ -83,7 +84,7 @@ def test_both_streams_follow_a_step_of_either_from_then_on_alone(stream: str) ->
 
 
 def test_silence_and_very_large_logits_stay_finite() -> None:
-    ours, given = make(CONFIG).double(), feeds()
+    ours, given = build(lambda: DualStreamTransformer(**SIZES)).double(), feeds()
     given["heard"][:] = 0
     with torch.no_grad():
         ours.layers[0].spoken.cross_attention.project.query.weight.mul_(1e5)  # type: ignore[union-attr, operator]

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnport.models.latent_attention import SPEC, LatentAttention, LatentConfig, make
+from attnport.models.base import build
+from attnport.models.self_attention import LatentAttention
 
-CONFIG = LatentConfig(width=48, heads=3, query_latent=40, latent=28, plain_depth=12, rotary_depth=8, value_depth=10)
+SIZES = {
+    "width": 48, "heads": 3, "query_latent": 40, "latent": 28, "plain_depth": 12, "rotary_depth": 8,
+    "value_depth": 10,
+}  # fmt: skip
 
 
 def given(batch: int, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,7 +57,7 @@ def reference(ours: LatentAttention, x: torch.Tensor, hidden: torch.Tensor) -> t
 @pytest.mark.parametrize("seq", [1, 2, 17])
 @torch.no_grad()
 def test_equals_deepseeks_on_equal_weights(seq: int) -> None:
-    ours, (x, mask) = make(CONFIG), given(3, seq)
+    ours, (x, mask) = build(lambda: LatentAttention(**SIZES)), given(3, seq)
     ours.query_norm.weight.uniform_(0.5, 1.5)
     ours.latent_norm.weight.uniform_(0.5, 1.5)
     mask[1, max(1, seq - 4) :] = 0
@@ -64,7 +68,7 @@ def test_equals_deepseeks_on_equal_weights(seq: int) -> None:
 
 @torch.no_grad()
 def test_one_changed_weight_is_noticed_by_the_comparison() -> None:
-    ours, (x, mask) = make(CONFIG), given(2, 9)
+    ours, (x, mask) = build(lambda: LatentAttention(**SIZES)), given(2, 9)
     expected = reference(ours, x, mask == 0)
     ours.latent_down.weight[-1, 0] += 0.5
     assert not torch.allclose(ours(x, mask), expected, atol=1e-5)
@@ -72,7 +76,7 @@ def test_one_changed_weight_is_noticed_by_the_comparison() -> None:
 
 @torch.no_grad()
 def test_a_row_with_no_allowed_key_gives_zero() -> None:
-    ours, (x, mask) = make(CONFIG), given(2, 6)
+    ours, (x, mask) = build(lambda: LatentAttention(**SIZES)), given(2, 6)
     mask[0] = 0
     mask[1, :2] = 0
     y = ours(x, mask)
@@ -82,6 +86,5 @@ def test_a_row_with_no_allowed_key_gives_zero() -> None:
 
 
 def test_values_are_narrower_than_keys_in_what_is_shipped() -> None:
-    config = LatentConfig()
-    assert config.value_depth != config.plain_depth + config.rotary_depth
-    assert isinstance(SPEC.make(), LatentAttention)
+    module = build(LatentAttention)
+    assert module.key_value_parts[1] < sum(module.query_parts)

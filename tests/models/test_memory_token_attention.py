@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch_layers import attention_weights
 
-from attnport.models.memory_token_attention import MemoryTokenAttention, MemoryTokenConfig, make
+from attnport.models.base import build
+from attnport.models.self_attention import MemoryTokenAttention
 
 
 def given(batch: int, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,7 +29,7 @@ def theirs(ours: MemoryTokenAttention, **options: bool) -> nn.MultiheadAttention
 @pytest.mark.parametrize("seq", [1, 2, 11])
 @torch.no_grad()
 def test_one_memory_token_is_torchs_learned_key_and_value(seq: int) -> None:
-    ours, (x, mask) = make(MemoryTokenConfig(width=48, heads=3, memory=1)).double(), given(3, seq)
+    ours, (x, mask) = build(lambda: MemoryTokenAttention(width=48, heads=3, memory=1)).double(), given(3, seq)
     mask[1, seq // 2 :] = 0
     expected, _ = theirs(ours, add_bias_kv=True)(x, x, x, key_padding_mask=mask == 0)
     assert torch.allclose(ours(x, mask), expected, atol=1e-12)
@@ -38,7 +39,7 @@ def test_one_memory_token_is_torchs_learned_key_and_value(seq: int) -> None:
 @torch.no_grad()
 def test_many_memory_tokens_are_keys_and_values_like_any_other() -> None:
     """Tokens that project to the memory's keys and values, put in front of the sequence."""
-    ours, (x, mask) = make(MemoryTokenConfig(width=48, heads=3, memory=5)).double(), given(2, 9)
+    ours, (x, mask) = build(lambda: MemoryTokenAttention(width=48, heads=3, memory=5)).double(), given(2, 9)
     mask[1, 3:6] = 0
     own = torch.randn(5, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     ours.memory_keys.copy_(ours.project.key(own))
@@ -51,7 +52,7 @@ def test_many_memory_tokens_are_keys_and_values_like_any_other() -> None:
 
 @torch.no_grad()
 def test_a_sequence_of_padding_alone_reads_the_memory() -> None:
-    ours, (x, mask) = make().double(), given(2, 6)
+    ours, (x, mask) = build(MemoryTokenAttention).double(), given(2, 6)
     x = nn.functional.pad(x, (0, 16))
     mask[0] = 0
     y = ours(x, mask)
@@ -65,7 +66,7 @@ def test_a_sequence_of_padding_alone_reads_the_memory() -> None:
 
 @torch.no_grad()
 def test_another_order_of_the_tokens_gives_the_same_in_that_order() -> None:
-    ours, (x, mask) = make(MemoryTokenConfig(width=48, heads=3)).double(), given(2, 7)
+    ours, (x, mask) = build(lambda: MemoryTokenAttention(width=48, heads=3)).double(), given(2, 7)
     mask[1, 5:] = 0
     order = torch.tensor([4, 2, 6, 0, 1, 5, 3])
     assert torch.allclose(ours(x[:, order], mask[:, order]), ours(x, mask)[:, order], atol=1e-12)

@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from attnport.models.recurrent_memory_attention import (
-    RecurrentMemoryAttention,
-    RecurrentMemoryConfig,
-    make,
-    relative_shift,
-)
+from attnport.models.base import build
+from attnport.models.cross_attention import RecurrentMemoryAttention, relative_shift
 
-CONFIG = RecurrentMemoryConfig(width=24, heads=2)
+SIZES = {"width": 24, "heads": 2}
 
 
 def given(batch: int, seq: int, mem: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +51,7 @@ def reference(module: RecurrentMemoryAttention, x: torch.Tensor, memory: torch.T
 @pytest.mark.parametrize(("seq", "mem"), [(5, 7), (1, 1), (7, 1), (1, 9)])
 @torch.no_grad()
 def test_equals_the_sum_over_pairs(seq: int, mem: int) -> None:
-    module, (x, memory) = make(CONFIG).double(), given(2, seq, mem)
+    module, (x, memory) = build(lambda: RecurrentMemoryAttention(**SIZES)).double(), given(2, seq, mem)
     expected = reference(module, x, memory)
     assert np.allclose(module(x, memory).numpy(), expected, atol=1e-12)
     assert expected.std() > 0.1
@@ -63,7 +59,7 @@ def test_equals_the_sum_over_pairs(seq: int, mem: int) -> None:
 
 @torch.no_grad()
 def test_one_changed_bias_is_noticed_by_the_comparison() -> None:
-    module, (x, memory) = make(CONFIG).double(), given(2, 5, 7)
+    module, (x, memory) = build(lambda: RecurrentMemoryAttention(**SIZES)).double(), given(2, 5, 7)
     expected = reference(module, x, memory)
     module.position_bias[1, 0, 3] += 1
     assert np.abs(module(x, memory).numpy() - expected).max() > 1e-3
@@ -80,7 +76,7 @@ def test_the_shift_brings_each_distance_to_its_key() -> None:
 
 @torch.no_grad()
 def test_a_later_token_changes_nothing_before_it_and_the_memory_reaches_all() -> None:
-    module, (x, memory) = make(CONFIG), given(2, 6, 4)
+    module, (x, memory) = build(lambda: RecurrentMemoryAttention(**SIZES)), given(2, 6, 4)
     x, memory = x.float(), memory.float()
     changed, other = x.clone(), memory.clone()
     changed[:, 3:] += 1
@@ -93,6 +89,6 @@ def test_a_later_token_changes_nothing_before_it_and_the_memory_reaches_all() ->
 
 @torch.no_grad()
 def test_a_longer_segment_equals_a_shorter_one_behind_a_longer_memory() -> None:
-    module, (x, memory) = make(CONFIG).double(), given(2, 8, 5)
+    module, (x, memory) = build(lambda: RecurrentMemoryAttention(**SIZES)).double(), given(2, 8, 5)
     whole = module(x, memory)
     assert torch.allclose(module(x[:, 3:], torch.cat([memory, x[:, :3]], dim=1)), whole[:, 3:], atol=1e-12)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from attention_reference import attend, distances, heads, inputs, kept, project_out, query_key_value, run
+from torch import nn
 
 from attnport.masks import numpy_biases
-from attnport.models import disentangled_attention as disentangled
-from attnport.models import relative_bias_attention as relative
+from attnport.models.base import build
+from attnport.models.self_attention import DisentangledAttention, RelativeBiasAttention
 
 LENGTHS = [1, 2, 7, 150]
 
@@ -20,7 +21,7 @@ def test_relative_bias_attention_equals_transformers_t5_on_equal_weights(seq: in
     from transformers import T5Config
     from transformers.models.t5.modeling_t5 import T5Attention
 
-    module, given = relative.make(), inputs(2, seq, right=seq // 3)
+    module, given = build(RelativeBiasAttention), inputs(2, seq, right=seq // 3)
     config = T5Config(d_model=64, d_kv=16, num_heads=4, dropout_rate=0.0)
     config._attn_implementation = "eager"
     theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
@@ -37,7 +38,7 @@ def test_relative_bias_attention_equals_transformers_t5_on_equal_weights(seq: in
 
 
 def test_relative_bias_attention_equals_its_formula() -> None:
-    module, given = relative.make(relative.RelativeBiasConfig(buckets=8, max_distance=9)), inputs(3, 21, right=4)
+    module, given = build(lambda: RelativeBiasAttention(buckets=8, max_distance=9)), inputs(3, 21, right=4)
     table = module.positions.table.weight.detach().double().numpy()
     bias = numpy_biases.t5_bias(table, 21, 21, max_distance=9)
     expected = project_out(module.out, attend(*query_key_value(module.project, given["x"]), kept(given), bias, 1.0))
@@ -50,7 +51,7 @@ def test_disentangled_attention_equals_transformers_deberta_on_equal_weights(seq
     from transformers import DebertaV2Config
     from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
 
-    module, given = disentangled.make(), inputs(2, seq, right=seq // 3)
+    module, given = build(DisentangledAttention), inputs(2, seq, right=seq // 3)
     theirs = DisentangledSelfAttention(  # type: ignore[no-untyped-call]
         DebertaV2Config(  # type: ignore[call-arg]
             hidden_size=64,
@@ -78,7 +79,7 @@ def test_disentangled_attention_equals_transformers_deberta_on_equal_weights(seq
 
 
 def test_disentangled_attention_equals_its_formula() -> None:
-    module, given = disentangled.make(disentangled.DisentangledConfig(reach=3)), inputs(2, 9, right=2)
+    module, given = build(lambda: DisentangledAttention(reach=3)), inputs(2, 9, right=2)
     q, k, v = query_key_value(module.project, given["x"])
     table = module.positions.weight.detach().double()[None]
     kr, qr = heads(module.position_key, table)[0], heads(module.position_query, table)[0]
@@ -93,9 +94,9 @@ def test_disentangled_attention_equals_its_formula() -> None:
     np.testing.assert_allclose(run(module, **given), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("make", [relative.make, disentangled.make])
-def test_relative_positions_do_not_see_where_a_sequence_stands(make: type) -> None:
-    module, given = make(), inputs(1, 10)
+@pytest.mark.parametrize("attention", [RelativeBiasAttention, DisentangledAttention])
+def test_relative_positions_do_not_see_where_a_sequence_stands(attention: type[nn.Module]) -> None:
+    module, given = build(attention), inputs(1, 10)
     moved = {
         "x": torch.cat([torch.randn(1, 6, 64, dtype=torch.float64), given["x"]], dim=1),
         "attention_mask": torch.tensor([[0] * 6 + [1] * 10]),

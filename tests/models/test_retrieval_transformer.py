@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch_layers import decoder_layer, later
 
-from attnport.models.retrieval_transformer import RetrievalConfig, RetrievalTransformer, make
+from attnport.models.base import build
+from attnport.models.encoder_decoders import RetrievalTransformer
 
-CONFIG = RetrievalConfig(vocabulary=53, width=48, heads=3, layers=2, hidden=80, positions=40)
+SIZES = {"vocabulary": 53, "width": 48, "heads": 3, "layers": 2, "hidden": 80, "positions": 40}
 
 
 def feeds(batch: int = 3, seq: int = 9, chunks: int = 4, length: int = 5) -> dict[str, torch.Tensor]:
@@ -17,7 +18,7 @@ def feeds(batch: int = 3, seq: int = 9, chunks: int = 4, length: int = 5) -> dic
     return {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
-        "chunks": torch.randn(batch, chunks, length, CONFIG.width, generator=generator, dtype=torch.float64),
+        "chunks": torch.randn(batch, chunks, length, SIZES["width"], generator=generator, dtype=torch.float64),
         "chunk_mask": torch.ones(batch, chunks, dtype=torch.int64),
     }
 
@@ -26,12 +27,12 @@ def reference(ours: RetrievalTransformer, given: dict[str, torch.Tensor]) -> tor
     """By torch's decoder layers, a batch item at a time with the chunks that it has and no mask for them."""
     found = []
     for ids, keep, chunks, there in zip(*given.values(), strict=True):
-        memory = ours.memory_norm(chunks[there.bool()].reshape(1, -1, CONFIG.width))
+        memory = ours.memory_norm(chunks[there.bool()].reshape(1, -1, SIZES["width"]))
         x = (ours.tokens.weight[ids] + ours.positions.table.weight[: len(ids)])[None]
         for layer in ours.layers:
             norms = [layer.attention_norm, layer.cross_norm, layer.feed_forward_norm]
             attentions = [layer.attention, layer.cross_attention]
-            x = decoder_layer(attentions, norms, layer.feed_forward, CONFIG, norm_first=True, activation="gelu")(
+            x = decoder_layer(attentions, norms, layer.feed_forward, SIZES, norm_first=True, activation="gelu")(
                 x, memory, tgt_mask=later(len(ids)), tgt_key_padding_mask=(keep == 0)[None]
             )
         found.append(ours.norm(x))
@@ -40,7 +41,7 @@ def reference(ours: RetrievalTransformer, given: dict[str, torch.Tensor]) -> tor
 
 @pytest.mark.parametrize(("seq", "chunks", "length"), [(9, 4, 5), (1, 1, 1), (7, 1, 3), (1, 5, 2)])
 def test_equals_torchs_decoder_over_the_chunks_that_are_there(seq: int, chunks: int, length: int) -> None:
-    ours, given = make(CONFIG).double(), feeds(3, seq, chunks, length)
+    ours, given = build(lambda: RetrievalTransformer(**SIZES)).double(), feeds(3, seq, chunks, length)
     given["chunk_mask"][1, 1:] = 0
     given["chunk_mask"][2, : chunks // 2] = 0
     given["attention_mask"][1, 6:] = 0
@@ -52,18 +53,18 @@ def test_equals_torchs_decoder_over_the_chunks_that_are_there(seq: int, chunks: 
 
 
 def test_what_is_not_retrieved_reaches_nothing() -> None:
-    ours, given = make(CONFIG).double(), feeds()
+    ours, given = build(lambda: RetrievalTransformer(**SIZES)).double(), feeds()
     given["chunk_mask"][:, 2] = 0
     with torch.no_grad():
         before = ours(**given)
         given["chunks"][:, 2] += 100.0
         assert torch.equal(before, ours(**given))
-        given["chunks"][:, 1] += 1.0 + torch.arange(CONFIG.width)
+        given["chunks"][:, 1] += 1.0 + torch.arange(SIZES["width"])
         assert (before - ours(**given)).abs().amax((1, 2)).min() > 0.01
 
 
 def test_the_order_of_the_chunks_says_nothing() -> None:
-    ours, given = make(CONFIG).double(), feeds()
+    ours, given = build(lambda: RetrievalTransformer(**SIZES)).double(), feeds()
     given["chunk_mask"][:, 3] = 0
     order = torch.tensor([2, 3, 0, 1])
     moved = given | {"chunks": given["chunks"][:, order], "chunk_mask": given["chunk_mask"][:, order]}
@@ -72,7 +73,7 @@ def test_the_order_of_the_chunks_says_nothing() -> None:
 
 
 def test_without_any_chunk_it_is_a_plain_decoder() -> None:
-    ours, given = make(CONFIG).double(), feeds()
+    ours, given = build(lambda: RetrievalTransformer(**SIZES)).double(), feeds()
     given["chunk_mask"][:] = 0
     with torch.no_grad():
         got = ours(**given)
@@ -85,7 +86,7 @@ def test_without_any_chunk_it_is_a_plain_decoder() -> None:
 
 
 def test_zero_chunks_and_very_large_logits_stay_finite() -> None:
-    ours, given = make(CONFIG).double(), feeds()
+    ours, given = build(lambda: RetrievalTransformer(**SIZES)).double(), feeds()
     given["chunks"][0] = 0
     with torch.no_grad():
         ours.layers[0].cross_attention.project.query.weight.mul_(1e5)  # type: ignore[union-attr, operator]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 import torch
 from attention_reference import inputs, run
 
 from attnport.artifacts import ModelSpec
-from attnport.models.linear_attention import LinearAttentionConfig
-from attnport.models.linear_attention import spec as linear_spec
+from attnport.models.base import get
 
 NAMES = (
     "bigbird_attention",
@@ -26,8 +23,8 @@ NAMES = (
     "sliding_window_attention",
     "strided_sparse_attention",
 )
-SPECS: dict[str, ModelSpec] = {name: importlib.import_module(f"attnport.models.{name}").SPEC for name in NAMES}
-SPECS["linear_attention, causal"] = linear_spec(LinearAttentionConfig(causal=True))
+SPECS: dict[str, ModelSpec] = {name: get(name) for name in NAMES}
+SPECS["linear_attention, causal"] = get("linear_attention", causal=True)
 each = pytest.mark.parametrize("name", SPECS)
 
 

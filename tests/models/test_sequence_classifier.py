@@ -8,19 +8,14 @@ from equal_weights import filled, renamed
 from test_bert_encoder import EMBEDDING_NAMES, LAYER_NAMES
 
 from attnport.errors import UsageError
-from attnport.models.bert_encoder import BertConfig
-from attnport.models.sequence_classifier import (
-    SPEC,
-    ClassifierConfig,
-    FirstPooling,
-    MeanPooling,
-    SequenceClassifier,
-    make,
-)
+from attnport.models.base import build, get
+from attnport.models.encoders import FirstPooling, MeanPooling, SequenceClassifier
 
-ENCODER = BertConfig(vocabulary=97, width=48, heads=3, layers=2, hidden=96, positions=40)
-FIRST = ClassifierConfig(ENCODER, labels=3, pooling="first")
-MEAN = ClassifierConfig(ENCODER, labels=3, pooling="mean")
+ENCODER = {"vocabulary": 97, "width": 48, "heads": 3, "layers": 2, "hidden": 96, "positions": 40}
+
+
+def classifier(pooling: str) -> SequenceClassifier:
+    return build(lambda: SequenceClassifier(labels=3, pooling=pooling, **ENCODER))
 
 
 def reference(module: SequenceClassifier) -> torch.nn.Module:
@@ -28,18 +23,18 @@ def reference(module: SequenceClassifier) -> torch.nn.Module:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.BertForSequenceClassification(
         transformers.BertConfig(
-            vocab_size=ENCODER.vocabulary,
-            hidden_size=ENCODER.width,
-            num_hidden_layers=ENCODER.layers,
-            num_attention_heads=ENCODER.heads,
-            intermediate_size=ENCODER.hidden,
-            max_position_embeddings=ENCODER.positions,
+            vocab_size=ENCODER["vocabulary"],
+            hidden_size=ENCODER["width"],
+            num_hidden_layers=ENCODER["layers"],
+            num_attention_heads=ENCODER["heads"],
+            intermediate_size=ENCODER["hidden"],
+            max_position_embeddings=ENCODER["positions"],
             num_labels=3,
         )
     )
     names = {f"encoder.{ours}": f"bert.{its}" for ours, its in EMBEDDING_NAMES.items()}
     names |= {"dense": "bert.pooler.dense", "classifier": "classifier"}
-    for index in range(ENCODER.layers):
+    for index in range(ENCODER["layers"]):
         names |= {f"encoder.layers.{index}.{a}": f"bert.encoder.layer.{index}.{b}" for a, b in LAYER_NAMES.items()}
     return filled(theirs, renamed(module, names))
 
@@ -47,7 +42,7 @@ def reference(module: SequenceClassifier) -> torch.nn.Module:
 def feeds(batch: int = 3, seq: int = 12) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seq)
     return {
-        "input_ids": torch.randint(0, ENCODER.vocabulary, (batch, seq), generator=generator),
+        "input_ids": torch.randint(0, ENCODER["vocabulary"], (batch, seq), generator=generator),
         "attention_mask": torch.ones(batch, seq, dtype=torch.int64),
         "token_type_ids": torch.randint(0, 2, (batch, seq), generator=generator),
     }
@@ -55,7 +50,7 @@ def feeds(batch: int = 3, seq: int = 12) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("seq", [1, 12])
 def test_equals_transformers_classifier_on_equal_weights(seq: int) -> None:
-    ours, given = make(FIRST), feeds(3, seq)
+    ours, given = classifier("first"), feeds(3, seq)
     theirs = reference(ours)
     given["attention_mask"][1, 7:] = 0
     with torch.no_grad():
@@ -67,7 +62,7 @@ def test_equals_transformers_classifier_on_equal_weights(seq: int) -> None:
 
 
 def test_the_mean_is_that_of_the_real_tokens() -> None:
-    ours, given = make(MEAN).double(), feeds()
+    ours, given = classifier("mean").double(), feeds()
     given["attention_mask"][1, 3:6] = 0
     with torch.no_grad():
         encoded = ours.encoder(**given)
@@ -78,9 +73,9 @@ def test_the_mean_is_that_of_the_real_tokens() -> None:
         assert torch.allclose(ours(**given), expected, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("config", [FIRST, MEAN], ids=["first", "mean"])
-def test_what_a_hidden_token_is_never_reaches_the_scores(config: ClassifierConfig) -> None:
-    ours, given = make(config).double(), feeds()
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_what_a_hidden_token_is_never_reaches_the_scores(pooling: str) -> None:
+    ours, given = classifier(pooling).double(), feeds()
     given["attention_mask"][:, :2] = 0
     given["attention_mask"][:, 9:] = 0
     with torch.no_grad():
@@ -108,9 +103,11 @@ def test_the_first_real_token_is_taken() -> None:
 
 def test_another_pooling_is_refused() -> None:
     with pytest.raises(UsageError, match="'max'; expected mean or first"):
-        ClassifierConfig(pooling="max")
+        SequenceClassifier(pooling="max")
 
 
 def test_the_inputs_are_the_encoders() -> None:
-    assert [one.name for one in SPEC.io.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
-    assert SPEC.io.outputs[0].dims == ("batch", 5)
+    spec = get("sequence_classifier", positions=40)
+    assert [one.name for one in spec.io.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert spec.io.outputs[0].dims == ("batch", 5)
+    assert spec.io.dim("seq").max == 40

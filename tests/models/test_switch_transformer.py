@@ -7,55 +7,56 @@ import torch
 from equal_weights import ATTENTION, filled, renamed
 
 from attnport.exporter.capture import capture
-from attnport.models.switch_transformer import SPEC, SwitchConfig, SwitchFeedForward, SwitchTransformer, make
+from attnport.models.base import build, get
+from attnport.models.encoders import SwitchFeedForward, SwitchTransformer
 
-CONFIG = SwitchConfig(
-    vocabulary=53, width=40, heads=3, depth=16, layers=4, hidden=72, experts=5, every=2, buckets=8, max_distance=9
-)
+SIZES = {
+    "vocabulary": 53, "width": 40, "heads": 3, "depth": 16, "layers": 4, "hidden": 72, "experts": 5, "every": 2,
+    "buckets": 8, "max_distance": 9,
+}  # fmt: skip
 
 
-def names(config: SwitchConfig) -> dict[str, str]:
+def names() -> dict[str, str]:
     """Our modules' paths, and transformers'."""
     found = {
         "tokens": "shared",
         "norm": "encoder.final_layer_norm",
         "positions.table": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
     }
-    for index in range(config.layers):
+    for index in range(SIZES["layers"]):
         ours, theirs = f"layers.{index}", f"encoder.block.{index}.layer"
         found[f"{ours}.attention_norm"] = f"{theirs}.0.layer_norm"
         found[f"{ours}.feed_forward_norm"] = f"{theirs}.1.layer_norm"
         found |= {f"{ours}.attention.{leaf}": f"{theirs}.0.SelfAttention.{its}" for leaf, its in ATTENTION.items()}
         pairs = [("feed_forward", "mlp")]
-        if index % config.every == config.every - 1:
+        if index % SIZES["every"] == SIZES["every"] - 1:
             found[f"{ours}.feed_forward.router"] = f"{theirs}.1.mlp.router.classifier"
-            pairs = [(f"feed_forward.experts.{n}", f"mlp.experts.expert_{n}") for n in range(config.experts)]
+            pairs = [(f"feed_forward.experts.{n}", f"mlp.experts.expert_{n}") for n in range(SIZES["experts"])]
         for part, its in pairs:
             found |= {f"{ours}.{part}.up": f"{theirs}.1.{its}.wi", f"{ours}.{part}.down": f"{theirs}.1.{its}.wo"}
     return found
 
 
-def reference(ours: SwitchTransformer, config: SwitchConfig) -> torch.nn.Module:
+def reference(ours: SwitchTransformer) -> torch.nn.Module:
     """transformers' encoder with the same weights, and room for every token at every expert."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.SwitchTransformersEncoderModel(
         transformers.SwitchTransformersConfig(
-            vocab_size=config.vocabulary,
-            d_model=config.width,
-            d_kv=config.depth,
-            d_ff=config.hidden,
-            num_layers=config.layers,
-            num_sparse_encoder_layers=config.layers // config.every,
-            num_heads=config.heads,
-            num_experts=config.experts,
+            vocab_size=SIZES["vocabulary"],
+            d_model=SIZES["width"],
+            d_kv=SIZES["depth"],
+            d_ff=SIZES["hidden"],
+            num_layers=SIZES["layers"],
+            num_sparse_encoder_layers=SIZES["layers"] // SIZES["every"],
+            num_heads=SIZES["heads"],
+            num_experts=SIZES["experts"],
             expert_capacity=1000,
-            relative_attention_num_buckets=config.buckets,
-            relative_attention_max_distance=config.max_distance,
-            layer_norm_epsilon=config.norm_eps,
+            relative_attention_num_buckets=SIZES["buckets"],
+            relative_attention_max_distance=SIZES["max_distance"],
             attn_implementation="eager",
         )
     )
-    return filled(theirs, renamed(ours, names(config)))
+    return filled(theirs, renamed(ours, names()))
 
 
 def feeds(batch: int = 3, seq: int = 23) -> dict[str, torch.Tensor]:
@@ -70,8 +71,8 @@ def feed_forward(experts: int = 4) -> SwitchFeedForward:
 
 @pytest.mark.parametrize("hidden", ["none", "right", "left", "one token"])
 def test_equals_transformers_encoder_on_equal_weights(hidden: str) -> None:
-    ours = make(CONFIG)
-    theirs, given = reference(ours, CONFIG), feeds(3, 1 if hidden == "one token" else 23)
+    ours = build(lambda: SwitchTransformer(**SIZES))
+    theirs, given = reference(ours), feeds(3, 1 if hidden == "one token" else 23)
     if hidden in ("right", "left"):
         given["attention_mask"][1, slice(9, None) if hidden == "right" else slice(0, 9)] = 0
     with torch.no_grad():
@@ -82,8 +83,8 @@ def test_equals_transformers_encoder_on_equal_weights(hidden: str) -> None:
 
 
 def test_one_changed_expert_is_noticed_by_the_comparison() -> None:
-    ours, given = make(CONFIG), feeds()
-    theirs = reference(ours, CONFIG)
+    ours, given = build(lambda: SwitchTransformer(**SIZES)), feeds()
+    theirs = reference(ours)
     with torch.no_grad():
         ours.layers[1].feed_forward.experts[3].down.weight.neg_()  # type: ignore[union-attr, index, operator]
         assert not torch.allclose(ours(**given), theirs(**given).last_hidden_state, atol=5e-5, rtol=0)
@@ -127,7 +128,7 @@ def test_a_token_is_routed_by_itself() -> None:
 
 
 def test_padding_reaches_nothing_and_an_item_without_tokens_stays_finite() -> None:
-    ours, given = make(CONFIG).double(), feeds()
+    ours, given = build(lambda: SwitchTransformer(**SIZES)).double(), feeds()
     given["attention_mask"][:, 14:] = 0
     given["attention_mask"][0] = 0
     with torch.no_grad():
@@ -140,12 +141,13 @@ def test_padding_reaches_nothing_and_an_item_without_tokens_stays_finite() -> No
 
 
 def test_the_router_is_not_taken_for_an_attention() -> None:
-    counted = capture(SPEC.make(), SPEC.io).attentions
+    spec = get("switch_transformer")
+    counted = capture(spec.make(), spec.io).attentions
     assert [attention.name for attention in counted] == ["layers.0.attention", "layers.1.attention"]
 
 
 def test_no_token_is_near_a_tie_of_the_default_weights() -> None:
-    ours, found = SPEC.make(), []
+    ours, found = build(SwitchTransformer), []
     ours.layers[1].feed_forward.router.register_forward_hook(lambda module, given, logits: found.append(logits))
     ids = torch.randint(0, 1000, (8, 128), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from equal_weights import ATTENTION, filled, renamed
 
-from attnport.models.t5 import SPEC, T5, T5Config, make
+from attnport.models.base import build
+from attnport.models.encoder_decoders import T5
 
 # Distances beyond the last bucket's begin occur, and H D is not E.
-CONFIG = T5Config(vocabulary=53, width=40, heads=3, depth=16, layers=2, hidden=72, buckets=8, max_distance=9)
+SIZES = {
+    "vocabulary": 53, "width": 40, "heads": 3, "depth": 16, "layers": 2, "hidden": 72, "buckets": 8,
+    "max_distance": 9,
+}  # fmt: skip
 FEED_FORWARD = {"up": "DenseReluDense.wi", "down": "DenseReluDense.wo"}
 
 
-def names(config: T5Config) -> dict[str, str]:
+def names() -> dict[str, str]:
     """Our modules' paths, and transformers'."""
     found = {"tokens": "shared", "encoder_norm": "encoder.final_layer_norm", "decoder_norm": "decoder.final_layer_norm"}
     parts = {
@@ -22,7 +28,7 @@ def names(config: T5Config) -> dict[str, str]:
     }
     for stack, layers in parts.items():
         found[f"{stack}_positions.table"] = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
-        for index in range(config.layers):
+        for index in range(SIZES["layers"]):
             for part, (at, its) in layers.items():
                 ours, theirs = f"{stack}.{index}", f"{stack}.block.{index}.layer.{at}"
                 found[f"{ours}.{part}_norm"] = f"{theirs}.layer_norm"
@@ -32,24 +38,23 @@ def names(config: T5Config) -> dict[str, str]:
     return found
 
 
-def reference(ours: T5, config: T5Config) -> torch.nn.Module:
+def reference(ours: T5) -> torch.nn.Module:
     """transformers' T5Model with the same weights; every one of its parameters must be set."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.T5Model(
         transformers.T5Config(
-            vocab_size=config.vocabulary,
-            d_model=config.width,
-            d_kv=config.depth,
-            d_ff=config.hidden,
-            num_layers=config.layers,
-            num_heads=config.heads,
-            relative_attention_num_buckets=config.buckets,
-            relative_attention_max_distance=config.max_distance,
-            layer_norm_epsilon=config.norm_eps,
+            vocab_size=SIZES["vocabulary"],
+            d_model=SIZES["width"],
+            d_kv=SIZES["depth"],
+            d_ff=SIZES["hidden"],
+            num_layers=SIZES["layers"],
+            num_heads=SIZES["heads"],
+            relative_attention_num_buckets=SIZES["buckets"],
+            relative_attention_max_distance=SIZES["max_distance"],
             attn_implementation="eager",
         )
     )
-    return filled(theirs, renamed(ours, names(config)))
+    return filled(theirs, renamed(ours, names()))
 
 
 def feeds(batch: int = 3, seq: int = 23, target: int = 17) -> dict[str, torch.Tensor]:
@@ -60,8 +65,8 @@ def feeds(batch: int = 3, seq: int = 23, target: int = 17) -> dict[str, torch.Te
 
 @pytest.mark.parametrize("hidden", ["none", "right", "left", "interior", "one token"])
 def test_equals_transformers_t5_on_equal_weights(hidden: str) -> None:
-    ours = make(CONFIG)
-    theirs, given = reference(ours, CONFIG), feeds(*((3, 1, 1) if hidden == "one token" else ()))
+    ours = build(lambda: T5(**SIZES))
+    theirs, given = reference(ours), feeds(*((3, 1, 1) if hidden == "one token" else ()))
     places = {"right": slice(9, None), "left": slice(0, 9), "interior": slice(4, 11)}
     if hidden in places:
         given["attention_mask"][1, places[hidden]] = 0
@@ -73,15 +78,15 @@ def test_equals_transformers_t5_on_equal_weights(hidden: str) -> None:
 
 @pytest.mark.parametrize("changed", ["encoder_positions", "decoder_positions"])
 def test_one_changed_bias_is_noticed_by_the_comparison(changed: str) -> None:
-    ours, given = make(CONFIG), feeds()
-    theirs = reference(ours, CONFIG)
+    ours, given = build(lambda: T5(**SIZES)), feeds()
+    theirs = reference(ours)
     with torch.no_grad():
         getattr(ours, changed).table.weight[2, 0] += 1.0
         assert not torch.allclose(ours(**given), theirs(**given).last_hidden_state, atol=5e-5, rtol=0)
 
 
 def test_positions_are_relative_alone() -> None:
-    ours, given = make(CONFIG).double(), feeds(seq=12)
+    ours, given = build(lambda: T5(**SIZES)).double(), feeds(seq=12)
     moved = dict(given)
     moved["input_ids"] = torch.nn.functional.pad(given["input_ids"], (5, 0))
     moved["attention_mask"] = torch.nn.functional.pad(given["attention_mask"], (5, 0))
@@ -90,7 +95,7 @@ def test_positions_are_relative_alone() -> None:
 
 
 def test_a_source_without_any_token_reaches_nothing_and_stays_finite() -> None:
-    ours, given = make(CONFIG), feeds()
+    ours, given = build(lambda: T5(**SIZES)), feeds()
     given["attention_mask"][0] = 0
     with torch.no_grad():
         whole = ours(**given)
@@ -100,7 +105,7 @@ def test_a_source_without_any_token_reaches_nothing_and_stays_finite() -> None:
 
 
 def test_very_large_logits_and_zero_embeddings_stay_finite() -> None:
-    ours, given = make(CONFIG), feeds()
+    ours, given = build(lambda: T5(**SIZES)), feeds()
     with torch.no_grad():
         ours.encoder[0].attention.project.query.weight.mul_(1e4)  # type: ignore[union-attr, operator]
         ours.tokens.weight[0] = 0
@@ -109,7 +114,6 @@ def test_very_large_logits_and_zero_embeddings_stay_finite() -> None:
 
 
 def test_the_scale_of_scores_is_in_the_weights_of_q() -> None:
-    ours, config = SPEC.make(), T5Config()
-    attention = ours.decoder[0].cross_attention  # type: ignore[index, union-attr]
-    assert attention.project.query.weight.std().item() == pytest.approx((config.width * config.depth) ** -0.5, rel=0.1)
-    assert attention.project.key.weight.std().item() == pytest.approx(config.width**-0.5, rel=0.1)
+    attention: Any = build(T5).decoder[0].cross_attention
+    assert attention.project.query.weight.std().item() == pytest.approx((64 * 16) ** -0.5, rel=0.1)
+    assert attention.project.key.weight.std().item() == pytest.approx(64**-0.5, rel=0.1)

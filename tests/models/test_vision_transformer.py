@@ -6,9 +6,10 @@ import pytest
 import torch
 from equal_weights import filled, renamed
 
-from attnport.models.vision_transformer import VisionConfig, VisionTransformer, make
+from attnport.models.base import build
+from attnport.models.encoders import VisionTransformer
 
-CONFIG = VisionConfig(image=24, patch=8, channels=2, width=48, heads=3, layers=2, hidden=80, classes=7)
+SIZES = {"image": 24, "patch": 8, "channels": 2, "width": 48, "heads": 3, "layers": 2, "hidden": 80, "classes": 7}
 INNER = {
     "attention.project.query": "attention.q_proj",
     "attention.project.key": "attention.k_proj",
@@ -30,7 +31,7 @@ def reference(ours: VisionTransformer) -> torch.nn.Module:
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
         hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=80, image_size=24, patch_size=8,
-        num_channels=2, num_labels=7, layer_norm_eps=CONFIG.norm_eps, hidden_act="gelu",
+        num_channels=2, num_labels=7, layer_norm_eps=1e-6, hidden_act="gelu",
     )  # fmt: skip
     names = {
         "patches": "vit.embeddings.patch_embeddings.projection",
@@ -50,7 +51,7 @@ def reference(ours: VisionTransformer) -> torch.nn.Module:
 @pytest.mark.parametrize("batch", [1, 3])
 @torch.no_grad()
 def test_equals_transformers_on_equal_weights(batch: int) -> None:
-    ours = make(CONFIG).double()
+    ours = build(lambda: VisionTransformer(**SIZES)).double()
     expected = reference(ours).double()(images(batch).double()).logits
     assert torch.allclose(ours(images(batch).double()), expected, atol=1e-6)
     assert expected.std() > 0.3
@@ -58,7 +59,7 @@ def test_equals_transformers_on_equal_weights(batch: int) -> None:
 
 @torch.no_grad()
 def test_one_changed_weight_is_noticed_by_the_comparison() -> None:
-    ours = make(CONFIG)
+    ours = build(lambda: VisionTransformer(**SIZES))
     model = reference(ours)
     ours.patches.weight[0, 1, 2, 3] += 0.5
     assert not torch.allclose(ours(images(2)), model(images(2)).logits, atol=1e-4)
@@ -66,7 +67,7 @@ def test_one_changed_weight_is_noticed_by_the_comparison() -> None:
 
 @torch.no_grad()
 def test_every_pixel_reaches_the_class_token() -> None:
-    ours, pixels = make(CONFIG).double(), images(1).double()
+    ours, pixels = build(lambda: VisionTransformer(**SIZES)).double(), images(1).double()
     plain = ours(pixels)
     for row, column in ((0, 0), (0, 23), (11, 12), (23, 23)):
         changed = pixels.clone()
@@ -76,7 +77,7 @@ def test_every_pixel_reaches_the_class_token() -> None:
 
 @torch.no_grad()
 def test_without_positions_the_order_of_the_patches_does_not_matter() -> None:
-    ours, pixels = make(CONFIG).double(), images(2).double()
+    ours, pixels = build(lambda: VisionTransformer(**SIZES)).double(), images(2).double()
     ours.positions.table.weight.zero_()
     swapped = pixels.clone()
     swapped[:, :, :8, :8], swapped[:, :, 16:, 8:16] = pixels[:, :, 16:, 8:16], pixels[:, :, :8, :8]
@@ -85,6 +86,6 @@ def test_without_positions_the_order_of_the_patches_does_not_matter() -> None:
 
 @torch.no_grad()
 def test_very_large_scores_stay_finite() -> None:
-    ours = make(CONFIG)
+    ours = build(lambda: VisionTransformer(**SIZES))
     ours.get_parameter("layers.0.attention.project.query.weight").mul_(1e4)
     assert torch.isfinite(ours(images(2))).all()

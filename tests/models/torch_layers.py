@@ -24,9 +24,11 @@ def leaf_weights(**parts: Any) -> dict[str, torch.Tensor]:
     return {f"{name}.{key}": value for name, part in parts.items() for key, value in part.state_dict().items()}
 
 
-def encoder_layer(attention: Any, norms: list[Any], feed_forward: Any, config: Any, **options: Any) -> nn.Module:
+def encoder_layer(
+    attention: Any, norms: list[Any], feed_forward: Any, sizes: dict[str, int], **options: Any
+) -> nn.Module:
     """`nn.TransformerEncoderLayer` in float64 and eval mode; every weight is set."""
-    layer = nn.TransformerEncoderLayer(config.width, config.heads, config.hidden, batch_first=True, **options)
+    layer = nn.TransformerEncoderLayer(sizes["width"], sizes["heads"], sizes["hidden"], batch_first=True, **options)
     weights = attention_weights(attention, "self_attn.") | leaf_weights(
         norm1=norms[0], norm2=norms[1], linear1=feed_forward.up, linear2=feed_forward.down
     )
@@ -34,9 +36,11 @@ def encoder_layer(attention: Any, norms: list[Any], feed_forward: Any, config: A
     return layer.double().eval()
 
 
-def decoder_layer(attentions: list[Any], norms: list[Any], feed_forward: Any, config: Any, **options: Any) -> nn.Module:
+def decoder_layer(
+    attentions: list[Any], norms: list[Any], feed_forward: Any, sizes: dict[str, int], **options: Any
+) -> nn.Module:
     """`nn.TransformerDecoderLayer` in float64 and eval mode; every weight is set."""
-    layer = nn.TransformerDecoderLayer(config.width, config.heads, config.hidden, batch_first=True, **options)
+    layer = nn.TransformerDecoderLayer(sizes["width"], sizes["heads"], sizes["hidden"], batch_first=True, **options)
     weights = attention_weights(attentions[0], "self_attn.") | attention_weights(attentions[1], "multihead_attn.")
     weights |= leaf_weights(
         norm1=norms[0], norm2=norms[1], norm3=norms[2], linear1=feed_forward.up, linear2=feed_forward.down

@@ -16,7 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.jsonfile import to_json
-from attnport.models import bert_encoder, llama_decoder
+from attnport.models.cached_decoders import LlamaDecoder
+from attnport.models.encoders import BertEncoder
 from attnport.verbs._gpu_models import BERT, LLAMA, LONGEST
 from attnport.verbs.gpu_check import GpuReport, Piece
 
@@ -34,12 +35,12 @@ _spec.loader.exec_module(rates)
 
 def bert_of(shape: Shape) -> torch.nn.Module:
     with torch.device("meta"):
-        return bert_encoder.BertEncoder(bert_encoder.BertConfig(**shape, positions=LONGEST)).eval()
+        return BertEncoder(**shape, positions=LONGEST).eval()
 
 
 def llama_of(shape: Shape) -> torch.nn.Module:
     with torch.device("meta"):
-        return llama_decoder.LlamaDecoder(llama_decoder.LlamaConfig(**shape)).eval()
+        return LlamaDecoder(**shape).eval()
 
 
 def bert_feeds(B: int, S: int) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from attnport.errors import ArtifactError, AttnportError, IntegrityError
 from attnport.exporter.inspect_graph import graph_facts
 from attnport.folder.workspace import create
 from attnport.jsonfile import from_json, to_json
-from attnport.models.bert_encoder import SPEC
+from attnport.models.base import get
 from attnport.verbs.inspect import Inspection, inspect
 
 TEXT = """
@@ -35,6 +35,7 @@ attention (float[batch, seq, 8] x, bool[batch, 1, seq, seq] keep) => (float[batc
 }
 """
 ENGINE_BYTES = 64
+IO = get("bert_encoder").io
 
 
 def model() -> onnx.ModelProto:
@@ -84,7 +85,7 @@ def engine(tmp_path: Path) -> Path:
 def folder(tmp_path: Path) -> Path:
     """An artifact folder with one model in it, as `export` writes it."""
     path = tmp_path / "artifact"
-    manifest = Manifest(FORMAT, "0", "small", Source("small.py:make"), SPEC.io, 23, (), None, {"torch": "2"}, {})
+    manifest = Manifest(FORMAT, "0", "small", Source("small.py:make"), IO, 23, (), None, {"torch": "2"}, {})
     with create(path, manifest) as staged:
         onnx.save(model(), staged.path("model.onnx"))
         staged.finish("export", "0" * 64)
@@ -226,7 +227,7 @@ def test_an_engine_cut_short_or_grown_is_refused(engine: Path, damage: Callable[
 def test_a_folder_is_described_with_its_model(folder: Path) -> None:
     found = inspect(folder)
     assert (found.kind, found.name, found.source) == ("folder", "small", "small.py:make")
-    assert found.io == SPEC.io
+    assert found.io == IO
     assert set(found.files) == {"model.onnx"}
     assert found.graph is not None
     assert found.graph.operators["Attention"] == 1
