@@ -9,11 +9,37 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from attnport.errors import ProfileError
 from attnport_bundle.format.contract import Dim as Dim
 from attnport_bundle.format.contract import Profile as Profile
 from attnport_bundle.format.contract import TensorSpec as TensorSpec
+
+_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59)
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A dim of examples, whose range is not known yet. Dims with equal names are always equal.
+
+    Attributes:
+        name: A name, or an expression of names where the size follows from others.
+        smallest, largest: The sizes that are known to be allowed; None = any.
+        by: Who says that it is dynamic: torch's `trace`; the `module`, which runs at other sizes where the trace has
+            one; or the `user`.
+    """
+
+    name: str
+    smallest: int = 1
+    largest: int | None = None
+    by: Literal["trace", "module", "user"] = "trace"
+
+
+def said_by(dim: Symbol | int) -> str:
+    """Who says that a dim is dynamic, as `Symbol.by`; "" for a size."""
+    return "" if isinstance(dim, int) else dim.by
 
 
 def profiles_digest(profiles: Sequence[Profile]) -> str:
@@ -56,3 +82,13 @@ def parse_sizes(text: str, dims: Iterable[Dim]) -> dict[str, int]:
     """Parses sizes such as `batch=8,seq=128`; other dims have their opt size. Raises as `parse_profile`."""
     profile = parse_profile(text, tuple(dims))
     return {dim.name: dim.opt for dim in profile.dims}
+
+
+def prime(index: int) -> int:
+    """A small prime for each of the first dims of a model; for further ones, other odd numbers."""
+    return _PRIMES[index] if index < len(_PRIMES) else 2 * index + 29
+
+
+def distinct_sizes(dims: Sequence[Dim]) -> dict[str, int]:
+    """Small sizes of all dims to try first: a prime for each, where its range allows."""
+    return {dim.name: dim.at_least(prime(index)) for index, dim in enumerate(dims)}

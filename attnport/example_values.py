@@ -12,11 +12,16 @@ import functools
 import io
 import re
 import zlib
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnport.dims import TensorSpec
 from attnport.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 ROWS = 4
 """How many rows of a batch are kept."""
@@ -49,6 +54,40 @@ def continued(text: str, shape: tuple[int, ...]) -> Array:
         had, places = array.shape[axis], np.arange(size)
         array = array.take(places % had if array.dtype.kind == "f" else np.minimum(places, had - 1), axis)
     return array if shape else array.copy()
+
+
+def example(
+    spec: TensorSpec,
+    sizes: Mapping[str, int],
+    given: str = "",
+    *,
+    shape: Sequence[int] | None = None,
+    least: int | None = None,
+) -> torch.Tensor:
+    """A tensor to run a module with, the same each time: normal floats, and whole numbers below `spec.high` or 2.
+
+    Args:
+        spec: The input.
+        sizes: The sizes of dims.
+        given: The values that it has, as of `packed`; "" = others.
+        shape: In place of that at `sizes`.
+        least: Whole numbers are random from it on; None = they are 1, where that is below `spec.high`.
+
+    Raises:
+        UsageError: as `continued`.
+    """
+    import torch
+
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    lengths = spec.shape(sizes) if shape is None else tuple(shape)
+    if given:
+        return torch.from_numpy(continued(given, lengths)).to(dtype)
+    generator, high = torch.Generator().manual_seed(0), spec.high or 2
+    if dtype.is_floating_point:
+        return torch.randn(lengths, generator=generator).to(dtype)
+    if least is None:
+        return torch.full(lengths, min(1, high - 1), dtype=dtype)
+    return torch.randint(least, high, lengths, generator=generator).to(dtype)
 
 
 def without_examples(declaration: str) -> str:

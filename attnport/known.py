@@ -43,7 +43,7 @@ def as_constant(value: Any) -> Any:
     try:
         return known(value) if isinstance(value, list) else value
     except (TypeError, ValueError, RuntimeError) as err:
-        raise SpecError(f"--input: {value} is no tensor: {first_line(err)}.") from err
+        raise SpecError(f"the constant {value} is no tensor: {first_line(err)}.") from err
 
 
 def _of_python(text: str) -> Any:
@@ -54,8 +54,8 @@ def _of_python(text: str) -> Any:
     found = getattr(torch, text.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype | torch.layout | torch.memory_format):
         raise SpecError(
-            f"an argument of the forward is {text:.200}, which is known to the process that exported the module alone.",
-            hint="Export again, with examples.",
+            f"a constant is {text:.200}, which cannot be declared: only the process that has it knows it.",
+            hint="Give the module itself to attnport.export, in place of its SPEC, and this as an example.",
         )
     return found
 

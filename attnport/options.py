@@ -6,15 +6,42 @@ A parameter is written once, in the signature of its verb: `text: Text = None`. 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 REQUIRED: Any = inspect.Parameter.empty
+TYPED: ContextVar[bool] = ContextVar("TYPED", default=False)
+"""Whether the command line was given the arguments, and not Python: `advised` writes them so."""
+_FLAGS = {"inputs": "--input", "dims": "--dim", "outputs": "--outputs"}
+
+
+@contextlib.contextmanager
+def typed() -> Iterator[None]:
+    """A context in which advice is in the options of the command line."""
+    token = TYPED.set(True)
+    try:
+        yield
+    finally:
+        TYPED.reset(token)
+
+
+def advised(name: str, values: Iterable[object]) -> str:
+    """What to give to `export`, as its user writes it: `--dim seq=1:8:64`, or in Python `dims=['seq=1:8:64']`.
+
+    Args:
+        name: `inputs`, `dims` or `outputs`.
+        values: Each is written as it prints.
+    """
+    texts = list(map(str, values))
+    return " ".join(f"{_FLAGS[name]} {shlex.quote(text)}" for text in texts) if TYPED.get() else f"{name}={texts}"
 
 
 @dataclasses.dataclass(frozen=True)

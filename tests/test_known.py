@@ -13,7 +13,8 @@ from torch import nn
 import attnport
 from attnport.errors import SpecError, UsageError
 from attnport.known import Computing, known
-from attnport.sources.parsing import parse_constant
+from attnport.sources.parsing import parse_leaf
+from attnport.sources.structure import Constant, Leaf
 
 GRID = [[1, 4, 4], [2, 2, 4]]
 SIZES = known([2, 3])
@@ -75,7 +76,6 @@ def test_lists_that_are_no_tensor_are_refused(value: str, tmp_path: Path) -> Non
 
 
 def test_dims_without_a_type_are_no_constant(tmp_path: Path) -> None:
-    assert parse_constant("grid=[[1,4,4]]") == (("grid",), [[1, 4, 4]])
-    assert parse_constant("x=[batch,seq]") is None
+    assert parse_leaf("grid=[[1,4,4]]") == Leaf(("grid",), Constant([[1, 4, 4]]))
     with pytest.raises(UsageError, match="cannot be read"):
         attnport.export(Patches(), tmp_path / "out", inputs={"x": "[batch,6]", "grid": "[[1,4,4]]"})

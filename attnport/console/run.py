@@ -25,7 +25,7 @@ from attnport.console.streams import (
     prepare_streams,
     why_lost,
 )
-from attnport.options import Option
+from attnport.options import Option, typed
 
 if TYPE_CHECKING:
     from attnport.printed import Printed
@@ -187,7 +187,7 @@ def carry_out(out: Reporter, name: str, options: Mapping[str, Any], work: Callab
         options: All that it was given.
         work: Computes, and returns what prints the result and raises for its verdict.
     """
-    with interrupts() as interrupted, about(options):
+    with interrupts() as interrupted, about(options), typed():
         out.interrupts = interrupted
         message = "interrupted; no file is half written, and what was finished is kept."
         try:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import TensorSpec
 from attnport.errors import ExportError, first_line
-from attnport.example_values import continued
+from attnport.example_values import example
 from attnport.exporter.complex_pairs import split_complex
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.decomposing import node_by_node
@@ -351,15 +351,6 @@ class Capture:
     reads: str = ""
 
 
-def example_sizes(io_contract: IOContract) -> dict[str, int]:
-    """Sizes to try first: small and distinct primes where the range allows."""
-    sizes: dict[str, int] = {}
-    primes = itertools.chain((3, 5, 7, 11, 13, 17, 19, 23), itertools.count(29, 2))  # of many dims, odd numbers do
-    for dim, wanted in zip(io_contract.dims, primes, strict=False):
-        sizes[dim.name] = dim.at_least(wanted)
-    return sizes
-
-
 def traced_sizes(io_contract: IOContract) -> dict[str, int]:
     """Sizes to trace at: large and odd ones, of which no part that the code computes is 0 or 1 (torch would freeze it).
 
@@ -389,25 +380,15 @@ def _distinct(io_contract: IOContract, primes: tuple[int, ...]) -> dict[str, int
 
 def example_tensors(contract: IOContract, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
     """A tensor for each input: ones for masks, small token ids, normal floats, or an example's; the same each time."""
-    masks = {mask.input for mask in contract.masks}
-    return {
-        spec.name: _example_tensor(spec, spec.shape(sizes), contract.examples.get(spec.name), spec.name in masks)
-        for spec in contract.inputs
-    }
-
-
-def _example_tensor(spec: TensorSpec, shape: tuple[int, ...], example: str | None, is_mask: bool) -> torch.Tensor:
     import torch
 
-    generator = torch.Generator().manual_seed(0)
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    if example and not is_mask:
-        return torch.from_numpy(continued(example, shape)).to(dtype)
-    if is_mask or dtype == torch.bool:
-        return torch.ones(shape, dtype=dtype)
-    if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator).to(dtype)
-    return torch.randint(0, spec.high or 2, shape, generator=generator, dtype=dtype)
+    masks = {mask.input for mask in contract.masks}
+    return {
+        spec.name: torch.ones(spec.shape(sizes), dtype=getattr(torch, spec.dtype))
+        if spec.name in masks
+        else example(spec, sizes, contract.examples.get(spec.name, ""), least=None if spec.dtype == "bool" else 0)
+        for spec in contract.inputs
+    }
 
 
 def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET, observed: bool = False) -> Capture:

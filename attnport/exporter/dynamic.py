@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnport.artifacts import IOContract
+from attnport.dims import Symbol
 from attnport.exporter.capture import quiet, trace, traceable, untraceable
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """A dim that torch keeps dynamic. Dims with equal symbols are always equal.
-
-    Attributes:
-        smallest, largest: The sizes that the module's code allows; None = any.
-    """
-
-    name: str
-    smallest: int
-    largest: int | None
 
 
 Dims = tuple[Symbol | int, ...]

@@ -33,7 +33,7 @@ def imported(model: ir.Model, inputs: Mapping[str, str], outputs: Mapping[str, s
     if unknown := unknown_sizes(contract.outputs):
         raise ExportError(
             f"the size of {unknown} is no expression of the inputs' dims.",
-            hint="It may depend on values of the inputs; choose other outputs with --outputs.",
+            hint="It may depend on values of the inputs; choose other outputs.",
         )
     graph = model.graph
     for value in all_values(model):

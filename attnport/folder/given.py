@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.cases.choosing import read_feeds
+from attnport.dims import Dim, Symbol
 from attnport.errors import ExportError, UsageError
 from attnport.folder.loading import load, with_outputs
 from attnport.options import Note, Option
-from attnport.sources.adapted import Observed, adapted, own_copy
 from attnport.sources.code import Code, code_of, runs_code
 from attnport.sources.digests import reading
 from attnport.sources.examples import (
-    Range,
-    by_flat_name,
-    constant_texts,
-    dim_texts,
-    given_inputs,
-    input_texts,
+    dim_ranges,
     named_dims,
     refuse_other_sizes,
-    refuse_unwritten,
     vocabularies,
+    with_dims,
+    with_needed_values,
 )
-from attnport.sources.needed_values import FORCED, needed_examples
 from attnport.sources.onnx_file import is_onnx
 from attnport.sources.package import with_prefix
-from attnport.sources.structure import Arguments, of_examples
-from attnport.sources.structure import Path as InputPath
+from attnport.sources.structure import Arguments, Input, Observed, adapted, of_examples, own_copy
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 Progress = Callable[[str], None]
+Axis = tuple[str, int]
+"""The name of an input, and the number of its axis."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +146,7 @@ class Given:
         """The arguments for a file of ONNX, for another process."""
         return {
             "model": self.model,
-            "inputs": given_inputs(self.inputs),
+            "inputs": _input_texts(self.inputs),
             "outputs": listed(self.outputs),
             "dims": listed(self.dims),
             "trust_remote_code": self.trust_remote_code,
@@ -160,17 +156,16 @@ class Given:
 
     def check_declarations(self) -> None:
         """Raises UsageError for declarations that cannot be read, before anything slow is imported."""
-        from attnport.sources.parsing import declarations, parse_dims
+        from attnport.sources.parsing import declarations, parse_beside, parse_dims, parse_leaves
 
-        inputs = given_inputs(self.inputs)
-        whole_model = not self._examples and not (isinstance(self.model, str) and is_onnx(self.model))
-        if inputs and whole_model:
-            declarations(inputs, listed(self.dims))
+        inputs, dims = _input_texts(self.inputs), listed(self.dims)
+        if self._examples:  # which may have further dims, as a graph may
+            parse_beside(inputs)
+        elif inputs and not (isinstance(self.model, str) and is_onnx(self.model)):
+            declarations(inputs, dims)
         else:
-            # Examples, and a graph, may have further dims; declarations beside them may be marks alone.
-            whole = [text for text in inputs if not text.partition("=")[2].strip().startswith(":")]
-            declarations([text.removesuffix(FORCED) for text in whole], (), whole=False)
-            parse_dims(listed(self.dims))
+            parse_leaves(inputs)
+        parse_dims(dims)
 
     def code(self) -> Code | None:
         """The code that loading a SPEC runs; None if there is none."""
@@ -186,7 +181,9 @@ class Given:
         """
         from torch import nn
 
-        inputs, dims, outputs = given_inputs(self.inputs), listed(self.dims), listed(self.outputs)
+        from attnport.sources.parsing import text_of
+
+        inputs, dims, outputs = _input_texts(self.inputs), listed(self.dims), listed(self.outputs)
         for option, value in (("task", self.task), ("part", self._part)):
             if value and not isinstance(self.model, str):
                 raise UsageError(f"{self.name} is not an hf: model; {option}={value!r} does not apply.")
@@ -197,8 +194,9 @@ class Given:
             if self._examples:
                 with reading(self.model):
                     module = self._made(self.model)
-                inputs, dims, made, notes = self._found(module, inputs, dims, progress)
-                refuse_unwritten(self.model, made)
+                arguments, ranges, notes = self._found(module, inputs, dims, progress)
+                # As later commands load it, from the manifest.
+                inputs, dims = tuple(map(text_of, arguments.leaves)), tuple(map(str, ranges.values()))
             spec = load(
                 self.model,
                 inputs=inputs,
@@ -213,6 +211,7 @@ class Given:
             raise UsageError(
                 f"got {type(self.model).__name__} for the model; expected a torch.nn.Module, a SPEC or a ModelSpec."
             )
+        from attnport.sources.declare import declared_arguments
         from attnport.sources.memory import kept_copy, memory_spec
         from attnport.sources.plain import precision_of
 
@@ -221,12 +220,12 @@ class Given:
                 f"the inputs of {self.name} are not known.",
                 hint="Give examples, args=(x, mask), or declare them: inputs={'x': 'float32[batch,seq,256]'}.",
             )
-        module = kept_copy(self.model)
-        arguments: Arguments | None = None
-        notes = ()
+        module, notes = kept_copy(self.model), tuple[str, ...]()
         if self._examples:
-            inputs, dims, arguments, notes = self._found(own_copy(module), inputs, dims, progress)
-        return memory_spec(module, inputs, dims, outputs, arguments, precision_of(self.model), notes)
+            arguments, ranges, notes = self._found(own_copy(module), inputs, dims, progress)
+        else:
+            arguments, ranges = declared_arguments(self.name, module, inputs, dims)
+        return memory_spec(module, arguments, ranges, outputs, precision_of(self.model), notes)
 
     @property
     def _examples(self) -> bool:
@@ -249,7 +248,7 @@ class Given:
         from attnport.sources.memory import hold
         from attnport.sources.seeds import seeded
 
-        refuse_inputs(spec.name, given_inputs(self.inputs))
+        refuse_inputs(spec.name, _input_texts(self.inputs))
         if self._examples:
             raise UsageError(f"{spec.name} declares its own inputs; examples do not apply.", hint="Leave them out.")
         source = dataclasses.replace(spec.source, dims=tuple(dims), outputs=tuple(outputs))
@@ -276,104 +275,66 @@ class Given:
 
     def _found(
         self, module: nn.Module, inputs: Sequence[str], dims: Sequence[str], progress: Progress
-    ) -> tuple[tuple[str, ...], tuple[str, ...], Arguments, tuple[str, ...]]:
-        """Declarations of inputs and dims by the examples, what the forward is called with, and what users are told."""
+    ) -> tuple[Arguments, dict[str, Dim], tuple[str, ...]]:
+        """What the forward is called with by the examples, the ranges of dims, and what users are told."""
         from attnport.exporter.dynamic import refuse_frozen
         from attnport.sources.declare import called, steps_note
         from attnport.sources.moving import Trials, from_zero, frozen, grown, in_truth, joined
-        from attnport.sources.parsing import parse_dims, parse_input
+        from attnport.sources.parsing import parse_beside, parse_dims
         from attnport.sources.ranges import found_ranges
 
-        arguments, found = of_examples(module, self._positional, self._named)
-        given = by_flat_name(inputs)
-        unknown = [name for name in given if name not in arguments.names]
+        arguments, examples = of_examples(module, self._positional, self._named)
+        beside = parse_beside(inputs)
+        unknown = [name for name in beside if name not in examples]
         if unknown:
             raise UsageError(
-                f"inputs: got {unknown[0]}; the examples have {', '.join(arguments.names) or 'no tensor'}.",
+                f"inputs: got {unknown[0]}; the examples have {', '.join(examples) or 'no tensor'}.",
                 hint="Declare what is among the examples, or leave the examples out.",
             )
-        forced = {name for name, text in given.items() if text.endswith(FORCED)}
-        marked = {name: text.removesuffix(FORCED) for name, text in given.items()}
-        given = {name: text for name, text in marked.items() if text}
-        given_tensors = dict(zip(arguments.names, found.values(), strict=True))
         progress("finding the dims that can be dynamic")
         call = Observed(module, arguments, listed(self.outputs), self.name)
         hint = "Give examples with which the module runs."
-        names = list(called(self.name, "the examples", hint, lambda: call(**given_tensors)))
-        declared = {
-            name: parse_input(f"{name}={text}")[0].dims for name, text in given.items() if not text.startswith(":")
-        }
-        refuse_other_sizes(declared, given_tensors)
-        chosen = self._chosen(arguments, found)
-        kept = [(name, axis) for dims_of in (declared, chosen) for name, own in dims_of.items()
-                for axis, dim in enumerate(own) if isinstance(dim, int)]  # fmt: skip
-        tensors = grown(Trials(given_tensors, call), kept)
-        found = dict(zip(found, tensors.values(), strict=True))
+        names = list(called(self.name, "the examples", hint, lambda: call(**examples)))
+        declared = {name: each.declared.spec.dims for name, each in beside.items() if each.declared}
+        refuse_other_sizes(declared, examples)
+        chosen = _chosen(self.dynamic_shapes, arguments, examples)
+        kept = [axis for axis, dim in chosen.items() if isinstance(dim, int)]
+        kept += [(name, axis) for name, own in declared.items() for axis, dim in enumerate(own) if isinstance(dim, int)]
+        tensors = grown(Trials(examples, call), kept)
         trials = Trials(tensors, call)
         highs = called(self.name, "the examples", hint, lambda: vocabularies(call, tensors))
-        traced = self._traced(adapted(module, arguments, names), tensors, chosen, kept)
+        traced = _traced(adapted(module, arguments, names), tensors, chosen, kept)
         sizes, notes = in_truth(joined(traced, trials), trials, kept)
-        own = named_dims(from_zero(sizes, given_tensors), tensors, declared)
-        texts = input_texts(found, own, highs, given)
-        specs, masks = zip(*map(parse_input, texts), strict=True) if texts else ((), ())
-        needed = needed_examples(call, specs, [str(mask.input) for mask in masks if mask], tensors, forced)
-        texts = [
-            f"{text}:example={needed[spec.name]}" if spec.name in needed else text
-            for text, spec in zip(texts, specs, strict=True)
-        ]
-        rest = [each.name for each in arguments.signature.parameters.values() if each.kind is each.VAR_KEYWORD]
-        constants = constant_texts(arguments.nodes, rest[0] if rest else None)
-        found_dims = {name: each for name, each in own.items() if name not in declared}
-        ranges = dim_texts(found_dims, tensors, dims)
-        known, start = parse_dims(ranges), trials.sizes(own)
+        own = named_dims(from_zero(sizes, examples), tensors, declared)
+        arguments = with_dims(arguments, own, highs, beside)
+        arguments = with_needed_values(arguments, call, tensors, [name for name in beside if beside[name].forced])
+        ranges, start = parse_dims(dims), trials.sizes(own)
+        ranges = dim_ranges({name: each for name, each in own.items() if name not in declared}, tensors, ranges)
         tried, limits = found_ranges(
-            list(start), known, lambda sizes: trials.shapes(own, sizes) is not None, start=start
+            list(start), ranges, lambda sizes: trials.shapes(own, sizes) is not None, start=start
         )
         if frozen(sizes):
-            contract = IOContract(specs, (), tried, tuple(filter(None, masks)))
+            specs = tuple(held.spec for held in arguments.inputs)
+            contract = IOContract(specs, (), tried, tuple(held.mask for held in arguments.inputs if held.mask))
             refuse_frozen(adapted(module, arguments, names), contract, tensors)
-        further = [dim for dim in tried if dim.name not in known]
-        notes = (*notes, *steps_note(further), *limits)
-        return (*texts, *constants), (*ranges, *map(str, further)), arguments, notes
-
-    def _chosen(self, arguments: Arguments, found: Mapping[InputPath, torch.Tensor]) -> dict[str, tuple[Any, ...]]:
-        """For each input, what `dynamic_shapes` says of its axes: a size, a Range, or None for what is to be found."""
-        if self.dynamic_shapes is None:
-            return {}
-        return {
-            name: _told(self.dynamic_shapes, path, arguments, tensor)
-            for (path, tensor), name in zip(found.items(), arguments.names, strict=True)
-        }
-
-    def _traced(
-        self,
-        module: nn.Module,
-        tensors: Mapping[str, torch.Tensor],
-        chosen: Mapping[str, tuple[Any, ...]],
-        kept: Sequence[tuple[str, int]],
-    ) -> dict[str, tuple[Any, ...]]:
-        """The dims of each input: as chosen, else as torch finds them; all fixed where it cannot trace the module so.
-
-        Tracing it for export, which has further ways, then says what is wrong.
-        """
-        from attnport.exporter.dynamic import dynamic_dims
-
-        told = [(name, axis) for name, own in chosen.items() for axis, dim in enumerate(own) if dim is not None]
-        fixed = {*told, *kept}
-        found: dict[str, tuple[Any, ...]] = {name: tuple(map(int, tensor.shape)) for name, tensor in tensors.items()}
-        if len(fixed) < sum(tensor.dim() for tensor in tensors.values()):
-            with contextlib.suppress(ExportError):
-                found = dict(dynamic_dims(module, tensors, fixed))
-        return {
-            name: tuple(
-                dim if name not in chosen or chosen[name][axis] is None else chosen[name][axis]
-                for axis, dim in enumerate(own)
-            )
-            for name, own in found.items()
-        }
+        further = [dim for dim in tried if dim.name not in ranges]
+        return arguments, ranges | {dim.name: dim for dim in further}, (*notes, *steps_note(further), *limits)
 
 
 PAST = "with-past"
+
+
+def _input_texts(inputs: Sequence[str] | Mapping[str, str]) -> tuple[str, ...]:
+    """Declarations as `--input` takes them, of a list, one text, or a dict by name."""
+    if isinstance(inputs, Mapping):
+        for name, text in inputs.items():
+            if not isinstance(text, str):
+                raise UsageError(
+                    f"inputs: got {type(text).__name__} for {name}; expected a declaration such as "
+                    "'float32[batch,seq,256]'.",
+                    hint="Examples are given as args=(...) or kwargs={...}.",
+                )
+    return listed(inputs)
 
 
 def listed(value: Sequence[str] | Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -388,33 +349,56 @@ def listed(value: Sequence[str] | Mapping[str, Any] | None) -> tuple[str, ...]:
     return tuple(value or ())
 
 
-def _told(shapes: Any, path: InputPath, arguments: Arguments, tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What `dynamic_shapes` says of a tensor: for each axis a size, a Range, or None for what torch is to find."""
+def _traced(
+    module: nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    chosen: Mapping[Axis, int | Symbol],
+    kept: Collection[Axis],
+) -> dict[str, tuple[int | Symbol, ...]]:
+    """The dims of each input: as chosen, else as torch finds them; all fixed where it cannot trace the module so.
+
+    Tracing it for export, which has further ways, then says what is wrong.
+    """
+    from attnport.exporter.dynamic import dynamic_dims
+
+    fixed = {*chosen, *kept}
+    found: Mapping[str, tuple[int | Symbol, ...]] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if len(fixed) < sum(tensor.dim() for tensor in tensors.values()):
+        with contextlib.suppress(ExportError):
+            found = dynamic_dims(module, tensors, fixed)
+    return {name: tuple(chosen.get((name, axis), dim) for axis, dim in enumerate(own)) for name, own in found.items()}
+
+
+def _chosen(shapes: Any, arguments: Arguments, examples: Mapping[str, torch.Tensor]) -> dict[Axis, int | Symbol]:
+    """The axes of inputs of which `dynamic_shapes` says what they are; others are found."""
     from torch.export import Dim
 
-    inside = path if path[0] in arguments.nodes else (list(arguments.nodes)[-1], *path)
-    entry = shapes
-    for number, part in enumerate(inside):
-        if isinstance(entry, Mapping):
-            entry = entry.get(part, entry.get(int(part)) if part.isdigit() else None)
-        elif isinstance(entry, list | tuple):
-            at = list(arguments.nodes).index(part) if number == 0 else int(part) if part.isdigit() else len(entry)
-            entry = entry[at] if at < len(entry) else None
-    dims: list[Any] = []
-    for axis, size in enumerate(tensor.shape):
-        dim = entry.get(axis) if isinstance(entry, Mapping) else entry[axis] if entry and axis < len(entry) else None
-        if dim is None or dim is Dim.STATIC or isinstance(dim, int):
-            dims.append(int(size))
-        elif dim in (Dim.AUTO, Dim.DYNAMIC):
-            dims.append(None)
-        elif isinstance(dim, Dim) and hasattr(dim, "root"):
-            dims.append(Range(str(dim.__name__).replace(" ", "")))
-        elif isinstance(dim, Dim):
-            largest = int(dim.max) if str(dim.max).isdigit() else None
-            dims.append(Range(str(dim.__name__), max(1, int(dim.min)), largest))
-        else:
-            raise UsageError(
-                f"dynamic_shapes of {'.'.join(path)}: got {dim!r}; expected a torch.export.Dim, Dim.AUTO, a size or "
-                "None."
-            )
-    return tuple(dims)
+    found: dict[Axis, int | Symbol] = {}
+    parameters = list(arguments.nodes)
+    for path, held in arguments.leaves if shapes is not None else ():
+        if not isinstance(held, Input):
+            continue
+        entry = shapes
+        for number, part in enumerate(path if path[0] in parameters else (parameters[-1], *path)):
+            if isinstance(entry, Mapping):
+                entry = entry.get(part, entry.get(int(part)) if part.isdigit() else None)
+            elif isinstance(entry, list | tuple):
+                at = parameters.index(part) if number == 0 else int(part) if part.isdigit() else len(entry)
+                entry = entry[at] if at < len(entry) else None
+        name = held.spec.name
+        for axis, size in enumerate(examples[name].shape):
+            of_axes = entry if isinstance(entry, Mapping) else dict(enumerate(entry or ()))
+            dim = of_axes.get(axis)
+            if dim is None or dim is Dim.STATIC or isinstance(dim, int):
+                found[name, axis] = int(size)
+            elif isinstance(dim, Dim) and hasattr(dim, "root"):
+                found[name, axis] = Symbol(str(dim.__name__).replace(" ", ""), by="user")
+            elif isinstance(dim, Dim):
+                largest = int(dim.max) if str(dim.max).isdigit() else None
+                found[name, axis] = Symbol(str(dim.__name__), max(1, int(dim.min)), largest, by="user")
+            elif dim not in (Dim.AUTO, Dim.DYNAMIC):
+                raise UsageError(
+                    f"dynamic_shapes of {'.'.join(path)}: got {dim!r}; expected a torch.export.Dim, Dim.AUTO, a size "
+                    "or None."
+                )
+    return found

@@ -173,7 +173,7 @@ def with_outputs(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
     for name in names:
         if name not in known:
             raise SpecError(
-                f"{spec.source.text}: got --outputs {name}; its outputs are {', '.join(known)}.",
+                f"{spec.source.text}: got output {name}; its outputs are {', '.join(known)}.",
                 hint="Name one of these.",
             )
     return without_outputs(spec, [name for name in known if names and name not in names])

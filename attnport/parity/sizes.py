@@ -15,6 +15,7 @@ from attnport.artifacts import CaseResult, IOContract, Session
 from attnport.budget import Budget
 from attnport.cases.inputs import Case, full_case
 from attnport.cases.sizes import batch_dim, largest
+from attnport.dims import distinct_sizes
 from attnport.errors import AttnportError, ExportError, UsageError
 from attnport.parity.bound import NO_ROUNDING, Errors, Yardstick, floor, judge, measure_all, within_rounding, worse
 from attnport.runtimes import base
@@ -36,7 +37,7 @@ class Runnable(Protocol):
 _CHECKERS = ("ort_cpu", "onnx_reference")
 _MOVED = 8
 """Further runs of PyTorch where a graph is far off, each with weights and inputs moved by one rounding."""
-_CONTRADICTED = "Declare what is right at every size, such as past+seq, or narrow the range with --dim."
+_CONTRADICTED = "Declare what is right at every size, such as past+seq, or narrow the range of a dim."
 
 
 def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str | Guard | None, Case]]:
@@ -46,9 +47,7 @@ def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str |
     With the largest size of a dim, the others are small, as all largest sizes together would take too long: of a large
     model, even the largest length of one item costs more than all other sizes together.
     """
-    from attnport.exporter.capture import example_sizes
-
-    start, counted = example_sizes(io), batch_dim(io)
+    start, counted = distinct_sizes(io.dims), batch_dim(io)
     primes = {dim.name: dim.at_least(prime) for dim, prime in zip(io.dims, _primes(), strict=False)}
     small = {dim.name: dim.at_least(1 if dim.name == counted else 2) for dim in io.dims}
     # Guards come first, as they name the line of code.
@@ -98,13 +97,11 @@ def check_dims(
             has another shape than the contract says.
         MemoryError: there is not enough memory for the smallest sizes.
     """
-    from attnport.exporter.capture import example_sizes
-
     try:
         tried = size_cases(io, guards)
     except UsageError as err:
         raise ExportError(err.message, hint=_CONTRADICTED) from err
-    start = full_case(io, example_sizes(io))
+    start = full_case(io, distinct_sizes(io.dims))
     budget = Budget(list(filter(None, [batch_dim(io)])))
     with budget.measured(check_feeds(io, start.feeds)):
         checker, session = _checker(io, model, start)
@@ -179,7 +176,7 @@ def _remedy(varied: str | Guard | None) -> str:
         return 'If random values do not fit an input, such as sorted offsets, give an example of it and ":example".'
     if isinstance(varied, str):
         return "Look for sizes that the code turns into Python numbers or constants."
-    return "Write it without a Python branch on a size, or leave those sizes out with --dim."
+    return "Write it without a Python branch on a size, or leave those sizes out of the ranges of dims."
 
 
 def _check_contract(

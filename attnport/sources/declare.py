@@ -1,38 +1,29 @@
-"""Makes the ModelSpec of a plain module from `--input` and `--dim` declarations, and from runs of the module."""
+"""Makes the ModelSpec of a plain module from what its forward is called with, and from runs of the module."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import inspect
 import re
-import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.artifacts import UNKNOWN_SIZE, IOContract, ModelSpec, Source
 from attnport.budget import Budget
-from attnport.dims import Dim, TensorSpec
+from attnport.dims import Dim, TensorSpec, distinct_sizes, prime
 from attnport.errors import SpecError, UsageError, first_line
-from attnport.example_values import ROWS, continued
-from attnport.sources.adapted import Observed, adapted
-from attnport.sources.output_sizes import all_changed, base_sizes, changed_alone, fit
-from attnport.sources.parsing import (
-    declarations,
-    examples_of,
-    names_of,
-    narrow_dtypes,
-    parse_constant,
-    parse_dims,
-    path_of,
-)
+from attnport.example_values import ROWS, example
+from attnport.options import advised
+from attnport.sources.parsing import check_dims, declarations, names_of, parse_dims, text_of
 from attnport.sources.plain import CAST_HINT, in_float32, plain_module, precision_notes, precision_of
-from attnport.sources.randomness import refuse_random
 from attnport.sources.ranges import bound_dims, found_ranges
 from attnport.sources.seeds import seeded
-from attnport.sources.structure import Arguments, flat_name, flat_outputs, of_declarations
+from attnport.sources.structure import Arguments, Input, Leaf, Observed, adapted, flat_outputs, of_leaves
 from attnport.user_code import raised_in
 
 if TYPE_CHECKING:
@@ -40,6 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Result = TypeVar("Result")
+Sizes = Mapping[str, int]
 _LITERAL = "Look for a literal size in view, reshape or expand"
 _SIZES_TRIED = 60
 """At most so many sizes are tried, of those that errors name."""
@@ -55,15 +47,15 @@ class FrozenError(SpecError):
 
     def __init__(self, err: SpecError, dims: tuple[Dim, ...]) -> None:
         sizes = " and ".join(f"{dim.name}={dim.opt}" for dim in dims)
-        taken = " ".join(f"--dim {dim}" for dim in dims)
-        super().__init__(err.message, hint=f"It runs at {sizes}. {_LITERAL}; or take that size alone: {taken}")
+        alone = advised("dims", dims)
+        super().__init__(err.message, hint=f"It runs at {sizes}. {_LITERAL}; or take that size alone: {alone}")
         self.dims, self.why = dims, first_line(err.__cause__ or err)
 
 
 def refuse_inputs(text: str, inputs: Sequence[str]) -> None:
-    """Raises UsageError for `--input` with a model that declares its own inputs."""
+    """Raises UsageError for declared inputs of a model that declares its own."""
     if inputs:
-        raise UsageError(f"{text} declares its own inputs; --input {inputs[0]!r} does not apply.", hint="Leave it out.")
+        raise UsageError(f"{text} declares its own inputs; {inputs[0]!r} does not apply.", hint="Leave it out.")
 
 
 def narrow(spec: ModelSpec, declared: Sequence[str]) -> ModelSpec:
@@ -82,17 +74,17 @@ def narrow_dims(ranges: tuple[Dim, ...], declared: Sequence[str]) -> tuple[Dim, 
     known = {dim.name: dim for dim in ranges}
     for name, dim in wanted.items():
         if name not in known:
-            raise UsageError(f"--dim {dim}: got dim {name!r}; the model's dims are {', '.join(known) or 'none'}.")
+            raise UsageError(f"dim {dim}: got {name!r}; the model's dims are {', '.join(known) or 'none'}.")
         own = known[name]
         if dim.step % own.step or (name != "batch" and (dim.max > own.max or dim.min < own.min)):
-            raise UsageError(f"--dim {dim}: got {name} from {dim.span}; the model takes it from {own.span}.")
+            raise UsageError(f"dim {dim}: got it from {dim.span}; the model takes it from {own.span}.")
     return tuple(wanted.get(dim.name, dim) for dim in ranges)
 
 
 def plain_spec(
     text: str, factory: Callable[[], Any], inputs: Sequence[str], dims: Sequence[str], outputs: Sequence[str] = ()
 ) -> ModelSpec:
-    """The ModelSpec that a factory returns, or one made from `--input` and runs of the module at several sizes.
+    """The ModelSpec that a factory returns, or one made from declarations and runs of the module at several sizes.
 
     Raises:
         SpecError: the factory returns neither a ModelSpec nor a module, or the module does not run on the inputs.
@@ -111,7 +103,8 @@ def plain_spec(
     if not inputs:
         raise UsageError(
             f"{text} returns a plain module, whose inputs are not known.",
-            hint='Declare them: --input "x=float32[batch,seq,256]" --input "attention_mask=int64[batch,seq]:padding"',
+            hint="Declare them: "
+            + advised("inputs", ("x=float32[batch,seq,256]", "attention_mask=int64[batch,seq]:padding")),
         )
     module = plain_module(text, result)
     precision = precision_of(module)
@@ -122,43 +115,80 @@ def plain_spec(
         return in_float32(plain_module(text, factory()))
 
     name = f"{file}.{made_by}"
-    return declared_spec(name, text, in_float32(module), make, inputs, dims, outputs, precision=precision)
+    module = in_float32(module)
+    return observed_spec(name, text, module, make, *declared_arguments(text, module, inputs, dims), outputs, precision)
 
 
-def declared_spec(
+def declared_arguments(
+    text: str, module: nn.Module, inputs: Sequence[str], dims: Sequence[str]
+) -> tuple[Arguments, dict[str, Dim]]:
+    """What a forward is called with, and the ranges of dims, as they are declared.
+
+    Args:
+        text: What errors call the module.
+        module: The module.
+        inputs: Declarations of inputs and constants.
+        dims: Declarations of ranges.
+
+    Raises:
+        UsageError: as `parsing.declarations`.
+        SpecError: as `of_leaves`; or the forward does not take an input, or needs another.
+    """
+    leaves, ranges = declarations(inputs, dims)
+    names = [path[0] for path, _ in leaves]
+    parameters = inspect.signature(module.forward).parameters
+    kinds = {each.kind for each in parameters.values()}
+    taken = [name for name, each in parameters.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    form = f"its forward is forward({', '.join(map(str, parameters.values()))})"
+    others = [name for name in names if name not in parameters]
+    missing = [name for name in taken if name not in names and parameters[name].default is inspect.Parameter.empty]
+    if others and inspect.Parameter.VAR_KEYWORD not in kinds:
+        near = difflib.get_close_matches(others[0], [name for name in taken if name not in names], 1)
+        raise SpecError(
+            f"{text}: input {others[0]}: the module takes no input of this name; {form}.",
+            hint=f"Did you mean {near[0]!r}?" if near else f"Its inputs are {', '.join(taken) or 'none'}.",
+        )
+    if missing:
+        raise SpecError(
+            f"{text}: no input is declared for {', '.join(map(repr, missing))}, which the module needs; {form}.",
+            hint=f"Declare each, such as {advised('inputs', [f'{missing[0]}=float32[batch,seq,256]'])}.",
+        )
+    return of_leaves(module, leaves), ranges
+
+
+def observed_spec(
     name: str,
     text: str,
     module: nn.Module,
     make: Callable[[], nn.Module],
-    inputs: Sequence[str],
-    dims: Sequence[str],
+    arguments: Arguments,
+    ranges: Mapping[str, Dim],
     outputs: Sequence[str],
-    arguments: Arguments | None = None,
     precision: str = "",
 ) -> ModelSpec:
-    """The ModelSpec of a module with declared inputs.
+    """The ModelSpec of a module, by runs of it.
 
     Args:
+        name: What the artifact calls it.
         text: What errors call it.
         module: What `make` returns.
-        arguments: What the forward is called with; None = what the declarations say.
+        make: As of `ModelSpec`.
+        arguments: What its forward is called with.
+        ranges: Of dims by name; others are found.
+        outputs: Those that are wanted; none = all.
         precision: The precision that it was in before; "" = float32.
 
     Raises:
-        UsageError: a declaration cannot be read, or does not fit the others.
+        UsageError: the arguments do not fit the ranges, or memory.
         SpecError: the module does not run on the inputs, or is not deterministic.
     """
-    constants = dict(filter(None, map(parse_constant, inputs)))
-    declared = [each for each in inputs if parse_constant(each) is None]
-    tensors, masks, ranges = declarations(inputs, dims)
-    examples = examples_of(declared)
+    check_dims(arguments.leaves, ranges)
+    tensors = tuple(held.spec for held in arguments.inputs)
+    masks = tuple(held.mask for held in arguments.inputs if held.mask)
+    examples = {held.spec.name: held.example for held in arguments.inputs if held.example}
     used = names_of(tensors)
-    if arguments is None:
-        _refuse_names(text, module, [path_of(each)[0] for each in inputs])
-    narrow_types = narrow_dtypes(declared)
-    arguments = arguments or of_declarations(module, list(map(path_of, declared)), constants, narrow_types)
     call = Observed(module.eval(), arguments, outputs, text)
-
+    run = partial(_run, call, tensors, text, examples)
     problem = ""
 
     def runs(sizes: Mapping[str, int]) -> bool:
@@ -168,7 +198,7 @@ def declared_spec(
         try:
             # The fused kernel keeps no scores, but runtimes do, and then take more memory than it.
             with sdpa_kernel(SDPBackend.MATH):
-                _run(call, tensors, sizes, text, examples)
+                run(sizes)
         except SpecError as err:
             if _out_of_memory(err.__cause__):
                 raise MemoryError(err.message) from err
@@ -189,17 +219,17 @@ def declared_spec(
         bound = bound_dims([name for name in used if name not in fixed],
                            lambda sizes: budget.runs_cheaply({**fixed, **sizes}, runs))  # fmt: skip
         if bound or not named:
-            raise _of_bound_dims(text, declared, tensors, *bound) if bound else _with_cause(err, told) from err
+            raise _of_bound_dims(text, arguments, *bound) if bound else _with_cause(err, told) from err
         narrower = [dim for dim in found_ranges(list(used), {}, runs, budget)[0] if dim.name in ranges and dim.step > 1]
         if not all(dim.step % found.step == 0 for found in narrower for dim in [ranges[found.name]]):
-            hint = f"The module takes multiples of a number: --dim {' --dim '.join(map(str, narrower))}"
+            hint = f"The module takes multiples of a number: {advised('dims', narrower)}"
             raise SpecError(err.message, hint=hint) from err
         free = [dim.name for dim in named if dim.name not in ranges]
-        frozen = frozen_dims(base_sizes(named), free, lambda sizes: _run(call, tensors, sizes, text, examples))
+        frozen = frozen_dims(distinct_sizes(named), free, run)
         if frozen:
             raise FrozenError(err, frozen) from err
         raise
-    refuse_random(text, module, lambda: _run(call, tensors, base_sizes(named), text, examples))
+    _refuse_random(text, module, partial(run, distinct_sizes(named)))
     if call.adapts:
         plain, held, chosen = make, arguments, [spec.name for spec in contract.outputs]
 
@@ -208,8 +238,9 @@ def declared_spec(
 
     steps = steps_note(dim for dim in named if dim.name not in ranges)
     casts = tuple(
-        f"input {name} is {dtype} in the module: in the graph it is int32, with the same values"
-        for name, dtype in narrow_types.items()
+        f"input {held.spec.name} is {held.dtype} in the module: in the graph it is int32, with the same values"
+        for held in arguments.inputs
+        if held.dtype
     )
     kept = tuple(
         f"input {name}: every test has the values of the example, as random ones do not fit; the folder keeps them, "
@@ -279,31 +310,33 @@ def observe_outputs(
             one size of a dim; the message names that dim and its inputs.
         UsageError: its smallest sizes may not fit into memory or time.
     """
-    base = base_sizes(dims)
+    base = distinct_sizes(dims)
     if budget and not budget.fits(base):
         smallest = ", ".join(f"{dim.name}={base[dim.name]}" for dim in dims)
         raise UsageError(
             f"{text}: at {smallest}, the smallest sizes to be tried, the module may take up to {budget.cost(base)}.",
-            hint="Declare smaller ones, " + " ".join(f"--dim {dim.name}=1:{dim.opt}:{dim.max}" for dim in dims
-                                                    if dim.min > 1) + ", or use a machine with more memory.",
-        )  # fmt: skip
-    at_base = _run(module, inputs, base, text, examples)
+            hint="Declare smaller ones, "
+            + advised("dims", [dataclasses.replace(dim, min=dim.step) for dim in dims if dim.min > 1])
+            + ", or use a machine with more memory.",
+        )
+    run = partial(_run, module, inputs, text, examples)
+    at_base = run(base)
     alone = {}
-    for name, sizes in changed_alone(dims).items():
+    for name, sizes in _changed_alone(dims).items():
         try:
-            alone[name] = sizes, _run(module, inputs, sizes, text, examples)
+            alone[name] = sizes, run(sizes)
         except SpecError as err:
             having = ", ".join(repr(spec.name) for spec in inputs if name in spec.dims)
             raise SpecError(
                 f"{text}: dim {name!r} of input {having} is frozen in the module: it runs at "
                 f"{name}={base[name]} and fails at {name}={sizes[name]}: {err.__cause__}",
-                hint=f"{_LITERAL}; or take that size alone: --dim {name}={base[name]}:{base[name]}:{base[name]}",
+                hint=f"{_LITERAL}; or take that size alone: {advised('dims', [Dim(name, *[base[name]] * 3)])}",
             ) from err
         _same_ranks(at_base, alone[name][1], f"{text}: with another size of {name}")
-    last = all_changed(dims)
+    last = _all_changed(dims)
     confirms = (len(dims) > 1 or alone) and (budget is None or budget.fits(last))
     try:
-        confirming = _run(module, inputs, last, text, examples) if confirms else None
+        confirming = run(last) if confirms else None
     except SpecError:
         confirming = None  # sizes that do not go together; export tries its own
     else:
@@ -322,6 +355,56 @@ def observe_outputs(
     return tuple(outputs)
 
 
+def _changed_alone(dims: Sequence[Dim]) -> dict[str, dict[str, int]]:
+    """By dim, the base sizes with another size of this dim; without the dims that have only one size."""
+    base, changed = distinct_sizes(dims), {}
+    for dim in dims:
+        other = base[dim.name] + (dim.step if base[dim.name] < dim.max else -dim.step)
+        if other >= dim.min:
+            changed[dim.name] = {**base, dim.name: other}
+    return changed
+
+
+def _all_changed(dims: Sequence[Dim]) -> dict[str, int]:
+    """Sizes that all differ from the base, each by another number; for dims with more than two sizes.
+
+    They are more than twice the base: many sizes of what a convolution or a window shortens have one size behind it.
+    """
+    base = distinct_sizes(dims)
+    return {dim.name: dim.at_least(2 * base[dim.name] + prime(index + 2)) for index, dim in enumerate(dims)}
+
+
+def fit(base: tuple[Sizes, int], alone: Mapping[str, tuple[Sizes, int]], last: tuple[Sizes, int] | None) -> str | int:
+    """One size as a number, a dim or a sum of dims (`past+seq`, `2*seq-1`); `UNKNOWN_SIZE` where it is none.
+
+    Args:
+        base: The base sizes, and the size that an axis has there.
+        alone: The same with each dim changed by itself.
+        last: The same with all dims changed, which has to confirm the sum; None where that run is missing.
+    """
+    sizes, rest = base
+    factors = {}
+    for dim, (others, size) in alone.items():
+        factors[dim], remainder = divmod(size - base[1], others[dim] - sizes[dim])
+        if remainder:
+            return UNKNOWN_SIZE
+        rest -= factors[dim] * sizes[dim]
+    if last is not None and last[1] != rest + sum(factor * last[0][dim] for dim, factor in factors.items()):
+        return UNKNOWN_SIZE
+    terms = [(factor, dim) for dim, factor in sorted(factors.items()) if factor]
+    return _sum_of(terms, rest)
+
+
+def _sum_of(terms: Sequence[tuple[int, str]], rest: int) -> str | int:
+    """A sum with whole factors as an expression of a contract; what is added stands before what is subtracted."""
+    if not terms:
+        return rest
+    parts = [(factor, name if abs(factor) == 1 else f"{abs(factor)}*{name}") for factor, name in terms]
+    parts += [(rest, str(abs(rest)))] if rest else []
+    added = "+".join(text for sign, text in parts if sign > 0)
+    return (added or "0") + "".join(f"-{text}" for sign, text in parts if sign < 0)
+
+
 def _same_ranks(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], where: str) -> None:
     ranks = [{name: out.ndim for name, out in outputs.items()} for outputs in (one, other)]
     if ranks[0] != ranks[1]:
@@ -331,12 +414,12 @@ def _same_ranks(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], wh
 def _run(
     module: Callable[..., Any],
     inputs: Sequence[TensorSpec],
-    sizes: Mapping[str, int],
     text: str,
     examples: Mapping[str, str],
+    sizes: Sizes,
 ) -> dict[str, torch.Tensor]:
     feeds = {spec.name: example(spec, sizes, examples.get(spec.name, "")) for spec in inputs}
-    hint = "Check names, dtypes and dims of --input; inputs are passed by keyword."
+    hint = "Check names, dtypes and dims of the inputs, which are passed by keyword."
     shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
     given = f"the declared inputs ({shapes})"
     return called(text, given, hint, lambda: flat_outputs(module(**feeds)))
@@ -363,27 +446,6 @@ def called(text: str, given: str, hint: str, call: Callable[[], Result]) -> Resu
         ) from err
 
 
-def _refuse_names(text: str, module: nn.Module, names: Sequence[str]) -> None:
-    """Raises SpecError for an input that the forward does not take, or needs and does not get."""
-    parameters = inspect.signature(module.forward).parameters
-    kinds = {each.kind for each in parameters.values()}
-    taken = [name for name, each in parameters.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    form = f"its forward is forward({', '.join(map(str, parameters.values()))})"
-    others = [name for name in names if name not in parameters]
-    missing = [name for name in taken if name not in names and parameters[name].default is inspect.Parameter.empty]
-    if others and inspect.Parameter.VAR_KEYWORD not in kinds:
-        near = difflib.get_close_matches(others[0], [name for name in taken if name not in names], 1)
-        raise SpecError(
-            f"{text}: --input {others[0]}: the module takes no input of this name; {form}.",
-            hint=f"Did you mean {near[0]!r}?" if near else f"Its inputs are {', '.join(taken) or 'none'}.",
-        )
-    if missing:
-        raise SpecError(
-            f"{text}: no --input declares {', '.join(map(repr, missing))}, which the module needs; {form}.",
-            hint=f'Declare each, such as --input "{missing[0]}=float32[batch,seq,256]".',
-        )
-
-
 def _cause(err: BaseException | None) -> str:
     return f"{type(err).__name__}: {str(err).strip()}{raised_in(err)}" if err else ""
 
@@ -393,11 +455,16 @@ def _with_cause(err: SpecError, raised: str) -> SpecError:
     return SpecError(f"{err.message} Elsewhere it raises {raised}" if raised else err.message, hint=err.hint)
 
 
-def _of_bound_dims(text: str, declared: Sequence[str], inputs: Sequence[TensorSpec], dim: str, size: str) -> SpecError:
+def _of_bound_dims(text: str, arguments: Arguments, dim: str, size: str) -> SpecError:
     """Says that a dim follows from others, which it was not declared as."""
 
     def having(name: str) -> str:
-        return f"{name!r} of input {' and '.join(repr(spec.name) for spec in inputs if name in spec.dims)}"
+        names = [repr(each.spec.name) for each in arguments.inputs if name in each.spec.dims]
+        return f"{name!r} of input {' and '.join(names)}"
+
+    def with_size(held: Input) -> Input:
+        dims = tuple(re.sub(rf"\b{dim}\b", size, one) if isinstance(one, str) else one for one in held.spec.dims)
+        return held._replace(spec=dataclasses.replace(held.spec, dims=dims), example="")
 
     same = size.isidentifier()
     what = (
@@ -405,13 +472,13 @@ def _of_bound_dims(text: str, declared: Sequence[str], inputs: Sequence[TensorSp
         if same
         else f"dim {having(dim)} must be {size}: the module runs where it is, and not elsewhere."
     )
-    written = [
-        re.sub(rf"(?<=[\[,+*-]){dim}(?=[\],+*/-])", size, each.replace(" ", ""))
-        for each in declared
-        if any(spec.name == flat_name(path_of(each)) and dim in spec.dims for spec in inputs)
+    declared = [
+        text_of(Leaf(path, with_size(held)))
+        for path, held in arguments.leaves
+        if isinstance(held, Input) and dim in held.spec.dims
     ]
     hint = "Give them one name: " if same else "Declare it so: "
-    return SpecError(f"{text}: {what}", hint=hint + " ".join(f"--input {shlex.quote(each)}" for each in written))
+    return SpecError(f"{text}: {what}", hint=hint + advised("inputs", declared))
 
 
 def _out_of_memory(err: BaseException | None) -> bool:
@@ -419,14 +486,71 @@ def _out_of_memory(err: BaseException | None) -> bool:
     return isinstance(err, MemoryError) or "DefaultCPUAllocator" in str(err)
 
 
-def example(spec: TensorSpec, sizes: Mapping[str, int], given: str = "") -> torch.Tensor:
-    """A tensor to try a module with: normal floats, ones for integers, or the values that are given for it."""
+def _refuse_random(text: str, module: nn.Module, call: Callable[[], Mapping[str, torch.Tensor]]) -> None:
+    """Calls a module twice.
+
+    Args:
+        text: What the error calls the module.
+        call: Runs the module, with the same inputs each time, and returns its outputs by name.
+
+    Raises:
+        SpecError: the outputs differ; names the submodules that drew random numbers.
+    """
     import torch
 
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    shape = spec.shape(sizes)
-    if given:
-        return torch.from_numpy(continued(given, shape)).to(dtype)
-    if dtype.is_floating_point:
-        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-    return torch.full(shape, min(1, (spec.high or 2) - 1), dtype=dtype)
+    drew: dict[str, None] = {}
+    with torch.random.fork_rng(devices=[]), _watched(module, drew):
+        torch.manual_seed(0)
+        one, other = call(), call()  # the second call draws other numbers than the first
+    differing = [name for name in one if not _equal(one[name], other[name])]
+    if differing:
+        kinds = {name: type(part).__name__ for name, part in module.named_modules()}
+        places = [f"{name} ({kinds[name]})" if name else kinds[name] for name in drew]
+        where = f"; random numbers are drawn in {', '.join(places[:4])}" if places else ""
+        raise SpecError(
+            f"{text} is not deterministic: on the same inputs, two runs in eval mode give another output "
+            f"{', '.join(differing[:4])}{where}.",
+            hint="Write F.dropout(x, p, self.training), which is off in eval mode; take random numbers as an input; "
+            "or reset what the module keeps from call to call.",
+        )
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two outputs are the same but for sums in another order."""
+    import torch
+
+    if one.shape != other.shape:
+        return False
+    if not one.is_floating_point() or not one.numel():
+        return torch.equal(one, other)
+    wide, further = one.double(), other.double()
+    largest = float(torch.nan_to_num(wide, nan=0.0, posinf=0.0, neginf=0.0).abs().max())
+    return torch.allclose(wide, further, rtol=1e-4, atol=1e-4 * largest, equal_nan=True)
+
+
+@contextlib.contextmanager
+def _watched(module: nn.Module, drew: dict[str, None]) -> Iterator[None]:
+    """Notes the innermost submodules that draw random numbers of torch."""
+    import torch
+
+    before: list[tuple[torch.Tensor, int]] = []
+
+    def entered(part: nn.Module, arguments: object) -> None:
+        before.append((torch.get_rng_state(), len(drew)))
+
+    def left_as(name: str) -> Callable[[nn.Module, object, object], None]:
+        def left(part: nn.Module, arguments: object, result: object) -> None:
+            state, known = before.pop()
+            if len(drew) == known and not torch.equal(state, torch.get_rng_state()):
+                drew[name] = None
+
+        return left
+
+    hooks = []
+    for name, part in module.named_modules():
+        hooks += [part.register_forward_pre_hook(entered), part.register_forward_hook(left_as(name))]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,18 +1,18 @@
-"""From examples of a forward's arguments to the declarations that `--input` and `--dim` would give."""
+"""What examples of a forward's arguments say of its inputs: names and ranges of dims, masks, needed values."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnport.errors import SpecError, UsageError
-from attnport.sources.marks import marks_by_name
-from attnport.sources.parsing import PATH, path_of
+from attnport.dims import Dim, Symbol, said_by
+from attnport.errors import UsageError
+from attnport.example_values import ROWS, example, packed
+from attnport.sources.parsing import Beside, marked, marks_by_name
 from attnport.sources.ranges import usual_range
-from attnport.sources.structure import Arguments, Branch, Constant, Leaf, Node, Path, flat_name
+from attnport.sources.structure import NARROW, Arguments, Input
 from attnport_bundle.format.contract import dims_in
 
 if TYPE_CHECKING:
@@ -21,16 +21,8 @@ if TYPE_CHECKING:
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """A dim by name, and the sizes that are known to be allowed; None = not known."""
-
-    name: str
-    smallest: int = 1
-    largest: int | None = None
-
-
-Dims = tuple[Range | int, ...]
+Dims = tuple[Symbol | int, ...]
+Call = Callable[..., "dict[str, torch.Tensor]"]
 
 
 def named_dims(
@@ -41,12 +33,11 @@ def named_dims(
     """Dims with names: `batch` for the first one that inputs share, `seq` for the second of sequences, else INPUT_AXIS.
 
     Args:
-        dims: For each input, sizes, ranges that have their name, and symbols with `name`, `smallest` and `largest`;
-            equal symbols are equal dims.
+        dims: For each input, its dims; those by the user have their name.
         tensors: The examples.
         declared: For inputs that were declared, their dims; the names in them go before those made here.
     """
-    names = {dim.name: dim.name for own in dims.values() for dim in own if isinstance(dim, Range)}
+    names = {dim.name: dim.name for own in dims.values() for dim in own if said_by(dim) == "user"}
     for name, own in declared.items():
         for symbol, dim in zip(dims.get(name, ()), own, strict=False):
             if not isinstance(symbol, int) and isinstance(dim, str):
@@ -72,7 +63,7 @@ def named_dims(
     found: dict[str, Dims] = {}
     for name, own in dims.items():
         found[name] = tuple(
-            dim if isinstance(dim, int) else Range(names[dim.name], dim.smallest, dim.largest) for dim in own
+            dim if isinstance(dim, int) else dataclasses.replace(dim, name=names[dim.name]) for dim in own
         )
     return found
 
@@ -108,133 +99,56 @@ def refuse_other_sizes(declared: Mapping[str, Sequence[str | int]], tensors: Map
                 )
 
 
-def input_texts(
-    found: Mapping[Path, torch.Tensor],
-    dims: Mapping[str, Dims],
-    highs: Mapping[str, int],
-    given: Mapping[str, str],
-) -> list[str]:
-    """An `--input` declaration for each tensor.
+def with_dims(
+    arguments: Arguments, dims: Mapping[str, Dims], highs: Mapping[str, int], beside: Mapping[str, Beside]
+) -> Arguments:
+    """The arguments of examples, whose inputs have dims and marks.
 
     Args:
-        given: Declarations by flat name, which replace those made here; marks alone are added to them.
+        arguments: Those of the examples.
+        dims: By input, its dims.
+        highs: By input, the number of its values, where that is known.
+        beside: By input, what was declared of it.
+
+    Raises:
+        UsageError: marks do not fit an input.
     """
-    texts = []
-    for path, tensor in found.items():
-        name = flat_name(path)
-        declared = given.get(name, "")
-        if declared and not declared.startswith(":"):
-            texts.append(f"{written(path)}={declared}")
-            continue
-        sizes = ",".join(dim.name if isinstance(dim, Range) else str(dim) for dim in dims[name])
-        marks = declared or mask_marks(name, tensor)
-        if name in highs and not marks:
-            marks = f":high={highs[name]}"
-        texts.append(f"{written(path)}={str(tensor.dtype).removeprefix('torch.')}[{sizes}]{marks}")
-    return texts
+
+    def found(held: Input) -> Input:
+        name = held.spec.name
+        declared, marks, _ = beside.get(name, Beside(None, (), False))
+        if declared:
+            dtype = declared.dtype or (held.dtype if declared.spec.dtype == "int32" else "")
+            high = declared.spec.high or NARROW.get(dtype)
+            return declared._replace(spec=dataclasses.replace(declared.spec, high=high), dtype=dtype)
+        sizes = tuple(dim if isinstance(dim, int) else dim.name for dim in dims[name])
+        marks = marks or marks_by_name(name, held.dtype or held.spec.dtype, len(sizes))
+        high = None if marks else highs.get(name)
+        return marked(dataclasses.replace(held.spec, dims=sizes, high=high), marks, held.dtype)
+
+    return arguments.with_inputs({held.spec.name: found(held) for held in arguments.inputs})
 
 
-def mask_marks(name: str, tensor: torch.Tensor) -> str:
-    """The marks of a mask that is called as everybody calls it."""
-    return marks_by_name(name, str(tensor.dtype).removeprefix("torch."), tensor.dim())
-
-
-def dim_texts(dims: Mapping[str, Dims], tensors: Mapping[str, torch.Tensor], given: Sequence[str]) -> list[str]:
-    """`--dim` declarations: those given, and others for dims whose sizes the examples or the module's code tell."""
-    wanted = {text.partition("=")[0].strip() for text in given}
+def dim_ranges(
+    dims: Mapping[str, Dims], tensors: Mapping[str, torch.Tensor], declared: Mapping[str, Dim]
+) -> dict[str, Dim]:
+    """The ranges of dims that are declared, and of those whose sizes the examples or the module's code tell."""
     limits: dict[str, tuple[int, int | None, int]] = {}
     for name, own in dims.items():
         for axis, dim in enumerate(own):
-            if isinstance(dim, Range) and dim.name.isidentifier() and dim.name not in wanted:
+            if isinstance(dim, Symbol) and dim.name.isidentifier() and dim.name not in declared:
                 low, high, seen = limits.get(dim.name, (dim.smallest, None, 1))
                 highs = [each for each in (high, dim.largest) if each is not None]
                 seen = max(seen, tensors[name].shape[axis])
                 limits[dim.name] = (max(low, dim.smallest), min(highs) if highs else None, seen)
-    texts = list(given)
+    found = dict(declared)
     for name, (low, high, seen) in limits.items():
         usual = usual_range(name)
         largest = max(usual.max, seen)
         largest = largest if high is None else min(largest, high)
         if (low, largest) != (usual.min, usual.max):
-            texts.append(f"{name}={low}:{min(max(usual.opt, low), largest)}:{largest}")
-    return texts
-
-
-def constant_texts(nodes: Mapping[str, Node], variable: str | None = None) -> list[str]:
-    """Declarations of the constants among the arguments, such as `causal=true` or `dtype="<python> torch.float64"`.
-
-    Args:
-        variable: The name of `**kwargs`, whose names stand at the top.
-    """
-    texts: list[str] = []
-    for name, node in nodes.items():
-        _add_constants(node, () if name == variable else (name,), texts)
-    return texts
-
-
-def _add_constants(node: Node, path: Path, texts: list[str]) -> None:
-    from attnport.known import PYTHON
-
-    if isinstance(node, Constant):
-        plain = isinstance(node.value, bool | int | float | str | None)
-        text = json.dumps(node.value if plain else f"{PYTHON}{node.value!r}")
-        # A bracket would be read as that of a shape.
-        texts.append(f"{written(path)}={text.replace('[', chr(92) + 'u005b').replace(']', chr(92) + 'u005d')}")
-    elif not isinstance(node, Leaf):
-        for key, part in zip(node.keys, node.parts, strict=True):
-            _add_constants(part, (*path, key), texts)
-
-
-def written(path: Path) -> str:
-    """A path as declarations have it; its flat name where a key is no name, such as `a:b[0]`."""
-    text = ".".join(path)
-    return text if PATH.fullmatch(text) and text.count(".") == len(path) - 1 else flat_name(path)
-
-
-def refuse_unwritten(text: str, arguments: Arguments) -> None:
-    """Raises SpecError for examples of a SPEC, which is loaded again later, that no declaration can hold."""
-    from attnport.known import PYTHON, as_constant
-
-    pending: list[tuple[Path, Node]] = [((name,), node) for name, node in arguments.nodes.items()]
-    for path, node in pending:
-        if isinstance(node, Branch):
-            pending += [((*path, key), part) for key, part in zip(node.keys, node.parts, strict=True)]
-            continue
-        if written(path) != ".".join(path):
-            what = f"the key {path[-1]!r} of {path[0]}"
-        elif isinstance(node, Constant) and not isinstance(node.value, bool | int | float | str | None):
-            try:
-                as_constant(f"{PYTHON}{node.value!r}")
-                continue
-            except SpecError:
-                what = f"{'.'.join(path)}, a {type(node.value).__name__},"
-        else:
-            continue
-        raise SpecError(
-            f"{text}: {what} cannot be declared, so that later commands could not load the model with it.",
-            hint="Give the module itself to attnport.export, in place of its SPEC.",
-        )
-
-
-def given_inputs(inputs: Sequence[str] | Mapping[str, str]) -> tuple[str, ...]:
-    """Declarations as `--input` takes them, of a list, one text, or a dict by name."""
-    if isinstance(inputs, str):
-        return (inputs,)
-    if isinstance(inputs, Mapping):
-        for name, text in inputs.items():
-            if not isinstance(text, str):
-                raise UsageError(
-                    f"inputs: got {type(text).__name__} for {name}; expected a declaration such as "
-                    "'float32[batch,seq,256]'.",
-                    hint="Examples are given as args=(...) or kwargs={...}.",
-                )
-        return tuple(f"{name}={text}" for name, text in inputs.items())
-    return tuple(inputs)
-
-
-def by_flat_name(inputs: Sequence[str]) -> dict[str, str]:
-    """Declarations by the flat name of their input, without the name."""
-    return {flat_name(path_of(text)): text.partition("=")[2].strip() for text in inputs}
+            found[name] = Dim(name, low, min(max(usual.opt, low), largest), largest)
+    return found
 
 
 def vocabularies(call: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -256,3 +170,52 @@ def vocabularies(call: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, in
     with torch.no_grad(), Watch():
         call(**tensors)
     return found
+
+
+def with_needed_values(
+    arguments: Arguments, call: Call, tensors: Mapping[str, torch.Tensor], forced: Collection[str]
+) -> Arguments:
+    """The arguments; inputs without whose example the module does not run, or gives NaN, have its values in tests.
+
+    Args:
+        arguments: What the forward is called with.
+        call: Runs the module on tensors by name.
+        tensors: The examples, on which it runs.
+        forced: Inputs that have the values of their examples in any case.
+    """
+    wanted = _finite(call, tensors) or set()
+    inputs = {each.spec.name: each for each in arguments.inputs}
+
+    def takes(names: Collection[str]) -> bool:
+        for least in (None, 0):
+            drawn = {name: example(inputs[name].spec, {}, shape=tensors[name].shape, least=least) for name in names}
+            found = _finite(call, {**tensors, **drawn})
+            if found is None or not wanted <= found:
+                return False
+        return True
+
+    free = [name for name, each in inputs.items() if not each.mask and name not in forced]
+    needed = set() if takes(free) else set(free)
+    for name in free:
+        if name in needed and takes([each for each in free if each == name or each not in needed]):
+            needed.remove(name)
+    return arguments.with_inputs(
+        {name: inputs[name]._replace(example=_rows(tensors[name], inputs[name])) for name in (*needed, *forced)}
+    )
+
+
+def _finite(call: Call, feeds: Mapping[str, torch.Tensor]) -> set[str] | None:
+    """The outputs that are finite; None if the module does not run."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            return {name for name, out in call(**feeds).items() if out.isfinite().all()}
+    except Exception:  # the user's forward may raise anything
+        return None
+
+
+def _rows(tensor: torch.Tensor, held: Input) -> str:
+    dims = held.spec.dims
+    rows = tensor[:ROWS] if dims and isinstance(dims[0], str) else tensor
+    return packed(rows.contiguous().numpy())

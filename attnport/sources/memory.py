@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import dataclasses
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnport.artifacts import IN_MEMORY, ModelSpec, Source
+from attnport.dims import Dim
 from attnport.errors import SpecError
-from attnport.sources.adapted import own_copy
-from attnport.sources.declare import declared_spec
+from attnport.sources.declare import declared_arguments, observed_spec
 from attnport.sources.load import sealed
+from attnport.sources.parsing import text_of
 from attnport.sources.plain import in_float32, plain_module
 from attnport.sources.program import program_spec
-from attnport.sources.structure import Arguments
+from attnport.sources.structure import Arguments, own_copy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,29 +50,31 @@ def kept_copy(module: nn.Module) -> nn.Module:
 
 def memory_spec(
     module: nn.Module,
-    inputs: Sequence[str],
-    dims: Sequence[str] = (),
+    arguments: Arguments,
+    ranges: Mapping[str, Dim],
     outputs: Sequence[str] = (),
-    arguments: Arguments | None = None,
     precision: str = "",
     notes: Sequence[str] = (),
 ) -> ModelSpec:
     """The ModelSpec of a module in memory, which `kept_copy` made.
 
     Args:
-        inputs: Declarations, as of `--input`.
-        arguments: What its forward is called with; None = what the declarations say.
+        module: The module.
+        arguments: What its forward is called with.
+        ranges: Of dims by name; others are found.
+        outputs: Those that are wanted; none = all.
         precision: The precision that it was in before `kept_copy`; "" = float32.
         notes: What users are to know of how it is taken.
 
     Raises:
-        UsageError, SpecError: as `declare.declared_spec`.
+        UsageError, SpecError: as `declare.observed_spec`.
     """
     name = type(module).__name__
     text = f"{name}{IN_MEMORY}"
     # What a module keeps from one run to the next, such as a table of positions, is of that run.
     ran = own_copy(module)
-    spec = declared_spec(name, text, ran, lambda: own_copy(module), inputs, dims, outputs, arguments, precision)
+    spec = observed_spec(name, text, ran, lambda: own_copy(module), arguments, ranges, outputs, precision)
+    inputs, dims = map(text_of, arguments.leaves), map(str, ranges.values())
     source = Source(text, tuple(inputs), tuple(dims), outputs=tuple(outputs))
     return hold(dataclasses.replace(spec, source=source, notes=(*spec.notes, *notes)))
 
@@ -121,7 +124,8 @@ def given_again(module: nn.Module, source: Source) -> ModelSpec:
     """
     if not source.in_memory:
         raise SpecError(f"{source.text} is loaded by its SPEC; a module does not apply.", hint="Leave it out.")
-    found = memory_spec(kept_copy(module), source.inputs, source.dims, source.outputs)
+    copied = kept_copy(module)
+    found = memory_spec(copied, *declared_arguments(source.text, copied, source.inputs, source.dims), source.outputs)
     for part in ("code", "weights"):
         if getattr(found.source, f"{part}_digest") != getattr(source, f"{part}_digest"):
             raise SpecError(

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnport.dims import TensorSpec
+from attnport.dims import Symbol, TensorSpec, said_by
 from attnport.errors import SpecError, first_line
-from attnport.sources.examples import SYMBOL, Range, mask_marks
+from attnport.sources.examples import SYMBOL
+from attnport.sources.parsing import marks_by_name
 from attnport_bundle.format.contract import evaluate
 
 if TYPE_CHECKING:
@@ -23,18 +24,9 @@ if TYPE_CHECKING:
 Axis = tuple[str, int]
 """The name of an input, and the number of its axis."""
 Dims = Mapping[str, Sequence[Any]]
-"""For each input, sizes, and dims with `name`, `smallest` and `largest`; equal names are equal dims."""
+"""For each input, sizes and symbols (`Symbol`)."""
 _GROWN = (2, 3)
 """Sizes in place of 0 and 1: a mask that is broadcast over heads takes at most one of them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Moved:
-    """A dim that is frozen in torch's trace, and that the module takes in other sizes."""
-
-    name: str
-    smallest: int = 1
-    largest: int | None = None
 
 
 class Trials:
@@ -107,7 +99,7 @@ def grown(trials: Trials, kept: Collection[Axis]) -> dict[str, torch.Tensor]:
             longer = [other for other in sizes if sizes[other] > 1 and other not in kept]
             groups += [(*group, other) for group in reversed(groups) for other in longer]
         for group in groups:
-            places = {each: Moved(f"{each[0]}_{each[1]}") for each in group}
+            places = {each: Symbol(f"{each[0]}_{each[1]}") for each in group}
             dims = _placed(trials.tensors, places)
             more = [{dim.name: sizes[each] - size + to for each, dim in places.items()} for to in _GROWN]
             if all(trials.shapes(dims, to) is not None for to in more):
@@ -158,7 +150,7 @@ def in_truth(dims: Dims, trials: Trials, kept: Collection[Axis]) -> tuple[dict[s
         return problem or "what is more is cut off"
 
     for name in trials.sizes(found):
-        chosen = any(isinstance(dim, Range) and dim.name == name for own in found.values() for dim in own)
+        chosen = any(said_by(dim) == "user" and dim.name == name for own in found.values() for dim in own)
         if not chosen and (problem := moves(found, name)) is not None:
             places = [(each, axis) for each, own in found.items() for axis, dim in enumerate(own)
                       if not isinstance(dim, int) and dim.name == name]  # fmt: skip
@@ -214,7 +206,7 @@ def _as_one(
     held = {dims[name][at] for name, at in group if not isinstance(dims[name][at], int)}
     if len(held) > 1 or set(group) & set(kept):
         return {name: tuple(own) for name, own in dims.items()}, ""
-    dim = next(iter(held), Moved(f"{axis[0]}_{axis[1]}_frozen"))
+    dim = next(iter(held), Symbol(f"{axis[0]}_{axis[1]}_frozen", by="module"))
     tried = {
         name: tuple(dim if (name, at) in group else old for at, old in enumerate(own)) for name, own in dims.items()
     }
@@ -254,7 +246,7 @@ def _limits(dims: Dims, trials: Trials) -> tuple[str, ...]:
     sizes = trials.sizes(dims)
     for name, own in dims.items():
         for axis, dim in enumerate(own):
-            if isinstance(dim, int | Range) or sizes.pop(dim.name, None) is None:
+            if said_by(dim) in ("", "user") or sizes.pop(dim.name, None) is None:
                 continue
             beyond = ([dim.smallest - 1] if dim.smallest > 1 else []) + ([dim.largest + 1] if dim.largest else [])
             more = [size for size in beyond if trials.shapes(dims, {dim.name: size}) is not None]
@@ -269,7 +261,7 @@ def _limits(dims: Dims, trials: Trials) -> tuple[str, ...]:
 
 def frozen(dims: Dims) -> list[Axis]:
     """The axes that are frozen in torch's trace, and that the module takes in other sizes."""
-    return [(name, axis) for name, own in dims.items() for axis, dim in enumerate(own) if isinstance(dim, Moved)]
+    return [(name, axis) for name, own in dims.items() for axis, dim in enumerate(own) if said_by(dim) == "module"]
 
 
 def from_zero(dims: Dims, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[Any, ...]]:
@@ -292,7 +284,7 @@ def joined(dims: Dims, trials: Trials) -> dict[str, tuple[Any, ...]]:
     sizes = trials.sizes(dims)
     dims = {
         name: tuple(
-            dim if isinstance(dim, int | Range) or set(SYMBOL.findall(dim.name)) <= set(sizes) else int(size)
+            dim if said_by(dim) in ("", "user") or set(SYMBOL.findall(dim.name)) <= set(sizes) else int(size)
             for dim, size in zip(own, trials.tensors[name].shape, strict=True)
         )
         for name, own in dims.items()
@@ -303,7 +295,7 @@ def joined(dims: Dims, trials: Trials) -> dict[str, tuple[Any, ...]]:
         return trials.shapes(dims, {name: sizes[name] + 1 for name in larger}) is not None
 
     ranges_first = sorted((name for name, size in sizes.items() if size > 0),
-                          key=lambda name: not isinstance(kinds[name], Range))  # fmt: skip
+                          key=lambda name: kinds[name].by != "user")  # fmt: skip
     same = _equal_dims(ranges_first, sizes, runs)
 
     def settled(dim: Any) -> Any:
@@ -324,7 +316,8 @@ def _beside(
 
     A module may take a mask of more rows than it uses, as BERT of transformers does.
     """
-    if not mask_marks(name, tensors[name]):
+    tensor = tensors[name]
+    if not marks_by_name(name, str(tensor.dtype).removeprefix("torch."), tensor.dim()):
         return own
     others = [(each, tensors[other].shape) for other, each in dims.items() if other != name]
     shared = {dim.name for each, _ in others for dim in each if not isinstance(dim, int)}
@@ -332,7 +325,7 @@ def _beside(
     def joint(axis: int, dim: Any) -> Any:
         if isinstance(dim, int) or dim.name in shared:
             return dim
-        size = tensors[name].shape[axis]
+        size = tensor.shape[axis]
         return next((each[axis] for each, shape in others if len(shape) > axis and shape[axis] == size), dim)
 
     return tuple(joint(axis, dim) for axis, dim in enumerate(own))

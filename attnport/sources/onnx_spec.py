@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import UNKNOWN_SIZE, ModelSpec
-from attnport.dims import Dim
+from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError
 from attnport.onnx_graph import attribute, made_by, perm_of
-from attnport.sources.declare import FrozenError, declared_spec
-from attnport.sources.marks import marks_by_name, polarity_of
+from attnport.options import advised
+from attnport.sources.declare import FrozenError, observed_spec
 from attnport.sources.onnx_decoder import CONFIG, stops_of
 from attnport.sources.onnx_file import beside, graph_of, input_names, output_names, path_of, read
-from attnport.sources.parsing import parse_input
+from attnport.sources.parsing import marked, marks_by_name, parse_dims, parse_input, polarity_of
 from attnport.sources.plain import precision_notes
-from attnport.sources.structure import flat_name
+from attnport.sources.structure import Input, Leaf, flat_name, of_leaves
 from attnport_bundle.format.contract import DTYPES
 
 if TYPE_CHECKING:
@@ -56,7 +56,12 @@ def load_onnx(text: str, inputs: Sequence[str], dims: Sequence[str], outputs: Se
         return _module(text)
 
     name = path.stem if path.stem != "model" else path.absolute().parent.name
-    spec = _declared_or_fixed(lambda sizes: declared_spec(name, text, make(), make, declared, sizes, outputs), dims)
+
+    def observed(dims: Sequence[str]) -> ModelSpec:
+        module = make()
+        return observed_spec(name, text, module, make, of_leaves(module, declared), parse_dims(dims), outputs)
+
+    spec = _declared_or_fixed(observed, dims)
     reads_text = any(each.name == "input_ids" for each in spec.io.inputs)
     io = dataclasses.replace(spec.io, stop=stop) if stop else spec.io
     return dataclasses.replace(spec, io=io, notes=(*notes, *spec.notes),
@@ -93,30 +98,33 @@ def _module(text: str) -> nn.Module:
     return OnnxModule(model, {flat: name for name, flat in names.items()}, output_names(model))
 
 
-def _declared(text: str, model: ir.Model, inputs: Sequence[str], counted: bool) -> list[str]:
-    """A declaration for each input of the graph."""
-    given = {parse_input(each)[0].name: each for each in inputs}
+def _declared(text: str, model: ir.Model, inputs: Sequence[str], counted: bool) -> list[Leaf]:
+    """The inputs of the graph, as declared or as the graph says."""
+    given = {each.spec.name: each for each in map(parse_input, inputs)}
     names = input_names(model)
     unknown = [name for name in given if name not in names.values()]
     if unknown:
-        raise UsageError(f"--input {unknown[0]}: the graph's inputs are {', '.join(names.values())}.")
+        raise UsageError(f"input {unknown[0]}: the graph's inputs are {', '.join(names.values())}.")
     if not names:
         raise SpecError(f"{text}: the graph has no inputs.", hint="Expected a model that computes something of them.")
     dims = _dim_names(model)
     return [
-        given.get(names[str(value.name)]) or _declaration(text, value, names, counted, dims)
+        Leaf((name,), given.get(name) or _input(text, value, name, counted, dims))
         for value in model.graph.inputs
+        for name in [names[str(value.name)]]
     ]
 
 
-def _declaration(text: str, value: ir.Value, names: dict[str, str], counted: bool, known: dict[str, str]) -> str:
+def _input(text: str, value: ir.Value, name: str, counted: bool, known: dict[str, str]) -> Input:
     """What the graph says of an input.
 
     Args:
+        text: What errors call the file.
+        value: The input.
+        name: Its name as an argument.
         counted: Whether masks of padding say lengths, as of a `Decoder`.
         known: The names of dims by what the graph calls them, for all of its inputs.
     """
-    name = names[str(value.name)]
     dtype = _dtype(value)
     if dtype not in DTYPES:
         raise SpecError(f"{text}: input {value.name} has type {dtype}; expected one of {', '.join(DTYPES)}.",
@@ -124,16 +132,14 @@ def _declaration(text: str, value: ir.Value, names: dict[str, str], counted: boo
     if value.shape is None:
         raise SpecError(
             f"{text}: the graph does not say how many dims input {value.name} has.",
-            hint=f"Declare it: --input {name}={dtype}[batch,seq].",
+            hint=f"Declare it: {advised('inputs', [f'{name}={dtype}[batch,seq]'])}.",
         )
-    dims = [_dim(dim, axis, len(value.shape), name, known) for axis, dim in enumerate(value.shape)]
-    found = f"{name}={dtype}[{','.join(map(str, dims))}]"
+    dims = tuple(_dim(dim, axis, len(value.shape), name, known) for axis, dim in enumerate(value.shape))
+    spec = TensorSpec(name, dtype, dims)
     if not counted and (marks := marks_by_name(name, dtype, len(dims))):
-        return f"{found}{marks}"
-    if counted and polarity_of(name):
-        return f"{found}:high=2"
-    high = _high(value) if dtype in ("int64", "int32") else 0
-    return f"{found}:high={high}" if high else found
+        return marked(spec, marks)
+    high = 2 if counted and polarity_of(name) else _high(value) if dtype in ("int64", "int32") else 0
+    return Input(dataclasses.replace(spec, high=high or None))
 
 
 def _dtype(value: ir.Value) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from attnport.budget import Budget
 from attnport.dims import Dim
 from attnport.errors import SpecError
+from attnport.options import advised
 
 _BATCH = "batch"
 _FIRST = (16, 8, 32, 64)
@@ -143,7 +144,7 @@ def _left_out(dims: Mapping[str, Dim], usual: Mapping[str, Dim], budget: Budget)
         return ()
     sizes = {name: dim.min if name == _BATCH else dim.max for name, dim in dims.items()}
     cost = budget.cost({**sizes, **{dim.name: min(2 * dim.max, ends[dim.name]) for dim in short}})
-    further = " ".join(f"--dim {replace(dim, max=ends[dim.name])}" for dim in short)
+    further = advised("dims", [replace(dim, max=ends[dim.name]) for dim in short])
     tried = ", ".join(f"{dim.name} up to {dim.max}" for dim in short)
     return (f"sizes are taken as far as they could be tried, {tried}. Larger ones may take up to {cost}: {further}",)
 

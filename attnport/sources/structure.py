@@ -1,8 +1,8 @@
-"""Adapts a module that takes or returns structures to flat tensors: by keyword in, a tuple of tensors out.
+"""What a forward is called with, as a tree whose leaves are inputs of the graph and constants.
 
 A structure is a tuple, list, dict, dataclass, named tuple, whatever `torch.utils._pytree` knows (transformers registers
 its ModelOutput there), or a cache of transformers. A tensor in it is named by its path, joined by `_`: `past.0.key`
-becomes `past_0_key`.
+becomes `past_0_key`. Results of a forward are taken apart in the same way.
 """
 
 from __future__ import annotations
@@ -13,34 +13,40 @@ import inspect
 import keyword
 import re
 import types
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+import typing
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnport.errors import SpecError, first_line
-from attnport.sources.annotations import is_cache, parameter_types, structure_of
+from attnport.dims import TensorSpec
+from attnport.errors import SpecError, UsageError, first_line
+from attnport.masks import MaskSpec
+from attnport.options import advised
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 Path = tuple[str, ...]
+"""The place of a value among the arguments: `("past", "0", "key")`."""
 NARROW = {"uint8": 2**8, "int8": 2**7, "uint16": 2**16, "int16": 2**15}
 """Types of whole numbers that inputs of a contract do not have, and how many numbers from 0 on each of them has."""
-_PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-@dataclasses.dataclass(frozen=True)
-class Leaf:
-    """The place of a tensor, by its flat name.
+class Input(NamedTuple):
+    """A tensor among the arguments.
 
     Attributes:
-        dtype: The type that the module is given; "" = that of the input. Types of whole numbers that no contract has,
-            such as uint8, come in as int32.
+        spec: The input of the graph: its flat name, its type and its dims.
+        mask: What it hides; None if it is no mask.
+        dtype: The type that the module is given, where that is one of `NARROW`: the input is then int32.
+        example: The values that it has in every test, as of `example_values.packed`; "" = random ones.
     """
 
-    name: str
+    spec: TensorSpec
+    mask: MaskSpec | None = None
     dtype: str = ""
+    example: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +54,13 @@ class Constant:
     """A value that is the same in every call."""
 
     value: Any
+
+
+class Leaf(NamedTuple):
+    """A value among the arguments, and its place."""
+
+    path: Path
+    held: Input | Constant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,28 +72,54 @@ class Branch:
     make: Callable[[list[Any]], Any]
 
 
-Node = Leaf | Constant | Branch
+Node = Path | Branch
+"""A structure, or the place of a value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What a forward is called with: a node for each of its parameters, with the tensors' flat names in order."""
+    """What a forward is called with.
+
+    Attributes:
+        signature: That of the forward.
+        nodes: For each of its parameters, a tree of places.
+        leaves: What is at these places.
+    """
 
     signature: inspect.Signature
     nodes: Mapping[str, Node]
-    names: tuple[str, ...]
+    leaves: tuple[Leaf, ...]
 
     @property
-    def flat(self) -> bool:
-        """Whether the forward takes the flat tensors as they are, by keyword."""
-        return all(
-            node == Leaf(name) and name in self.signature.parameters and self.signature.parameters[name].kind in _PLAIN
-            for name, node in self.nodes.items()
+    def inputs(self) -> tuple[Input, ...]:
+        """The tensors, in order."""
+        return tuple(leaf.held for leaf in self.leaves if isinstance(leaf.held, Input))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tensors, in order."""
+        return tuple(each.spec.name for each in self.inputs)
+
+    def with_inputs(self, inputs: Mapping[str, Input]) -> Arguments:
+        """The same arguments, with other inputs by name."""
+        leaves = tuple(
+            Leaf(path, inputs.get(held.spec.name, held) if isinstance(held, Input) else held)
+            for path, held in self.leaves
         )
+        return dataclasses.replace(self, leaves=leaves)
 
     def bound(self, tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, positional and by keyword."""
-        values = {name: _built(node, tensors) for name, node in self.nodes.items()}
+        import torch
+
+        held: dict[Path, Any] = {}
+        for path, each in self.leaves:
+            if isinstance(each, Constant):
+                held[path] = each.value
+            else:
+                tensor = tensors[each.spec.name]
+                held[path] = tensor.to(getattr(torch, each.dtype)) if each.dtype else tensor
+        values = {name: _built(node, held) for name, node in self.nodes.items()}
         positional: list[Any] = []
         # Names that the forward does not take are passed as well: Python's own error names them.
         by_keyword = {name: value for name, value in values.items() if name not in self.signature.parameters}
@@ -99,12 +138,15 @@ class Arguments:
 
 def of_examples(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Arguments, dict[Path, torch.Tensor]]:
-    """The arguments of a call, and the tensors among them by path.
+) -> tuple[Arguments, dict[str, torch.Tensor]]:
+    """The arguments of a call, whose inputs have the sizes of the examples, and the tensors by the inputs' names.
 
     Raises:
         SpecError: the forward does not take them, or one holds tensors in a way that cannot be seen.
+        UsageError: a tensor has a type that no input has.
     """
+    import torch
+
     signature = inspect.signature(module.forward)
     try:
         given = signature.bind(*args, **kwargs).arguments
@@ -114,13 +156,28 @@ def of_examples(
             hint=f"It is forward{signature}.",
         ) from err
     nodes: dict[str, Node] = {}
-    found: dict[Path, torch.Tensor] = {}
+    values: dict[Path, Any] = {}
     for name, value in given.items():
         # A name in **kwargs is one that users would write at the top.
         variable = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-        nodes[name] = take_apart(value, () if variable else (name,), found, read=_plain)
-    _check_names(module, list(found))
-    return Arguments(signature, nodes, tuple(map(flat_name, found))), found
+        nodes[name] = take_apart(value, () if variable else (name,), values, read=_plain)
+    leaves = tuple(
+        Leaf(path, _fixed_input(path, value) if isinstance(value, torch.Tensor) else Constant(value))
+        for path, value in values.items()
+    )
+    check_names(leaves)
+    return Arguments(signature, nodes, leaves), {flat_name(path): value for path, value in values.items()
+                                                 if isinstance(value, torch.Tensor)}  # fmt: skip
+
+
+def _fixed_input(path: Path, tensor: torch.Tensor) -> Input:
+    """An example as an input of its sizes."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    narrow = dtype if dtype in NARROW else ""
+    try:
+        return Input(TensorSpec(flat_name(path), "int32" if narrow else dtype, tuple(tensor.shape)), dtype=narrow)
+    except UsageError as err:
+        raise UsageError(f"the example of {err}", hint="Take the parts of it as inputs, or cast it.") from err
 
 
 def _plain(value: Any) -> Any:
@@ -143,47 +200,45 @@ def _plain(value: Any) -> Any:
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
-def _check_names(module: nn.Module, paths: Sequence[Path]) -> None:
+def check_names(leaves: Iterable[Leaf]) -> None:
     """Raises SpecError for inputs whose flat names are one, or are no names that a module can be called with."""
-    by_name: dict[str, Path] = {}
-    for path in paths:
-        name, text = flat_name(path), ".".join(path)
+    by_name: dict[str, str] = {}
+    for path, held in leaves:
+        if isinstance(held, Constant):
+            continue
+        name, place = held.spec.name, ".".join(path)
         if name in by_name:
+            if by_name[name] == place:
+                raise SpecError(f"input {name} is declared twice.", hint="Declare it once.")
             raise SpecError(
-                f"{type(module).__name__}: {'.'.join(by_name[name])} and {text} would both be the input {name}.",
+                f"{by_name[name]} and {place} would both be the input {name}.",
                 hint="Rename one of them: a parameter of the forward, or a key.",
             )
         if name == "self" or not name.isidentifier() or keyword.iskeyword(name):
             raise SpecError(
-                f"{type(module).__name__}: {text} cannot be the name of an input: modules are called by keyword.",
+                f"{place} cannot be the name of an input: modules are called by keyword.",
                 hint="Rename it, to a name of Python other than self.",
             )
-        by_name[name] = path
+        by_name[name] = place
 
 
-def of_declarations(
-    module: nn.Module, paths: Sequence[Path], constants: Mapping[Path, Any], dtypes: Mapping[str, str] | None = None
-) -> Arguments:
-    """The arguments that declarations such as `past.0=...` stand for.
+def of_leaves(module: nn.Module, leaves: Sequence[Leaf]) -> Arguments:
+    """The arguments that declared leaves such as `past.0=...` stand for.
 
     What a structure is follows from the annotation of the forward; without one, names make a dict and numbers a tuple.
 
-    Args:
-        paths: Of the tensors.
-        constants: Values that are the same in every call, by path.
-        dtypes: By flat name, the types that the module is given where inputs have others, see `Leaf`.
-
     Raises:
-        SpecError: two declarations contradict each other, or the places in a sequence are not 0, 1, 2, ...
+        SpecError: two leaves contradict each other, or the places in a sequence are not 0, 1, 2, ...; a constant cannot
+            be made (`known.as_constant`).
     """
     from attnport.known import as_constant
 
     signature = inspect.signature(module.forward)
     kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
     rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
-    types = parameter_types(module)
+    annotations = _parameter_types(module)
     trees: dict[str, Any] = {}
-    for path in (*paths, *constants):
+    for path, _ in leaves:
         inside = path if path[0] in signature.parameters or rest is None else (rest, *path)
         tree = trees
         for part in inside[:-1]:
@@ -191,58 +246,181 @@ def of_declarations(
             if not isinstance(tree, dict):
                 break
         if not isinstance(tree, dict) or inside[-1] in tree:
-            raise SpecError(f"--input {'.'.join(path)}: another --input declares it, or a part of it.")
-        name = flat_name(path)
-        held: Node = Leaf(name, (dtypes or {}).get(name, ""))
-        tree[inside[-1]] = Constant(as_constant(constants[path])) if path in constants else held
-    _check_names(module, paths)
-    nodes: dict[str, Node] = {}
-    for name, tree in trees.items():
-        variable = name == rest
-        nodes[name] = _declared(tree, dict if variable else types.get(name), name)
-    return Arguments(signature, nodes, tuple(map(flat_name, paths)))
+            raise SpecError(f"input {'.'.join(path)}: it, or a part of it, is declared twice.")
+        tree[inside[-1]] = path
+    made = tuple(
+        Leaf(path, Constant(as_constant(held.value)) if isinstance(held, Constant) else held) for path, held in leaves
+    )
+    nodes = {name: _declared(tree, dict if name == rest else annotations.get(name), name)
+             for name, tree in trees.items()}  # fmt: skip
+    return Arguments(signature, nodes, made)
 
 
 def _declared(tree: Any, annotation: Any, path: str) -> Node:
     if not isinstance(tree, dict):
         node: Node = tree
         return node
-    make, types = structure_of(annotation, tuple(tree), path)
+    make, types = _structure_of(annotation, tuple(tree), path)
     keys = sorted(tree, key=int) if all(key.isdigit() for key in tree) else list(tree)
     parts = tuple(_declared(tree[key], types.get(key), f"{path}.{key}") for key in keys)
     return Branch(tuple(keys), parts, lambda values: make(dict(zip(keys, values, strict=True))))
 
 
+class Observed:
+    """Calls a module with flat tensors by keyword, and returns those outputs by name that are wanted.
+
+    Attributes:
+        adapts: Whether the module must be `adapted` to be called so; known after a call.
+    """
+
+    def __init__(self, module: nn.Module, arguments: Arguments, outputs: Sequence[str], text: str) -> None:
+        self._module, self._arguments, self._wanted, self._text = module, arguments, tuple(outputs), text
+        self.adapts = False
+
+    def __call__(self, /, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The outputs by name.
+
+        Raises:
+            SpecError: there is no such output, or there is none at all.
+        """
+        import torch
+
+        args, kwargs = self._arguments.bound(tensors)
+        taken = [name for name in self._arguments.signature.parameters if kwargs.get(name) is tensors.get(name, self)]
+        result = self._module(*args, **kwargs)
+        found = flat_outputs(result, self._arguments.names)
+        if not found:
+            raise SpecError(
+                f"{self._text}: its forward returns {type(result).__name__} without a tensor in it.",
+                hint="Return a tensor, or a structure that has one.",
+            )
+        if not self._wanted and (other := _other(result)):
+            raise SpecError(
+                f"{self._text}: its forward returns {type(result).__name__} with {other}, which is no tensor.",
+                hint=f"Choose the outputs: {advised('outputs', found)}.",
+            )
+        values = (result,) if isinstance(result, torch.Tensor) else result
+        flat = isinstance(values, tuple | list) and all(isinstance(value, torch.Tensor) for value in values)
+        for name in self._wanted:
+            if name not in found:
+                raise SpecError(
+                    f"{self._text}: got output {name}; its forward returns {', '.join(found)}.",
+                    hint="Name one of these.",
+                )
+        chosen = {name: found[name] for name in self._wanted or found}
+        as_it_is = not args and set(taken) == set(kwargs) == set(tensors)
+        self.adapts = self.adapts or not (as_it_is and flat and list(chosen) == list(found))
+        return chosen
+
+
+def adapted(module: nn.Module, arguments: Arguments, outputs: Sequence[str]) -> nn.Module:
+    """`module` with another forward: the flat tensors of `arguments` by keyword in, those called `outputs` out.
+
+    It is a shallow copy, whose class is a subclass with the name of the module's own. So paths of modules, names of
+    parameters, deep copies, casts and `isinstance` stay what they were. Hooks of the module itself see its own
+    arguments and results.
+    """
+    from attnport.known import computing
+
+    kind, names, chosen = type(module), arguments.names, tuple(outputs)
+    made = copy.copy(module)
+    own = made.__dict__.pop("forward", None)  # somebody replaced the forward of this one instance
+    hooks = _Hooks(made)
+
+    def forward(self: nn.Module, *positional: torch.Tensor, **tensors: torch.Tensor) -> Any:
+        tensors = {**dict(zip(names, positional, strict=False)), **tensors}
+        args, kwargs = arguments.bound(tensors)
+        with computing(args, kwargs):
+            result = hooks.run(self, own or kind.forward.__get__(self), args, kwargs)
+        found = flat_outputs(result, names)
+        missing = [name for name in chosen if name not in found]
+        if missing:
+            raise SpecError(f"{kind.__name__}: its forward returned no {missing[0]}; it returned {', '.join(found)}.")
+        return found[chosen[0]] if chosen == ("output",) else tuple(found[name] for name in chosen)
+
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # torch.export binds by it
+        [inspect.Parameter(name, either) for name in ("self", *names)]
+    )
+    space = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    meta: Any = type(kind)
+    made.__class__ = meta(kind.__name__, (kind,), space)
+    return made
+
+
+def own_copy(module: nn.Module) -> nn.Module:
+    """A copy that shares the weights alone: what is registered on it, or what it keeps of a run, is not `module`'s."""
+    shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return copy.deepcopy(module, dict(shared))
+
+
+class _Hooks:
+    """The hooks of a module's own forward, taken from it."""
+
+    KEPT = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs")
+
+    def __init__(self, module: nn.Module) -> None:
+        self._before, self._before_with, self._after, self._after_with = (getattr(module, name) for name in self.KEPT)
+        for name in self.KEPT:
+            module.__dict__[name] = OrderedDict()
+
+    def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls `forward` between the hooks, as torch does."""
+        for number, before in self._before.items():
+            if number in self._before_with:
+                args, kwargs = before(module, args, kwargs) or (args, kwargs)
+            elif (changed := before(module, args)) is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        result = forward(*args, **kwargs)
+        for number, after in self._after.items():
+            given = (args, kwargs) if number in self._after_with else (args,)
+            replaced = after(module, *given, result)
+            result = result if replaced is None else replaced
+        return result
+
+
+def _other(result: Any) -> str:
+    """What a result holds that is neither a tensor nor None, and where; "" for nothing."""
+    import torch
+
+    found: dict[Path, Any] = {}
+    take_apart(result, (), found)
+    others = {path: value for path, value in found.items() if not isinstance(value, torch.Tensor | None)}
+    return next((f"{'.'.join(path)}={value!r:.40}" for path, value in others.items()), "")
+
+
 def take_apart(
-    value: Any, path: Path, found: dict[Path, torch.Tensor], read: Callable[[Any], Any] = lambda value: value
+    value: Any, path: Path, leaves: dict[Path, Any], read: Callable[[Any], Any] = lambda value: value
 ) -> Node:
-    """A value as a node; its tensors are added to `found` by their paths.
+    """A value as a tree; the tensors and other values in it are added to `leaves` by their paths.
 
     Args:
+        value: The value.
+        path: Its own place.
+        leaves: What is added to.
         read: What a tensor, an array or a number is taken as.
 
     Raises:
-        SpecError: it is an object that holds tensors and is no structure that is known.
+        SpecError: it is an object that holds tensors and is no structure that is known, or two parts have one path.
     """
     import torch
 
     value = read(value)
-    if isinstance(value, torch.Tensor):
-        found[path] = value
-        dtype = str(value.dtype).removeprefix("torch.")
-        return Leaf(flat_name(path), dtype if dtype in NARROW else "")
-    opened = _opened(value)
+    opened = None if isinstance(value, torch.Tensor) else _opened(value)
     if opened is not None:
         parts, make = opened
         keys = tuple(name for name, _ in parts)
-        return Branch(keys, tuple(take_apart(part, (*path, name), found, read) for name, part in parts), make)
-    if held := _tensor_in(value):
+        return Branch(keys, tuple(take_apart(part, (*path, name), leaves, read) for name, part in parts), make)
+    if not isinstance(value, torch.Tensor) and (held := _tensor_in(value)):
         raise SpecError(
             f"{'.'.join(path) or 'the result'} is a {type(value).__name__}, which holds tensors ({held}) and is no "
             "structure that is known.",
             hint="Make it a dataclass, or register it with torch.utils._pytree.register_pytree_node.",
         )
-    return Constant(value)
+    if path in leaves:
+        raise SpecError(f"two keys of {'.'.join(path[:-1])} are written {path[-1]}.", hint="Rename one of them.")
+    leaves[path] = value
+    return path
 
 
 def _tensor_in(value: Any) -> str:
@@ -276,7 +454,7 @@ def _opened(value: Any) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], An
     import torch.utils._pytree as pytree
 
     layers = getattr(value, "layers", None)
-    if is_cache(type(value)) and isinstance(layers, list) and all(map(_keys_and_values_alone, layers)):
+    if _is_cache(type(value)) and isinstance(layers, list) and all(map(_keys_and_values_alone, layers)):
         return _cache(value, layers)
     known = pytree.SUPPORTED_NODES.get(pytree._get_node_type(value))
     if known is not None:
@@ -344,10 +522,14 @@ def flat_outputs(result: Any, taken: Collection[str] = ()) -> dict[str, torch.Te
     Args:
         taken: Names of inputs; an output of that name gets `_out` behind it.
     """
-    found: dict[Path, torch.Tensor] = {}
+    import torch
+
+    found: dict[Path, Any] = {}
     take_apart(result, (), found)
     named: dict[str, torch.Tensor] = {}
     for path, tensor in found.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
         name = flat_name(path)
         name = name if name and not name[0].isdigit() else "_".join(filter(None, ("output", name)))
         while name in taken or name in named:
@@ -356,15 +538,8 @@ def flat_outputs(result: Any, taken: Collection[str] = ()) -> dict[str, torch.Te
     return named
 
 
-def _built(node: Node, tensors: Mapping[str, torch.Tensor]) -> Any:
-    import torch
-
-    if isinstance(node, Leaf):
-        tensor = tensors[node.name]
-        return tensor.to(getattr(torch, node.dtype)) if node.dtype else tensor
-    if isinstance(node, Constant):
-        return node.value
-    return node.make([_built(part, tensors) for part in node.parts])
+def _built(node: Node, held: Mapping[Path, Any]) -> Any:
+    return node.make([_built(part, held) for part in node.parts]) if isinstance(node, Branch) else held[node]
 
 
 def _last_positional(signature: inspect.Signature, values: Mapping[str, Any]) -> int:
@@ -377,3 +552,94 @@ def _last_positional(signature: inspect.Signature, values: Mapping[str, Any]) ->
         ):
             last = at
     return last
+
+
+def _parameter_types(module: nn.Module) -> Mapping[str, Any]:
+    """The annotations of a module's forward by parameter; those that cannot be resolved are left out."""
+    forward = inspect.unwrap(module.forward)
+    try:
+        return typing.get_type_hints(forward)
+    except Exception:  # an annotation may name what is imported for type checkers alone
+        found = getattr(forward, "__annotations__", {})
+        return {name: kind for name, kind in found.items() if not isinstance(kind, str)}
+
+
+def _structure_of(
+    annotation: Any, keys: Sequence[str], path: str
+) -> tuple[Callable[[dict[str, Any]], Any], Mapping[str, Any]]:
+    """What makes a structure of parts by key, and the annotations of the parts.
+
+    A dataclass, a named tuple, a TypedDict, a cache of transformers, lists, tuples and dicts are made as annotated.
+    Without an annotation, numbers are the places of a tuple, and names the keys of a dict.
+
+    Raises:
+        SpecError: the places are not 0, 1, 2, ...
+    """
+    options = [each for each in _options(annotation) if _fits(each, keys)]
+    kind: Any = options[0] if options else None
+    origin = typing.get_origin(kind) or kind
+    numbered = all(key.isdigit() for key in keys)
+    if numbered and not _is_cache(origin) and sorted(map(int, keys)) != list(range(len(keys))):
+        raise SpecError(
+            f"input {path}: got the places {', '.join(keys)}; expected 0 to {len(keys) - 1}, each once.",
+        )
+    if _is_cache(origin):
+        return (lambda parts: _made_cache(origin, parts)), {}
+    if dataclasses.is_dataclass(origin) or _is_named_tuple(origin):
+        return (lambda parts: origin(**parts)), getattr(origin, "__annotations__", {})
+    if numbered and origin is not dict:
+        sequence = list if origin in (list, typing.get_origin(Sequence[Any])) else tuple
+        part_types = [each for each in typing.get_args(kind) if each is not Ellipsis]
+        repeated = len(part_types) == 1
+        found = {key: part_types[0 if repeated else int(key)] for key in keys if repeated or int(key) < len(part_types)}
+        return (lambda parts: sequence(parts.values())), found
+    values = typing.get_args(kind)[1:] if origin in (dict, typing.get_origin(Mapping[str, Any])) else ()
+    known = getattr(origin, "__annotations__", {}) if typing.is_typeddict(origin) else {}
+    return dict, dict.fromkeys(keys, values[0]) if values else known
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    """The types that an annotation allows: those of a union, in order."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return tuple(each for each in typing.get_args(annotation) if each is not type(None))
+    return () if annotation is None else (annotation,)
+
+
+def _fits(kind: Any, keys: Sequence[str]) -> bool:
+    origin = typing.get_origin(kind) or kind
+    numbered = all(key.isdigit() for key in keys)
+    if _is_cache(origin):
+        return numbered
+    if dataclasses.is_dataclass(origin):
+        return {field.name for field in dataclasses.fields(origin)} >= set(keys)
+    if _is_named_tuple(origin):
+        return set(origin._fields) >= set(keys)
+    if origin in (list, tuple, typing.get_origin(Sequence[Any])):
+        return numbered
+    return origin in (dict, typing.get_origin(Mapping[str, Any])) or typing.is_typeddict(origin)
+
+
+def _is_named_tuple(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def _is_cache(kind: Any) -> bool:
+    """Whether a class is a cache of transformers that takes keys and values."""
+    return isinstance(kind, type) and any(
+        base.__name__ == "Cache" and base.__module__ == "transformers.cache_utils" for base in kind.__mro__
+    )
+
+
+def _made_cache(kind: Any, parts: dict[str, Any]) -> Any:
+    """A cache of transformers; of the class that only stands for all caches, the usual one."""
+    if kind.__name__ == "Cache":
+        from transformers import DynamicCache
+
+        kind = DynamicCache
+    return kind([_pair(part) for part in parts.values()])
+
+
+def _pair(part: Any) -> tuple[Any, Any]:
+    """Keys and values of a layer, declared as `key` and `value`, or as 0 and 1."""
+    key, value = (part["key"], part["value"]) if isinstance(part, dict) else part
+    return key, value

@@ -22,7 +22,7 @@ from attnport.folder.loading import note_read, remember, without_outputs
 from attnport.folder.machine import versions
 from attnport.folder.workspace import Change, create, fresh, open_folder, open_if_there, refuse_stranger, toolchain
 from attnport.jsonfile import digest_text, to_json
-from attnport.options import Force, Option, Output, Progress, ReadMemory, ReadTimeout, Tell
+from attnport.options import TYPED, Force, Option, Output, Progress, ReadMemory, ReadTimeout, Tell, typed
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import write_golden
 from attnport.parity.sizes import check_dims, size_cases
@@ -125,6 +125,7 @@ def exported(
             given=given.as_json(),
             folder=str(folder),
             options=options,
+            typed=TYPED.get(),
         )
     finally:
         if folder.is_dir():
@@ -382,7 +383,8 @@ def _carry_out(message: Mapping[str, Any], listeners: Mapping[str, Told]) -> dic
 
     progress, tell = listeners["progress"], listeners["tell"]
     given, folder = Given(**message["given"]), Path(message["folder"])
-    exported_here(given, folder, **message["options"], progress=progress, tell=tell)
+    with typed() if message["typed"] else contextlib.nullcontext():
+        exported_here(given, folder, **message["options"], progress=progress, tell=tell)
     return {}
 
 

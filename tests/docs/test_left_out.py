@@ -65,5 +65,4 @@ def test_every_declaration_of_the_page_on_masks_is_read() -> None:
     declared = re.findall(r'--input "([^"]+)"', (ROOT / "docs" / "masks.md").read_text("utf-8"))
     assert len(declared) > 5
     for text in declared:
-        _, mask = parse_input(text)
-        assert mask is not None
+        assert parse_input(text).mask is not None

@@ -53,7 +53,7 @@ class Case:
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        return tuple(parse_input(text)[0] for text in self.inputs)
+        return tuple(parse_input(text).spec for text in self.inputs)
 
     def call(self, tensors: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments and the keyword arguments of the module."""

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from attnport.artifacts import IOContract
-from attnport.exporter.capture import example_sizes, example_tensors, quiet, traceable
+from attnport.dims import distinct_sizes
+from attnport.exporter.capture import example_tensors, quiet, traceable
 
 
 @contextlib.contextmanager
@@ -24,7 +25,7 @@ def _plainly(module: nn.Module) -> Iterator[None]:
 
 
 def _sample(contract: IOContract) -> dict[str, torch.Tensor]:
-    found = example_tensors(contract, example_sizes(contract))
+    found = example_tensors(contract, distinct_sizes(contract.dims))
     for spec in contract.inputs:
         if spec.name == "attention_mask":
             found[spec.name] = torch.ones_like(found[spec.name])

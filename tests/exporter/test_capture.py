@@ -19,11 +19,11 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnport.artifacts import IOContract
-from attnport.dims import Dim, TensorSpec
+from attnport.dims import Dim, TensorSpec, distinct_sizes
 from attnport.errors import ExportError
 from attnport.example_values import packed
 from attnport.exporter import storage
-from attnport.exporter.capture import capture, example_sizes, example_tensors
+from attnport.exporter.capture import capture, example_tensors
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.naming import MAY_BE_EMPTY, SCOPES
 from attnport.masks import MaskSpec
@@ -193,7 +193,7 @@ def test_a_module_that_raises_and_one_of_too_many_outputs_are_export_errors() ->
 
 def test_example_inputs_are_the_same_each_time_and_fit_the_contract() -> None:
     io = IOContract((X,), (Y,), (Dim("batch", 1, 1, 2), Dim("seq", 9, 9, 64)))
-    assert example_sizes(io) == {"batch": 2, "seq": 9}
+    assert distinct_sizes(io.dims) == {"batch": 2, "seq": 9}
     ids = TensorSpec("ids", "int64", ("batch", "seq"), high=3)
     mask = TensorSpec("mask", "int64", ("batch", "seq"))
     given = {"x": packed(np.arange(2.0 * E).reshape(2, 1, E))}
@@ -211,7 +211,7 @@ def test_example_inputs_are_the_same_each_time_and_fit_the_contract() -> None:
 def test_sizes_of_many_dims_differ() -> None:
     dims = tuple(Dim(f"d{number}", 1, 64, 512) for number in range(40))
     io = IOContract((TensorSpec("x", "float32", tuple(dim.name for dim in dims)),), (), dims, (), positions="none")
-    assert len(set(example_sizes(io).values())) == len(dims)
+    assert len(set(distinct_sizes(io.dims).values())) == len(dims)
 
 
 def test_dims_that_may_be_empty_are_noted_in_the_graph() -> None:

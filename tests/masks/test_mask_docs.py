@@ -31,7 +31,7 @@ def test_the_example_attends_with_a_cache_and_lengths() -> None:
 
 
 def test_every_declaration_shown_is_read() -> None:
-    declared = [parse_input(text)[1] for text in re.findall(r'--input "([^"]+)"', TEXT)]
+    declared = [parse_input(text).mask for text in re.findall(r'--input "([^"]+)"', TEXT)]
     assert len(declared) == 7
     assert all(declared)
 

@@ -6,8 +6,7 @@ import pytest
 
 from attnport.errors import UsageError
 from attnport.masks import KINDS, MaskSpec
-from attnport.sources.marks import MARKS
-from attnport.sources.parsing import parse_input
+from attnport.sources.parsing import MARKS, parse_input, parse_leaf, text_of
 
 DECLARED = {
     "m=int64[batch,seq]:padding": MaskSpec(("padding",), "m"),
@@ -61,16 +60,36 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", DECLARED)
 def test_marks_declare_a_mask(text: str) -> None:
-    spec, mask = parse_input(text)
+    spec, mask, *_ = parse_input(text)
     assert mask == DECLARED[text]
     assert text.startswith(str(spec))
+    assert parse_leaf(text_of(parse_leaf(text))) == parse_leaf(text)
 
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_marks_that_do_not_fit_are_refused_with_their_input(text: str) -> None:
     with pytest.raises(UsageError, match=REFUSED[text]) as caught:
         parse_input(text)
-    assert "--input m=" in caught.value.message
+    assert "input m=" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x=uint8[batch,height,3]", "x=uint8[batch]:high=9", "past.0.key=float32[batch,0,4]", "s=float32[]",
+        'held."k=1"."a:b[0]".""=bool[batch,past+seq]', "m=int64[batch,seq]:padding:example=eJw-_=",
+        'mode="a[b]=\\"c"', "grid=[[1, 4]]", "off=null", "half=0.5", 'options={"a": [1]}',
+    ],
+)  # fmt: skip
+def test_what_is_written_is_read_as_the_same(text: str) -> None:
+    assert text_of(parse_leaf(text)) == text
+    assert parse_leaf(text_of(parse_leaf(text))) == parse_leaf(text)
+
+
+@pytest.mark.parametrize("text", ["1=float32[a]", 'x."a=float32[a]', 'x."\\q"=float32[a]', "x.=1", "=1", "x"])
+def test_a_path_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        parse_leaf(text)
 
 
 def test_a_kind_that_is_missing_is_shown_in_place() -> None:
@@ -80,8 +99,8 @@ def test_a_kind_that_is_missing_is_shown_in_place() -> None:
 
 
 def test_an_input_without_marks_of_a_mask_is_none() -> None:
-    assert parse_input("ids=int64[batch,seq]:high=99")[1] is None
-    assert parse_input("ids=int64[batch,seq]:documents:high=99")[0].high == 99
+    assert parse_input("ids=int64[batch,seq]:high=99").mask is None
+    assert parse_input("ids=int64[batch,seq]:documents:high=99").spec.high == 99
 
 
 def test_every_kind_but_none_has_a_mark() -> None:

@@ -238,12 +238,12 @@ def test_the_version_of_an_installed_package_counts_and_so_does_its_code(
 def test_a_module_in_memory_depends_on_what_its_classes_import(place: Path) -> None:
     import importlib
 
-    from attnport.sources.memory import memory_spec
+    from attnport.folder.given import Given
 
     write_helpers(place)
     write(place / "in_memory.py", "import helper_b")
     module: Any = importlib.import_module("in_memory")
-    spec: ModelSpec = memory_spec(module.make().eval(), [X])
+    spec: ModelSpec = Given(module.make().eval(), inputs=[X]).spec()
     assert sorted(spec.depends) == ["helper_a.py", "helper_b.py", "in_memory.py"]
 
 

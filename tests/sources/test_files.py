@@ -77,7 +77,7 @@ def test_lengths_of_a_dim_that_no_input_has_are_refused(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_declaration() -> None:
-    spec, mask = parse_input(" ids = int64[batch, seq, 3]:high=30522 ")
+    spec, mask, *_ = parse_input(" ids = int64[batch, seq, 3]:high=30522 ")
     assert (spec.name, spec.dtype, spec.dims, spec.high, mask) == ("ids", "int64", ("batch", "seq", 3), 30522, None)
 
 
@@ -201,17 +201,17 @@ def test_a_model_of_ours_takes_dims_and_no_inputs() -> None:
 @pytest.mark.parametrize(
     ("forward", "init", "sizes"),
     [
-        ("return x.view(x.shape[0], 9, 4)", "", "seq=9:9:9"),
-        ("return x.view(2, 9, 4)", "", "batch=2:2:2 --dim seq=9:9:9"),
-        ("return x + self.table", "self.table = torch.ones(1, 27, 4)", "seq=27:27:27"),
+        ("return x.view(x.shape[0], 9, 4)", "", "'seq=9:9:9'"),
+        ("return x.view(2, 9, 4)", "", "'batch=2:2:2', 'seq=9:9:9'"),
+        ("return x + self.table", "self.table = torch.ones(1, 27, 4)", "'seq=27:27:27'"),
     ],
 )
-def test_the_size_that_a_module_takes_alone_is_named_with_its_option(
+def test_the_size_that_a_module_takes_alone_is_named_as_it_is_given(
     forward: str, init: str, sizes: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SpecError) as told:
         load(write(tmp_path, module(forward, init)), inputs=[X])
-    assert f"take that size alone: --dim {sizes}" in told.value.hint
+    assert f"take that size alone: dims=[{sizes}]" in told.value.hint
 
 
 @pytest.mark.parametrize(

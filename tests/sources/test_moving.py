@@ -13,9 +13,10 @@ from torch.nn import functional
 
 import attnport
 from attnport.artifacts import ModelSpec
+from attnport.dims import Symbol
 from attnport.errors import ExportError, SpecError
 from attnport.folder.given import Given
-from attnport.sources.moving import Moved, Trials, grown, in_truth
+from attnport.sources.moving import Trials, grown, in_truth
 
 X = torch.randn(3, 9, 32)
 
@@ -201,7 +202,7 @@ def test_what_is_fixed_goes_out_of_the_sums_that_it_is_in() -> None:
         return {"y": b + torch.cat([a, c])}
 
     trials = Trials({"a": torch.ones(4), "b": torch.ones(9), "c": torch.ones(5)}, call)
-    found, notes = in_truth({"a": (Moved("s"),), "b": (Moved("s + t"),), "c": (Moved("t"),)}, trials, ())
+    found, notes = in_truth({"a": (Symbol("s"),), "b": (Symbol("s + t"),), "c": (Symbol("t"),)}, trials, ())
     assert found["a"] == (4,)
     assert found["b"][0].name == "4 + t"
     assert found["c"][0].name == "t"

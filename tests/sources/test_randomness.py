@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from attnport.errors import SpecError
-from attnport.sources.memory import memory_spec
+from attnport.folder.given import Given
 
 X = ["x=float32[batch,seq,4]"]
 
@@ -61,10 +61,10 @@ class Layer(nn.Module):
 )
 def test_what_draws_is_named(inner: nn.Module, said: str) -> None:
     with pytest.raises(SpecError, match=said) as caught:
-        memory_spec(Layer(inner), X)
+        Given(Layer(inner), inputs=X).spec()
     assert "self.training" in caught.value.hint
 
 
 @pytest.mark.parametrize("inner", [nn.Dropout(0.5), Unused(), nn.Identity()])
 def test_what_is_the_same_each_time_is_taken(inner: nn.Module) -> None:
-    assert memory_spec(Layer(inner), X).io.outputs[0].dims == ("batch", "seq", 4)
+    assert Given(Layer(inner), inputs=X).spec().io.outputs[0].dims == ("batch", "seq", 4)

@@ -133,7 +133,7 @@ def test_ranges_end_where_the_largest_sizes_together_fit_and_say_so() -> None:
     assert [str(dim) for dim in dims] == ["batch=1:8:64", "height=1:32:64", "width=1:32:64"]
     assert all(Pretended().fits(sizes) for sizes in seen)
     assert "height up to 64, width up to 64" in notes[0]
-    assert "--dim height=1:32:512 --dim width=1:32:512" in notes[0]
+    assert "dims=['height=1:32:512', 'width=1:32:512']" in notes[0]
 
 
 def test_a_sequence_has_the_usual_range_and_no_note() -> None:

@@ -15,8 +15,7 @@ import torch
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError, UsageError
 from attnport.sources import load
-from attnport.sources.adapted import adapted
-from attnport.sources.structure import flat_outputs, of_examples
+from attnport.sources.structure import adapted, flat_outputs, of_examples
 
 FILE = modules.__file__
 DIMS = ["batch=1:2:4", "seq=1:5:9"]
@@ -101,7 +100,7 @@ def test_an_adapted_module_is_still_what_its_author_made() -> None:
 def test_an_instance_that_is_adapted_is_left_as_it_was() -> None:
     module = modules.DictOut()
     arguments, found = of_examples(module, (torch.randn(2, 3, 16),), {})
-    assert list(found) == [("x",)]
+    assert list(found) == ["x"]
     other = adapted(module, arguments, ("pooled",))
     x = torch.randn(2, 3, 16)
     assert torch.equal(other(x=x)[0], module(x)["pooled"])
@@ -122,7 +121,7 @@ def test_outputs_are_chosen_by_name_and_remembered() -> None:
     spec = loaded("dict_out", [X], ("more_0", "hidden"))
     assert [each.name for each in spec.io.outputs] == ["more_0", "hidden"]
     assert spec.source.outputs == ("more_0", "hidden")
-    with pytest.raises(SpecError, match=r"got --outputs hiden; its forward returns hidden, pooled, more_0"):
+    with pytest.raises(SpecError, match=r"got output hiden; its forward returns hidden, pooled, more_0"):
         loaded("dict_out", [X], ("hiden",))
 
 
@@ -137,7 +136,7 @@ def test_examples_of_all_kinds_are_named_by_their_paths() -> None:
     assert arguments.names == ("pair_left", "pair_right", "others_0", "others_1", "more")
     made = adapted(module, arguments, ("difference",))
     assert torch.equal(
-        made(**dict(zip(arguments.names, found.values(), strict=True)))[0],
+        made(**found)[0],
         module(modules.Pair(x, x + 1), x, x, more=x).difference,
     )
 
@@ -156,7 +155,8 @@ def test_a_dataclass_is_made_again_without_its_constructor() -> None:
             return data.a + data.twice
 
     arguments, found = of_examples(Takes(), (Computed(torch.ones(2)),), {})
-    assert [".".join(path) for path in found] == ["data.a", "data.twice"]
+    assert [".".join(path) for path, _ in arguments.leaves] == ["data.a", "data.twice"]
+    assert list(found) == ["data_a", "data_twice"]
     made = adapted(Takes(), arguments, ("output",))
     assert made(data_a=torch.ones(2), data_twice=torch.zeros(2)).tolist() == [1, 1]
 
@@ -177,9 +177,8 @@ def test_caches_and_results_of_transformers_are_taken_apart() -> None:
         outputs = flat_outputs(model(ids, past_key_values=copy.deepcopy(past)), arguments.names)
         assert list(outputs) == ["logits", *(f"{name}_out" for name in layers)]
         made = adapted(model, arguments, tuple(outputs))
-        tensors = dict(zip(arguments.names, found.values(), strict=True))
         for _ in range(2):  # a cache is made anew in every call
-            got = made(**tensors)
+            got = made(**found)
             assert torch.equal(got[0], outputs["logits"])
             assert got[1].shape[2] == 6
 
@@ -211,13 +210,17 @@ def test_a_declared_cache_of_transformers_is_made_from_keys_and_values(tmp_path:
     ("name", "inputs", "message"),
     [
         ("past", [X, "past.0=float32[batch,2,seq,8]", "past.2=float32[batch,2,seq,8]"], r"got the places 0, 2"),
-        ("past", [X, "past=float32[batch,2,seq,8]", "past.0=float32[batch,2,seq,8]"], "another --input declares it"),
+        (
+            "past",
+            [X, "past=float32[batch,2,seq,8]", "past.0=float32[batch,2,seq,8]"],
+            "a part of it, is declared twice",
+        ),
         (
             "past",
             [X, *(each.replace("past,", "seq,") for each in PAST), "scal=0.5"],
-            "--input scal: the module takes no input",
+            "input scal: the module takes no input",
         ),
-        ("past", [X], "no --input declares 'past', which the module needs"),
+        ("past", [X], "no input is declared for 'past', which the module needs"),
         ("opaque_out", [X], r"the result is a Opaque, which holds tensors \(tensor\)"),
         ("words", [X], "returns str without a tensor"),
         ("counted", [X], "returns Result with steps=3, which is no tensor"),

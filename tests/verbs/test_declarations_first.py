@@ -28,10 +28,10 @@ X = "x=float32[batch,seq]"
         (["x=flaot32[batch]"], [], "Is it float32? False"),
         (["x=float32[bat ch,2-3]"], [], "dim '2-3' is neither a name, a size, nor an expression"),
         ([X, "m=int64[batch,seq]:paddin"], [], "got mark 'paddin'; expected padding, causal"),
-        ([X], ["sqe=1:2:3"], "--dim sqe: no input has that dim; they have batch, seq. Is it seq? False"),
+        ([X], ["sqe=1:2:3"], "dim sqe: no input has that dim; they have batch, seq. Is it seq? False"),
         ([X], ["seq=1:2"], "Write DIM=MIN:OPT:MAX"),
         ([X], ["seq=4:8:18:4"], "dim seq: got 4, 8 and 18 with step 4; expected multiples of a step"),
-        ([X, X], [], "a name is declared twice"),
+        ([X, X], [], "input x is declared twice"),
     ],
 )
 def test_a_typo_is_found_before_torch_is_imported(

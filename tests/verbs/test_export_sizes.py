@@ -23,7 +23,7 @@ from attnport.folder.loading import load
 from attnport.folder.workspace import load_spec, open_folder
 from attnport.parity import sizes as tried_sizes
 from attnport.parity.sizes import size_cases
-from attnport.sources.output_sizes import fit
+from attnport.sources.declare import fit
 from attnport.sources.parsing import parse_dim
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
@@ -189,10 +189,10 @@ def test_only_the_smallest_size_of_a_dim_may_be_declared_as_zero() -> None:
 
 
 def test_a_dim_from_zero_is_never_traced_at_zero_or_one() -> None:
-    from attnport.exporter.capture import example_sizes
+    from attnport.dims import distinct_sizes
 
     io = dataclasses.replace(declared("seq").io, dims=(Dim("batch", 0, 2, 64), Dim("seq", 0, 1, 64)))
-    assert min(example_sizes(io).values()) > 1
+    assert min(distinct_sizes(io.dims).values()) > 1
     sizes = [case.feeds["x"].shape[:2] for _, case in size_cases(io)]
     assert np.min(sizes, axis=0).tolist() == [0, 0]
 

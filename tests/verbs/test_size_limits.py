@@ -59,7 +59,7 @@ def test_attention_over_pixels_is_tried_as_far_as_there_is_memory(
     height, width = manifest.io.dim("height"), manifest.io.dim("width")
     assert (height.max, width.max) in {(32, 32), (64, 64)}
     assert f"height up to {height.max}, width up to {width.max}" in told[0]
-    assert "--dim height=" in told[0]
+    assert "dims=['height=" in told[0]
     assert manifest.notes == tuple(told)
     # The scores of an item, once: two of them are there at a time, in the module and in the graph.
     assert all(4 * sizes["batch"] * (sizes["height"] * sizes["width"]) ** 2 < free / 3 for sizes in tried)

@@ -70,8 +70,8 @@ def test_a_step_is_found_and_kept_by_all_that_make_sizes(text: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("dim", "error", "said"),
     [
-        ("seq=1:128:512", SpecError, "--dim seq=4:128:512:4"),
-        ("seq=4:128:512:2", SpecError, "--dim seq=4:128:512:4"),
+        ("seq=1:128:512", SpecError, "dims=['seq=4:128:512:4']"),
+        ("seq=4:128:512:2", SpecError, "dims=['seq=4:128:512:4']"),
         ("seq=4:130:512:4", ProfileError, "multiples of a step"),
         ("seq=4:8:16:0", ProfileError, "a step of 1 or more"),
     ],

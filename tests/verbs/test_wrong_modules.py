@@ -259,8 +259,8 @@ def test_a_dim_under_two_names_is_named_with_its_inputs(
 @pytest.mark.parametrize(
     ("inputs", "told", "hint"),
     [
-        ({"x": INPUTS["x"], "maks": INPUTS["mask"]}, "--input maks: the module takes no input of this name", "'mask'"),
-        ({"x": INPUTS["x"]}, "no --input declares 'mask', which the module needs", "mask="),
+        ({"x": INPUTS["x"], "maks": INPUTS["mask"]}, "input maks: the module takes no input of this name", "'mask'"),
+        ({"x": INPUTS["x"]}, "no input is declared for 'mask', which the module needs", "mask="),
     ],
 )
 def test_an_input_of_another_name_and_a_missing_one_are_named(

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
+from attnport.example_values import example
 from attnport.masks import MaskSpec
-from attnport.sources.declare import example
 from attnport.sources.hf.files import find, read_json
 from attnport.sources.parsing import parse_input
 
@@ -152,12 +152,7 @@ def _example(spec: TensorSpec, sizes: Mapping[str, int]) -> torch.Tensor:
 
     The first ids are left out where there are others: one is that of padding, which may have no position.
     """
-    import torch
-
-    if spec.high is None or spec.name in MASKS:
-        return example(spec, sizes)
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(min(2, spec.high - 1), spec.high, spec.shape(sizes), generator=generator)
+    return example(spec, sizes, least=None if spec.high is None or spec.name in MASKS else min(2, spec.high - 1))
 
 
 @dataclasses.dataclass(frozen=True)

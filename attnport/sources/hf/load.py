@@ -16,7 +16,7 @@ from attnport.dims import Dim
 from attnport.errors import SpecError, UsageError, first_line
 from attnport.optional import require
 from attnport.sources.choices import Choices
-from attnport.sources.declare import declared_spec
+from attnport.sources.declare import declared_arguments, observed_spec
 from attnport.sources.hf.contract import contract_of, declared_name, is_plain_text, subject_of, text_contract
 from attnport.sources.hf.decoding import cross_contract, past_contract
 from attnport.sources.hf.files import (
@@ -201,10 +201,9 @@ def _as_declared(
     read: _Read, model: Any, inputs: Sequence[str], dims: Sequence[str], outputs: Sequence[str]
 ) -> ModelSpec:
     """The ModelSpec of a model that is taken as a plain module, with the inputs that the user declared."""
-    ready = [model]
-    spec = declared_spec(
-        read.name, f"hf:{read.place}", model, lambda: ready.pop() if ready else read.model(), inputs, dims, outputs
-    )
+    ready, text = [model], f"hf:{read.place}"
+    given = declared_arguments(text, model, inputs, dims)
+    spec = observed_spec(read.name, text, model, lambda: ready.pop() if ready else read.model(), *given, outputs)
     return dataclasses.replace(
         spec,
         tokenizer=read.tokenizer_of(spec.io),
