@@ -197,7 +197,7 @@ def test_rows_that_do_not_sum_to_one_are_refused() -> None:
 
 def test_one_product_computes_what_three_compute() -> None:
     three, one = (getattr(sized, name)().make() for name in ("three_products", "one_product"))
-    x, mask = torch.rand(2, 5, sized.ENCODER.width), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    x, mask = torch.rand(2, 5, sized.ENCODER["width"]), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     torch.testing.assert_close(one(x, mask), three(x, mask))
     with torch.no_grad():
         one.qkv.bias[0] += 1.0
@@ -206,8 +206,8 @@ def test_one_product_computes_what_three_compute() -> None:
 
 def test_a_window_as_a_mask_and_in_chunks_computes_the_same() -> None:
     masked, chunked = sized.window_as_mask().make(), sized.window().make()
-    chunked.project.load_state_dict(masked.attention.project.state_dict())
-    chunked.out.load_state_dict(masked.attention.out.state_dict())
+    chunked.project.load_state_dict(masked.project.state_dict())
+    chunked.out.load_state_dict(masked.out.state_dict())
     x, mask = torch.rand(1, 3 * sized.WINDOW + 5, sized.WIDTH), torch.ones(1, 3 * sized.WINDOW + 5, dtype=torch.int64)
     torch.testing.assert_close(masked(x, mask), chunked(x, mask), rtol=1e-4, atol=1e-5)
 
