@@ -30,8 +30,8 @@ from beside.page import PICTURES, replace_section
 from beside.side import CACHE, PEERS, ROOT, Named, Side, SideFailed, adapter, folder_of
 
 from attnport.artifacts import IntegerPlan, Score
-from attnport.exporter import int4
-from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.precision import integers
+from attnport.exporter.targets import base as lowerings
 from attnport.folder.machine import machine, versions
 from attnport.latency.statistics import ratio_interval
 from attnport.verbs.fuse import fuse_form
@@ -116,7 +116,7 @@ def _write_int4(folder: Path, target: str) -> None:
     found = IntegerPlan(4, "none", nothing, nothing, 1.0, 0, (), 0.0, (0, 0), 0, "")
 
     def rewrite(model: Any, kept: Collection[str]) -> None:
-        int4.quantize(model, int4.pack_all(model), kept)
+        integers.write_int4(model, integers.pack_all(model), kept)
 
     fuse_form(folder, lowerings.get(target), "int4", found, rewrite, force=True, progress=lambda message: None)
 

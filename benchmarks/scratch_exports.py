@@ -26,8 +26,8 @@ from beside.page import replace_section
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, Profile, TensorSpec
 from attnport.errors import AttnportError
-from attnport.exporter.engine import build_engine, read_engine_text
-from attnport.exporter.engine.evidence import ATTENTION_KERNEL
+from attnport.exporter.engine.build import build_engine
+from attnport.exporter.engine.evidence import ATTENTION_KERNEL, read_engine_text
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "scratch_exports.json"

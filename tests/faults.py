@@ -328,16 +328,16 @@ tests/auditing/test_unreferenced_bytes.py
     - if at < size_bytes:
     + if at < 0:
 tests/exporter/test_lowering_forms.py
-  attnport/exporter/forms/decomposed.py: rows without a key give the mean of the values
+  attnport/exporter/forms/standard.py: rows without a key give the mean of the values
     - output = build.op("Where", masks.any_key(keep), output, build.like(0.0, output), name="guard", dtype=compute)
     + pass
-  attnport/exporter/forms/decomposed.py: rows whose keys a bias hides give NaN
+  attnport/exporter/forms/standard.py: rows whose keys a bias hides give NaN
     - output = build.op("Where", empty, build.like(0.0, output), output, name="guard", dtype=compute)
     + pass
-  attnport/exporter/forms/tiled.py: rows without a key give NaN in engines
+  attnport/exporter/targets/tensorrt.py: rows without a key give NaN in engines
     - return build.cast(output if within else _guarded(build, output), dtype, "out_cast"), names
     + return build.cast(output, dtype, "out_cast"), names
-  attnport/exporter/forms/tiled.py: scores of engines are scaled twice
+  attnport/exporter/targets/tensorrt.py: scores of engines are scaled twice
     - return scale / on_scores, on_scores
     + return scale, on_scores
 tests/exporter/test_blocks.py
@@ -352,7 +352,7 @@ tests/exporter/test_contrib_forms.py
     - output = guarded(build, masks, attention, output, by_nan=key_column, rows=True)
     + pass
 tests/exporter/test_narrow_masks.py
-  attnport/exporter/forms/narrow_masks.py: ids are compared by their lower halves alone
+  attnport/exporter/targets/tensorrt.py: ids are compared by their lower halves alone
     - for word in (self._lower, self._upper):
     + for word in (self._lower,):
 tests/exporter/test_lookalikes.py

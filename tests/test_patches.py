@@ -14,19 +14,15 @@ import torch
 from torch import nn
 
 import attnport
-from attnport.exporter.capture import _obstacles, quiet
 from attnport.exporter.decomposing import node_by_node
-from attnport.exporter.experts import all_experts
-from attnport.exporter.guards import located
-from attnport.exporter.passes.exact_rules import exact_rules
-from attnport.exporter.recurrences import scanned
-from attnport.exporter.recurrent import kept_whole
+from attnport.exporter.loops import all_experts, scanned
+from attnport.exporter.patching import exact_rules, located, obstacles, quiet
+from attnport.exporter.translations.recurrent import kept_whole
 from attnport.patches import Patch, patched
 
-TABLES = (exact_rules, node_by_node, located, scanned, all_experts, kept_whole, _obstacles)
+TABLES = (exact_rules, node_by_node, located, scanned, all_experts, kept_whole, obstacles)
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def fail(place: Any, error: type[BaseException]) -> None:
     with patched(lambda: [Patch(place, "kept", 2), Patch(place, "new", 3), Patch(place, "kept", 4)]):
         assert (place.kept, place.new) == (4, 3)

@@ -41,7 +41,7 @@ def test_a_name_that_there_is_not_is_an_error_that_lists_those_there_are(name: s
     ("package", "known"),
     [
         ("attnport.runtimes", "ort_cpu"),
-        ("attnport.exporter.lowering", "onnx"),
+        ("attnport.exporter.targets", "onnx"),
         ("attnport.exporter.fusion.rules", "softmax"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Builds nodes into a graph, one per call: each is named, typed and placed before a given node."""
+"""Builds nodes into a graph, one per call, each named, typed and placed; and removes what a graph does not use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Builder:
 
     Attributes:
         sizes: The usual size of each named dim, where the model's contract gives one; may be empty.
-        before: The node before which new nodes are inserted; callers set it for each attention.
+        before: The node before which new nodes are inserted; None = they are added at the end.
         scope: The prefix of new names.
     """
 
@@ -62,7 +62,6 @@ class Builder:
         """
         import onnx_ir as ir
 
-        assert self.before is not None
         node = ir.node(op_type, list(inputs), attributes=attributes or None, domain=domain)
         node.name = self._unique(f"{self.scope}/{name or op_type}" if self.scope else name or op_type)
         output = node.outputs[0]
@@ -72,9 +71,11 @@ class Builder:
             output.dtype = dtype
         if shape is not None:
             output.shape = ir.Shape(list(shape))
-        for key, value in self.before.metadata_props.items():
-            node.metadata_props[key] = value
-        self.model.graph.insert_before(self.before, node)
+        if self.before is None:
+            self.model.graph.append(node)
+        else:
+            node.metadata_props.update(self.before.metadata_props)
+            self.model.graph.insert_before(self.before, node)
         return output
 
     def const(self, value: Any, dtype: np.dtype[Any] | type[Any] | None = None) -> ir.Value:
@@ -101,7 +102,13 @@ class Builder:
         return self.const(number, value.dtype.numpy())
 
     def cast(self, value: ir.Value, dtype: ir.DataType, name: str = "cast") -> ir.Value:
-        """`value` in `dtype`; `value` itself if it already has that type."""
+        """`value` in `dtype`; `value` itself if it already has that type.
+
+        Args:
+            value: What to cast.
+            dtype: The type.
+            name: Of the node, behind the scope.
+        """
         if value.dtype == dtype:
             return value
         return self.op("Cast", value, name=name, dtype=dtype, shape=dims_of(value), to=dtype)
@@ -160,3 +167,23 @@ def node_name(value: ir.Value) -> str:
     node = value.producer()
     assert node is not None
     return str(node.name)
+
+
+def clean_up(model: ir.Model) -> None:
+    """Removes unused nodes, initializers and opsets; sorts; infers types."""
+    import onnx_ir.passes.common as passes
+
+    passes.RemoveUnusedNodesPass()(model)
+    passes.RemoveUnusedOpsetsPass()(model)
+    passes.TopologicalSortPass()(model)
+    passes.ShapeInferencePass(data_prop=False)(model)
+
+
+def inline_functions(model: ir.Model) -> None:
+    """Inlines the model's own functions, so that every pass sees every node."""
+    import onnx_ir.passes.common as passes
+
+    if model.functions:
+        passes.InlinePass()(model)
+        passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # its __init__ has no types
+        clean_up(model)

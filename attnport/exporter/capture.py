@@ -10,12 +10,10 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
-import logging
 import math
 import re
 import traceback
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,24 +21,26 @@ from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import TensorSpec
 from attnport.errors import ExportError, first_line
 from attnport.example_values import example
-from attnport.exporter.complex_pairs import split_complex
+from attnport.exporter.complex_numbers import split_complex
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.decomposing import node_by_node
-from attnport.exporter.experts import all_experts
-from attnport.exporter.guards import Guard, constants, guards, located, pinned
+from attnport.exporter.graph.sizes import settle_sizes
+from attnport.exporter.guards import Guard, constants, guards, pinned
 from attnport.exporter.naming import name_dims, name_outputs, note_empty, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
-from attnport.exporter.passes.exact_rules import exact_rules
-from attnport.exporter.passes.pools import name_padded_axes
-from attnport.exporter.passes.rotary import write_out as write_out_rotary
-from attnport.exporter.passes.sizes import settle_sizes
-from attnport.exporter.recurrences import scanned
-from attnport.exporter.recurrent import kept_whole
-from attnport.exporter.sdpa_rank import share_heads, to_rank_4, widen_masks
+from attnport.exporter.patching import exact_rules, located, quiet, traceable
+from attnport.exporter.portable import name_padded_axes, write_out_rotary
+from attnport.exporter.torch_graph import (
+    choose_by_masks,
+    promote,
+    share_heads,
+    slice_splits,
+    to_rank_4,
+    widen_masks,
+)
 from attnport.exporter.translations import tables
-from attnport.exporter.untranslated import choose_by_masks, promote, slice_splits
 from attnport.known import Computing, known
-from attnport.patches import Patch, alone, patched
+from attnport.patches import patched
 from attnport.user_code import place_in_trace, raised_in
 
 if TYPE_CHECKING:
@@ -50,85 +50,6 @@ if TYPE_CHECKING:
 
 _FEW = 16
 """The most numbers of a buffer that may decide sizes, such as a stride."""
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps torch's exporter from telling of its progress, and from warnings about its own code."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch.fx")]
-    with alone(), warnings.catch_warnings():  # warnings are those of the whole process
-        levels = [logger.level for logger in loggers]
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.ERROR)
-            warnings.simplefilter("ignore")
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def traceable(module: Any) -> Iterator[None]:
-    """Replaces the parts of torch and transformers that prevent tracing, and restores them afterwards.
-
-    - The loop of transformers' experts is over those that were chosen, which a trace cannot know; `grouped_mm` computes
-      the same, or a loop over all of them (see `experts`).
-    - Recurrences of transformers' models are scans (see `recurrences`); LSTM, GRU and RNN are one operator each (see
-      `recurrent`).
-    - What is wrong in torch for a trace (see `_obstacles`).
-
-    Other threads that run such modules meanwhile get the same numbers, only more slowly.
-    """
-    with patched(_obstacles, scanned, all_experts, kept_whole):
-        experts = [part for part in module.modules() if getattr(part, "_can_set_experts_implementation", bool)()]
-        before = [part.get_experts_implementation() for part in experts]
-        try:
-            for part in experts:
-                part.set_experts_implementation("grouped_mm")
-            yield
-        finally:
-            for part, chosen in zip(experts, before, strict=True):
-                part.set_experts_implementation(chosen)
-
-
-def _obstacles() -> tuple[Patch, ...]:
-    """Patches of what prevents tracing in torch itself.
-
-    - `nn.TransformerEncoder` and `nn.TransformerDecoder` inspect a mask to see whether it is causal, and a trace cannot
-      branch on a tensor's elements. A mask is treated as causal only if the caller says so; the numbers are the same.
-    - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
-    - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
-      nothing.
-    - torch.export prints the whole graph so far when it fails.
-    """
-    from torch import nn
-    from torch.backends import mha
-    from torch.export import _trace
-    from torch.nn.modules import transformer
-
-    cast: Callable[..., Any] = nn.Module._apply
-
-    def kept(part: nn.Module, to: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        return part if _keeps(to, part) else cast(part, to, *args, **kwargs)
-
-    return (
-        Patch(mha, "_is_fastpath_enabled", False),
-        Patch(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
-        Patch(nn.Module, "_apply", kept),
-        Patch(_trace, "print", lambda *args, **kwargs: None),
-    )
-
-
-def _keeps(to: Callable[[torch.Tensor], torch.Tensor], module: torch.nn.Module) -> bool:
-    """Whether a cast leaves each tensor of a module as it is, found out with empty ones that no trace sees."""
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes():
-        kinds = {(tensor.dtype, tensor.device) for tensor in (*module.parameters(), *module.buffers())}
-        samples = [torch.empty(0, dtype=dtype, device=device) for dtype, device in kinds]
-        return all(to(sample) is sample for sample in samples)
 
 
 def trace(
@@ -550,7 +471,7 @@ def _graph_of(
 ) -> tuple[torch.onnx.ONNXProgram, tuple[SourceAttention, ...], tuple[TensorSpec, ...], tuple[Guard, ...]]:
     import torch
 
-    with quiet(), patched(exact_rules), torch.no_grad():
+    with quiet(), torch.no_grad():
         program, guards = _traced(module, contract)
         _refuse_flex_attention(program)
         _without_dead_code(program.graph)
@@ -565,7 +486,7 @@ def _graph_of(
         promote(program)
         slice_splits(program)
         try:
-            with patched(*decomposing):
+            with patched(exact_rules, *decomposing):
                 exported = torch.onnx.export(
                     program,
                     opset_version=opset,

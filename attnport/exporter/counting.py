@@ -110,7 +110,7 @@ def count_in_graph(model: ir.Model) -> tuple[SourceAttention, ...]:
     """The same for an ONNX graph from another exporter: attention operators, and softmaxes that reach a product.
 
     Args:
-        model: Without functions of its own (see `passes.foreign.prepare`); branches are counted after the main graph.
+        model: Without functions of its own (see `imported.prepare`); branches are counted after the main graph.
             The names are the module paths that the exporter left in the nodes' metadata or names.
     """
     import onnx_ir as ir

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from attnport.artifacts import IOContract
 from attnport.dims import Symbol
-from attnport.exporter.capture import quiet, trace, traceable, untraceable
+from attnport.exporter.capture import trace, untraceable
+from attnport.exporter.patching import quiet, traceable
 
 if TYPE_CHECKING:
     import torch

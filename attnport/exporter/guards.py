@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
 from attnport.dims import Dim
-from attnport.patches import Patch
-from attnport.user_code import place_of
 
 if TYPE_CHECKING:
     import torch
@@ -43,18 +40,6 @@ class Guard:
     sizes: Mapping[str, int]
     special: bool = False
     within: Mapping[str, int] = field(default_factory=dict)
-
-
-def located() -> tuple[Patch, ...]:
-    """Patches that record for each guard the line of code outside torch that made it."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    kept = ShapeEnv._get_sloc
-
-    def with_place(env: ShapeEnv, framework_loc: str | None = None) -> Any:
-        return replace(kept(env, framework_loc), maybe_user_loc=place_of(traceback.extract_stack(limit=80)))
-
-    return (Patch(ShapeEnv, "_get_sloc", with_place),)
 
 
 def constants(program: torch.export.ExportedProgram, contract: IOContract) -> dict[str, tuple[int, str]]:

@@ -13,6 +13,7 @@ from attnport.exporter.naming import all_nodes
 from attnport.masks import MaskSpec
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
 
 
@@ -105,7 +106,7 @@ def load(path: Path) -> ir.Model:
             raise ArtifactError(
                 f"{path} is not an ONNX model: it has no {'graph' if proto.opset_import else 'opset'}.", hint=hint
             )
-        _check_external(path, proto)
+        external_files(path, proto)
         onnx.checker.check_model(str(path))
         return ir.load(path)
     except OSError as err:
@@ -123,14 +124,20 @@ def load(path: Path) -> ir.Model:
         raise ArtifactError(f"{path} is a malformed ONNX model: {_root_cause(err)}", hint=hint) from err
 
 
-def _check_external(path: Path, proto: object) -> None:
-    """Refuses weights that lie outside the folder, behind a link, in a missing file, or beyond the end of their file.
+def external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]:
+    """The names of the files beside an ONNX file that hold its weights, sorted, each checked.
 
-    The onnx checker does not refuse the last, which is how a truncated copy shows.
+    Args:
+        path: The file.
+        proto: What it holds, without the weights.
+
+    Raises:
+        ArtifactError: weights lie outside the folder, behind a link, in a missing file, or beyond the end of their
+            file, which is how a truncated copy shows; the onnx checker does not refuse that.
     """
-    from onnx import ModelProto, external_data_helper
+    from onnx import external_data_helper
 
-    assert isinstance(proto, ModelProto)
+    names = set[str]()
     for tensor in external_data_helper._get_all_tensors(proto):
         if not external_data_helper.uses_external_data(tensor):
             continue
@@ -150,6 +157,8 @@ def _check_external(path: Path, proto: object) -> None:
                 f"{file} is cut short: got {size} bytes; tensor {tensor.name!r} of {path.name} ends at {end}.",
                 hint="Copy or export it again.",
             )
+        names.add(info.location)
+    return tuple(sorted(names))
 
 
 def _text(value: str | bytes | None) -> str:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
 from attnport.errors import ExportError
-from attnport.exporter.capture import example_tensors, quiet, trace, traced_sizes
+from attnport.exporter.capture import example_tensors, trace, traced_sizes
+from attnport.exporter.patching import quiet
 
 if TYPE_CHECKING:
     import numpy as np

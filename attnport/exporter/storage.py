@@ -1,9 +1,10 @@
-"""Saves graphs beside shared weights: `weights.bin` for all forms, and per form only the tensors that it changed."""
+"""Saves and loads graphs beside shared weights: `weights.bin` for all forms, and per form only the tensors that it
+changed. A copy for a proof has fewer."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ INLINE_BYTES = 1024
 """Tensors of at most this size stay inside the ONNX file, so that readers can fold them."""
 BLOCK_BYTES = 1 << 24
 """What is copied at once of a tensor, to compare it or to write it."""
+LARGE_BYTES = 1 << 28
+"""A graph with fewer bytes of weights is proved as it is."""
 
 
 def save_exported(model: ir.Model, path: Path, weights: str) -> None:
@@ -35,12 +38,6 @@ def save_form(model: ir.Model, path: Path, weights: str) -> bool:
     written = _externalise(model, path.parent, weights)
     _write(model, path)
     return written
-
-
-def save_alone(model: ir.Model, path: Path, weights: str) -> None:
-    """Saves a graph with all of its large tensors in the file `weights` beside it, wherever they were."""
-    _externalise(model, path.parent, weights, again=True)
-    _write(model, path)
 
 
 def load(path: Path) -> ir.Model:
@@ -189,3 +186,53 @@ def _write(model: ir.Model, path: Path) -> None:
 
     proto = ir.serde.serialize_model(model)
     path.write_bytes(proto.SerializeToString(deterministic=True))
+
+
+def light_copy(model: Path, folder: Path) -> Path:
+    """Writes a copy of a graph with large weights, for a proof of fusion, into an empty folder: layers share weights.
+
+    A runtime that compiles a graph makes copies of its weights. Which kernels it takes does not depend on their values,
+    so that a graph of many layers is proved with the weights of few.
+
+    Args:
+        model: An ONNX file with its weights beside it.
+
+    Returns:
+        The copy, or the model itself where its weights are not large.
+
+    Raises:
+        ArtifactError: as `load`.
+    """
+    graph = load(model)
+    tensors = (value.const_value for value in graph.graph.initializers.values())
+    if sum(tensor.nbytes for tensor in tensors if tensor is not None) < LARGE_BYTES:
+        return model
+    _share_weights(graph)
+    copy = folder / model.name
+    _externalise(graph, folder, "proof.bin", again=True)
+    _write(graph, copy)
+    return copy
+
+
+def _share_weights(model: ir.Model) -> None:
+    """Lets nodes that read different values take weights of one shape from one tensor.
+
+    Nodes that read the same values, as the projections to q, k and v do, keep weights of their own: with equal ones
+    they would compute the same, and be merged.
+    """
+    kept: dict[tuple[object, ...], ir.Value] = {}
+    siblings = Counter[tuple[object, ...]]()
+    for node in model.graph:
+        others = tuple(id(value) for value in node.inputs if value is not None and value.const_value is None)
+        for at, value in enumerate(node.inputs):
+            tensor = value.const_value if value is not None else None
+            if value is None or tensor is None or not value.is_initializer() or tensor.nbytes <= INLINE_BYTES:
+                continue
+            kind = node.op_type, at, tensor.dtype, tuple(tensor.shape)
+            first = kept.setdefault((kind, siblings[others, kind]), value)
+            siblings[others, kind] += 1
+            if first is not value:
+                node.replace_input_with(at, first)
+    for name, value in list(model.graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+            del model.graph.initializers[name]

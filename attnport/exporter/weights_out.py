@@ -35,7 +35,7 @@ def weights_out(model: ir.Model) -> tuple[str, ...]:
     product.
 
     Args:
-        model: Without functions of its own (see `passes.cleanup.inline_functions`).
+        model: Without functions of its own (see `builder.inline_functions`).
     """
     returned = _returned(model)
     pending = [value for node in all_nodes(model) if _attends(node) for value in _weights_of(node)]

@@ -34,7 +34,7 @@ from attnport.cases.choosing import of_all_tokens
 from attnport.cases.inputs import Array, Case, batch_dim, cases
 from attnport.cases.sizes import untried
 from attnport.errors import ArtifactError, BundleError, IntegrityError, ParityFailed, UnavailableError, whole_cause
-from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.targets import base as lowerings
 from attnport.folder.openings import MODEL, graph_digest, model_openings, not_in, openings_at, why_none
 from attnport.folder.portable import portable
 from attnport.folder.verdicts import by_metric

@@ -21,8 +21,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from attnport.artifacts import (
     AUTO,
     PLANS,
@@ -37,12 +35,10 @@ from attnport.artifacts import (
 from attnport.cases.inputs import Array, Case, cases
 from attnport.dims import TensorSpec
 from attnport.errors import ParityFailed
-from attnport.exporter import int4, int8, storage
-from attnport.exporter.int8 import Seen
-from attnport.exporter.linear import Layer, layers
-from attnport.exporter.lowering.base import Lowering
-from attnport.exporter.parts import parts_of, scope_of
-from attnport.exporter.ranges import PREFIX, measure_ranges
+from attnport.exporter import storage
+from attnport.exporter.precision import integers
+from attnport.exporter.precision.parts import add_largest, parts_of, scope_of
+from attnport.exporter.targets.base import Lowering
 from attnport.folder.openings import MODEL
 from attnport.folder.workspace import load_spec
 from attnport.parity import bound as parity
@@ -249,7 +245,7 @@ class Halves(Variants):
         """Lowers the model; arguments as of `Variants`."""
         model = storage.load(folder / MODEL)
         usual = manifest.io.profile().sizes("opt")
-        lowered = lowering.written(model, manifest.attentions, plan=AUTO, masks=manifest.io.masks, sizes=usual)
+        lowered = lowering.fuse_graph(model, manifest.attentions, plan=AUTO, masks=manifest.io.masks, sizes=usual)
         self._lowering = lowering
         self.parts = {part.name: part for part in parts_of(model, lowered.anchors)}
         self._of_parts = {name: {*part.reads, *part.makes} for name, part in self.parts.items()}
@@ -263,22 +259,22 @@ class Halves(Variants):
 
     def rewrite(self, model: ir.Model, kept: Collection[str]) -> None:
         """Writes the graph in fp16, in place, but the nodes `kept`; raises as of `Variants`."""
-        self._lowering.typed(model, AUTO, kept)
+        self._lowering.finish(model, AUTO, kept)
 
     def largest(self, items: Sequence[Case]) -> tuple[dict[str, float], dict[str, float]]:
         """The largest finite magnitude in float32 that each part reads or makes, and that each attention makes."""
-        found: dict[str, float] = {}
+        outputs: dict[str, str] = {}
         wanted = set().union(*self._of_parts.values(), *self._of_attentions.values())
 
         def add(model: ir.Model) -> tuple[TensorSpec, ...]:
-            found.update(dict.fromkeys(measure_ranges(model, wanted), 0.0))
-            return tuple(TensorSpec(f"{PREFIX}{name}", "float32", ()) for name in found)
+            outputs.update(add_largest(model, wanted))
+            return tuple(TensorSpec(output, "float32", ()) for output in outputs.values())
 
         with self.open_plain(add) as session:
+            found = dict.fromkeys(outputs, 0.0)
             for item in items:
                 made = session.run(item.feeds)
-                for name, largest in found.items():
-                    found[name] = max(largest, float(made[f"{PREFIX}{name}"]))
+                found = {name: max(largest, float(made[outputs[name]])) for name, largest in found.items()}
         in_parts, in_attentions = (
             {name: max((found.get(tensor, 0.0) for tensor in tensors), default=0.0) for name, tensors in each.items()}
             for each in (self._of_parts, self._of_attentions)
@@ -316,17 +312,17 @@ class Integers(Variants):
         lowering.lower(model, manifest.attentions, plan="fp32", masks=manifest.io.masks, sizes=usual)
         super().__init__(folder, model, runtime, opening, scratch)
         self.bits, self.finer, self.items = PLANS[opening.plan].bits, PLANS[opening.plan].finer, items
-        found = layers(model)
+        found = integers.layers(model)
         self.layers = {layer.name: layer.weights for layer in found}
         self._seen = self._ranges(found) if found and self.bits == 8 else {}
-        self._packed = int4.pack_all(model) if self.bits == 4 else {}
+        self._packed = integers.pack_all(model) if self.bits == 4 else {}
 
     def rewrite(self, model: ir.Model, kept: Collection[str]) -> None:
         """Writes the layers of the graph in integers, in place, but those `kept`, which are as `bits` says."""
         if self.bits == 8:
-            int8.quantize(model, self._seen, kept)
+            integers.write_int8(model, self._seen, kept)
         else:
-            int4.quantize(model, self._packed, kept)
+            integers.write_int4(model, self._packed, kept)
 
     def error_of(self, layer: str) -> float:
         """The error of the graph with this layer alone in integers, as a share of its work; at most 1 if finite."""
@@ -342,11 +338,11 @@ class Integers(Variants):
             near(session)
         return near
 
-    def _ranges(self, found: Sequence[Layer]) -> dict[str, Seen]:
+    def _ranges(self, found: Sequence[integers.Layer]) -> dict[str, integers.Seen]:
         rows: dict[str, list[Array]] = {}
 
         def add(model: ir.Model) -> tuple[TensorSpec, ...]:
-            rows.update((name, []) for name in int8.observe(model, found))
+            rows.update((name, []) for name in integers.observe(model, found))
             return tuple(TensorSpec(name, "float32", ("channels",)) for name in rows)
 
         with self.open_plain(add) as session:
@@ -354,14 +350,7 @@ class Integers(Variants):
                 made = session.run(item.feeds)
                 for name, of_items in rows.items():
                     of_items.append(made[name])
-        return {
-            layer.reads: Seen(
-                np.min(rows[f"{int8.PREFIX}ReduceMin/{layer.reads}"], 0),
-                np.max(rows[f"{int8.PREFIX}ReduceMax/{layer.reads}"], 0),
-                np.mean(rows[f"{int8.PREFIX}ReduceMean/{layer.reads}"], 0),
-            )
-            for layer in found
-        }
+        return integers.observed(found, rows)
 
 
 def plan_precision(

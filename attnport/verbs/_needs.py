@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnport.artifacts import Capabilities
 from attnport.errors import UnavailableError
-from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.targets import base as lowerings
 from attnport.folder.machine import versions
 from attnport.folder.workspace import open_folder
 from attnport.processes.isolated import Limits, probe_all

@@ -223,7 +223,7 @@ def _on_disk(folder: Path) -> tuple[list[str], list[str]]:
 def _weights_out(proto: ModelProto) -> tuple[str, ...]:
     import onnx_ir as ir
 
-    from attnport.exporter.passes.cleanup import inline_functions
+    from attnport.exporter.builder import inline_functions
     from attnport.exporter.weights_out import weights_out
     from attnport.sources.onnx_file import unique_names
 

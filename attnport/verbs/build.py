@@ -14,14 +14,9 @@ from attnport import optional
 from attnport.artifacts import AUTO, EngineRecord, FusionReport, FusionTable, Manifest
 from attnport.dims import Profile, parse_profile, profiles_digest
 from attnport.errors import ArtifactError, FusionMissing, UsageError
-from attnport.exporter.engine import (
-    FLAVOURS,
-    build_engine,
-    check_profiles,
-    external_files,
-)
-from attnport.exporter.lowering import base as lowerings
-from attnport.exporter.lowering.base import Lowering
+from attnport.exporter.engine.build import FLAVOURS, build_engine, check_profiles, external_files
+from attnport.exporter.targets import base as lowerings
+from attnport.exporter.targets.base import Lowering
 from attnport.folder.loading import require
 from attnport.folder.workspace import change, check_files, fresh, open_folder, stage, toolchain
 from attnport.jsonfile import digest_text

@@ -19,7 +19,7 @@ from attnport.bundling.readme import package_of
 from attnport.bundling.verifying import check
 from attnport.bundling.write import FUSION, PARITY, RUNS, Backend, choose_backends, gate, judge, needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
-from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.targets import base as lowerings
 from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import check_files, load_spec, open_folder, toolchain
 from attnport.jsonfile import digest_file, digest_text, to_json

@@ -75,7 +75,7 @@ def doctor(
         machine=machine(folder),
         packages=packages,
         runtimes=runtimes,
-        targets=tuple(registry.names("attnport.exporter.lowering")),
+        targets=tuple(registry.names("attnport.exporter.targets")),
         problems=(
             *onnxruntime_problems(installed),
             *tensorrt_problems(installed, runtimes),

@@ -32,10 +32,11 @@ from attnport.errors import (
     IntegrityError,
     UsageError,
 )
-from attnport.exporter.engine import EngineText, build_engine, prove, read_engine_text, read_layers
-from attnport.exporter.light_copy import light_copy
-from attnport.exporter.lowering import base as lowerings
-from attnport.exporter.lowering.base import BLOCKS, REAL_TOKENS, Lowered, Lowering
+from attnport.exporter import storage
+from attnport.exporter.engine.build import build_engine
+from attnport.exporter.engine.evidence import EngineText, prove, read_engine_text, read_layers
+from attnport.exporter.targets import base as lowerings
+from attnport.exporter.targets.base import BLOCKS, REAL_TOKENS, Lowered, Lowering
 from attnport.folder.portable import portable
 from attnport.folder.workspace import Change, change, check_files, fresh, open_folder, read_report, toolchain
 from attnport.jsonfile import digest_text, read, to_json
@@ -311,8 +312,6 @@ class _Fusing:
 
     def _write(self, key: str, without: Mapping[str, str]) -> tuple[Lowered, Form]:
         """Lowers and saves the form; the same change removes the table of the earlier form."""
-        from attnport.exporter import storage
-
         islands = self.kept if isinstance(self.kept, PrecisionPlan) else None
         integers = self.kept if isinstance(self.kept, IntegerPlan) else None
         with change(self.folder) as changing:
@@ -354,7 +353,7 @@ class _Fusing:
         manifest = open_folder(self.folder)
         problem = refusal or "no runtime on this machine can prove it"
         with tempfile.TemporaryDirectory(prefix="attnport-proof-") as scratch:
-            model = light_copy(self.folder / form.file, Path(scratch))
+            model = storage.light_copy(self.folder / form.file, Path(scratch))
             for prover in self.lowering.proved_by if not refusal else ():
                 try:
                     if prover == ENGINE:

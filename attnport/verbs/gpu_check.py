@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from attnport.artifacts import Capabilities, FusionTable, LatencyReport, ParityReport
 from attnport.errors import AttnportError, ParityFailed, UnavailableError, UsageError
-from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.targets import base as lowerings
 from attnport.folder.given import Given
 from attnport.folder.machine import find_gpus
 from attnport.folder.portable import portable

@@ -107,7 +107,7 @@ def _onnx(path: Path) -> Inspection:
 
 
 def _engine(path: Path) -> Inspection:
-    from attnport.exporter.engine.header import read_header
+    from attnport.exporter.engine.evidence import read_header
 
     header = read_header(path)
     digest, beside = digest_file(path), path.with_suffix(".json")

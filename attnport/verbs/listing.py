@@ -18,7 +18,7 @@ from attnport.verbs._arguments import verb
 
 PACKAGES = {
     "runtimes": "attnport.runtimes",
-    "targets": "attnport.exporter.lowering",
+    "targets": "attnport.exporter.targets",
     "rules": "attnport.exporter.fusion.rules",
 }
 

@@ -141,7 +141,7 @@ class _Ship:
 
     def fuse(self) -> str:
         """Fuses target by target, so that all other forms are written if one target lacks an operator."""
-        from attnport.exporter.lowering.base import get, names
+        from attnport.exporter.targets.base import get, names
         from attnport.verbs import fuse as fusing
 
         problem: AttnportError | None = None
@@ -220,7 +220,7 @@ class _Ship:
 
 def _quick_plans(target: str) -> tuple[str, ...]:
     """bf16 where this processor has instructions for it and the target's runtime uses them; then it is tried too."""
-    from attnport.exporter.lowering.base import get
+    from attnport.exporter.targets.base import get
     from attnport.processes.isolated import Limits, probe_all
     from attnport.runtimes import base
 

@@ -31,7 +31,7 @@ from attnport.cases.choosing import read_feeds, read_sentences, text_cases
 from attnport.cases.inputs import Case
 from attnport.decoders import decoder_roles
 from attnport.errors import UsageError
-from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.targets import base as lowerings
 from attnport.folder.loading import require
 from attnport.folder.machine import machine
 from attnport.folder.openings import name_of

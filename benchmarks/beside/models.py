@@ -221,7 +221,7 @@ def _ship(model: Model, spec: str, ours: Path) -> None:
 
     Where the peers have int8, so does `attnport tune`, of the sentences.
     """
-    from attnport.exporter.lowering.base import get
+    from attnport.exporter.targets.base import get
 
     sizes = ("--dim", model.sizes) if model.sizes else ()
     commands: list[tuple[str, ...]] = [("export", spec, "-o", str(ours), "--outputs", model.output, *sizes)]

@@ -14,7 +14,7 @@ import attnport.bundling
 from attnport.artifacts import Form
 from attnport.bundling import readme_cpp, write
 from attnport.errors import UsageError
-from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.targets import base as lowerings
 from attnport.verbs.bundle import bundle
 from attnport_bundle.format.manifest import ENGINES, RUNTIMES
 from attnport_bundle.runtimes import OLDEST

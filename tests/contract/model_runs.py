@@ -15,7 +15,7 @@ from attnport.artifacts import IOContract, SourceAttention
 from attnport.cases.inputs import Case, cases, full_case
 from attnport.cases.mask_cases import keys_dim
 from attnport.exporter.capture import capture
-from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.targets import base as lowerings
 from attnport.masks import MaskSpec
 from attnport.masks.numpy_builders import encode_mask, numpy_dtype
 from attnport.models import base

@@ -14,7 +14,8 @@ from torch import nn
 
 from attnport.artifacts import IOContract
 from attnport.dims import distinct_sizes
-from attnport.exporter.capture import example_tensors, quiet, traceable
+from attnport.exporter.capture import example_tensors
+from attnport.exporter.patching import quiet, traceable
 
 
 @contextlib.contextmanager

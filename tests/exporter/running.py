@@ -20,8 +20,8 @@ from torch import nn
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.cases.inputs import validity
 from attnport.exporter.capture import capture
-from attnport.exporter.lowering import base
-from attnport.exporter.lowering.base import Lowered, Lowering
+from attnport.exporter.targets import base
+from attnport.exporter.targets.base import Lowered, Lowering
 from attnport.masks import MaskSpec
 
 Outputs = list[np.ndarray[Any, Any]]

@@ -11,7 +11,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from written_graphs import written
 
-from attnport.exporter import precision
+from attnport.exporter.precision.plan import apply_plan
 
 PLANS = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 AT = np.array([0, 1, 500, 2049, 4099], np.int64)
@@ -23,7 +23,7 @@ def graph(body: str, outputs: str = "float[N] y", **consts: Any) -> ir.Model:
 
 
 def cast(model: ir.Model, plan: str) -> onnx.ModelProto:
-    precision.apply(model, plan)
+    apply_plan(model, plan)
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     return proto
@@ -84,5 +84,5 @@ def test_a_frequency_that_activations_use_too_is_cast_for_them_alone() -> None:
 
 def test_float32_plans_change_nothing() -> None:
     model = graph("p = Cast<to=1>(n) a = Mul(p, frequency) y = Sin(a)")
-    assert precision.apply(model, "fp32") == precision.apply(model, "fp16_islands") == 0
+    assert apply_plan(model, "fp32") == apply_plan(model, "fp16_islands") == 0
     assert [node.op_type for node in model.graph] == ["Cast", "Mul", "Sin"]

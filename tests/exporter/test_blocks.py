@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnport.dims import TensorSpec
 from attnport.exporter.forms.blocks import WIDEST, Window
-from attnport.exporter.lowering.base import Lowered
+from attnport.exporter.targets.base import Lowered
 from attnport.masks import MaskSpec
 
 pytest.importorskip("onnxruntime")

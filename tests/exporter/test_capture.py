@@ -69,7 +69,7 @@ def test_attentions_are_named_by_module_and_the_second_of_one_has_a_number() -> 
 
 
 def test_one_module_called_twice_is_two_attentions_and_both_are_found() -> None:
-    from attnport.exporter.lowering import base
+    from attnport.exporter.targets import base
 
     class Shared(nn.Module):
         def __init__(self) -> None:

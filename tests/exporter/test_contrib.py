@@ -15,7 +15,7 @@ import torch
 from contrib_nodes import CACHED, COMPUTED, LEFT, NODES, QKV, Array, B, D, E, H, Node, S, T, _floats, heads, same
 from onnx.reference import ReferenceEvaluator
 
-from attnport.exporter.passes.foreign import prepare
+from attnport.exporter.imported import prepare
 from attnport.runtimes._reference_ops import contrib_ops, name_outputs
 from attnport.sources.onnx_module import OnnxModule
 

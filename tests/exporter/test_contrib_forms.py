@@ -23,9 +23,9 @@ from attnport.exporter.builder import Builder
 from attnport.exporter.contrib import group_query, multi_head
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
-from attnport.exporter.lowering import base
-from attnport.exporter.lowering.base import Lowered, Lowering, Written
-from attnport.exporter.lowering.ort_cpu import LONG, LONG_MASKED
+from attnport.exporter.targets import base
+from attnport.exporter.targets.base import Lowered, Lowering, Written
+from attnport.exporter.targets.ort_cpu import LONG, LONG_MASKED
 
 pytest.importorskip("onnxruntime")
 
@@ -231,7 +231,7 @@ def test_a_row_without_a_key_is_zero_on_cuda_where_the_kernel_gives_the_mean_of_
     result = lowered(name, MeanOfValues(form))
     assert [said.startswith(form) for said in result.forms.values()] == [True]
     assert (rows(result.model) == 0).all()
-    monkeypatch.setattr("attnport.exporter.lowering.ort_cuda.guarded", lambda *given: given[-1])
+    monkeypatch.setattr("attnport.exporter.targets.ort_cuda.guarded", lambda *given: given[-1])
     monkeypatch.setattr(multi_head, "guarded", lambda *given, **options: given[-1])
     assert (rows(captured(name).lowered(MeanOfValues(form), "fp32").model) != 0).any()
 

@@ -17,8 +17,8 @@ from written_graphs import written
 from attnport.dims import TensorSpec
 from attnport.exporter.capture import capture
 from attnport.exporter.counting import count_attentions, count_in_graph
+from attnport.exporter.imported import prepare
 from attnport.exporter.naming import SCOPES
-from attnport.exporter.passes.foreign import prepare
 
 X = (2, 3, E)
 

@@ -30,8 +30,10 @@ from attnport.errors import (
     UsageError,
 )
 from attnport.exporter.engine import build as building
-from attnport.exporter.engine import build_engine, child, external_files, read_header
-from attnport.exporter.engine.request import BuildRequest
+from attnport.exporter.engine import child
+from attnport.exporter.engine.build import build_engine, external_files
+from attnport.exporter.engine.child import BuildRequest
+from attnport.exporter.engine.evidence import read_header
 from attnport.exporter.naming import SCOPES
 from attnport.jsonfile import digest_file
 
@@ -370,7 +372,7 @@ def test_builder_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     model = decomposed(tmp_path / "m.onnx", layers=48)
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; import engine_graphs;"
-        "from attnport.exporter.engine import build_engine; at = Path(sys.argv[2]);"
+        "from attnport.exporter.engine.build import build_engine; at = Path(sys.argv[2]);"
         "build_engine('tensorrt_rtx', at / 'm.onnx', engine_graphs.contract(), at / 'e', log=at / 'log')"
     )
     temporary = tmp_path / "temporary"

@@ -9,8 +9,9 @@ import pytest
 from attnport.artifacts import Evidence, ModelSpec
 from attnport.exporter import storage
 from attnport.exporter.capture import capture
-from attnport.exporter.engine import build_engine, prove, read_engine_text
-from attnport.exporter.lowering import base
+from attnport.exporter.engine.build import build_engine
+from attnport.exporter.engine.evidence import prove, read_engine_text
+from attnport.exporter.targets import base
 from attnport.models.base import get
 
 pytest.importorskip("tensorrt_rtx")

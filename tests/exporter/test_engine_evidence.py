@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,15 @@ from representatives import crossed
 from attnport.artifacts import Evidence
 from attnport.dims import Dim, Profile
 from attnport.errors import ArtifactError, IntegrityError
-from attnport.exporter.engine import Unfused, build_engine, engine_evidence, prove, read_engine_text, read_header
-from attnport.exporter.engine.evidence import EngineText, Kernel
+from attnport.exporter.engine.build import build_engine
+from attnport.exporter.engine.evidence import (
+    EngineText,
+    Kernel,
+    Unfused,
+    prove,
+    read_engine_text,
+    read_header,
+)
 
 pytest.importorskip("tensorrt_rtx")
 SMALL = Profile((Dim("batch", 1, 1, 1), Dim("seq", 1, 16, 32)))
@@ -40,6 +47,13 @@ def build(
     engine = folder / "e.engine"
     engine.write_bytes(built(dtype, size, profiles, sm))
     return engine
+
+
+def engine_evidence(engine: Path, anchors: Mapping[str, tuple[str, ...]], profiles: int = 1) -> dict[str, Evidence]:
+    """The proof for each attention that is fused."""
+    text = read_engine_text(engine)
+    proofs = {name: prove(text, nodes, profiles) for name, nodes in anchors.items()}
+    return {name: proof for name, proof in proofs.items() if isinstance(proof, Evidence)}
 
 
 @pytest.mark.parametrize(("dtype", "sm"), crossed(["float16", "bfloat16"], [(), (86,), (86, 120)]))

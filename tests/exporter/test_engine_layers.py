@@ -15,7 +15,8 @@ from attnport.artifacts import EngineRecord, Form, FusionTable
 from attnport.console.terminal import shown as as_text
 from attnport.errors import FusionMissing
 from attnport.exporter.engine import build as building
-from attnport.exporter.engine import build_engine, child
+from attnport.exporter.engine import child
+from attnport.exporter.engine.build import build_engine
 from attnport.verbs.build import require_fused
 from attnport.verbs.fuse import engine_table
 

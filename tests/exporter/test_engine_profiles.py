@@ -10,7 +10,7 @@ from engine_graphs import contract, decomposed, profile
 from attnport.dims import Dim, Profile
 from attnport.errors import ProfileError
 from attnport.exporter.engine import build as building
-from attnport.exporter.engine import build_engine
+from attnport.exporter.engine.build import build_engine
 
 pytest.importorskip("tensorrt_rtx")
 

@@ -12,7 +12,8 @@ from spellings import ALL, AXES, CASES
 from attnport.artifacts import Evidence
 from attnport.errors import EngineBuildError
 from attnport.exporter import storage
-from attnport.exporter.engine import build_engine, prove, read_engine_text
+from attnport.exporter.engine.build import build_engine
+from attnport.exporter.engine.evidence import prove, read_engine_text
 
 pytest.importorskip("tensorrt_rtx")
 

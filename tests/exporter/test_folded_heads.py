@@ -12,7 +12,7 @@ from masked_cases import SIZES, Attend, Case, D, G, H, _all, _both, _causal, _hi
 from running import Exported, export, on_ort, on_reference
 
 from attnport.dims import TensorSpec
-from attnport.exporter.lowering.base import Lowered
+from attnport.exporter.targets.base import Lowered
 
 pytest.importorskip("onnxruntime")
 

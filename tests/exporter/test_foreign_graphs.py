@@ -17,9 +17,9 @@ from test_known_modules import CASES, SIZES
 
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.exporter.counting import count_in_graph
-from attnport.exporter.lowering import base
-from attnport.exporter.passes.exact_rules import exact_rules
-from attnport.exporter.passes.foreign import prepare
+from attnport.exporter.imported import prepare
+from attnport.exporter.patching import exact_rules
+from attnport.exporter.targets import base
 from attnport.patches import patched
 
 TRACED = {"batch": 3, "seq": 5, "mem": 7}

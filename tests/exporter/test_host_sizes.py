@@ -8,7 +8,7 @@ import pytest
 from onnx import numpy_helper, parser
 from running import on_ort
 
-from attnport.exporter.passes.host_sizes import keep_sizes_on_host
+from attnport.exporter.targets.ort_cuda import keep_sizes_on_host
 
 pytest.importorskip("onnxruntime")
 TABLE = np.arange(24, dtype=np.float32).reshape(8, 3)

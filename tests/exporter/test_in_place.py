@@ -15,9 +15,9 @@ from representatives import representatives
 from attnport.artifacts import Session
 from attnport.decoders import roles_in
 from attnport.exporter import storage
-from attnport.exporter.forms.in_place import update_in_place
-from attnport.exporter.lowering import base as lowerings
-from attnport.exporter.lowering.base import Lowering
+from attnport.exporter.targets import base as lowerings
+from attnport.exporter.targets.base import Lowering
+from attnport.exporter.targets.ort_cpu import update_in_place
 from attnport.folder.openings import opened
 from attnport.folder.workspace import open_folder
 from attnport.verbs.fuse import fuse
@@ -133,8 +133,8 @@ def lowered(folder: Path) -> ir.Model:
     """As every target lowers it, before steps write in place."""
     lowering, manifest = lowerings.get("ort_cpu"), open_folder(folder)
     model = storage.load(folder / "model.onnx")
-    result = lowering.written(model, manifest.attentions, plan="fp32", masks=manifest.io.masks)
-    Lowering.typed(lowering, result.model, "fp32")
+    result = lowering.fuse_graph(model, manifest.attentions, plan="fp32", masks=manifest.io.masks)
+    Lowering.finish(lowering, result.model, "fp32")
     return result.model
 
 

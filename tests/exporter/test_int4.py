@@ -10,9 +10,8 @@ import pytest
 from linear_graphs import WIDTH, Array, graph, run, weights
 from onnx import numpy_helper, parser
 
-from attnport.exporter import int4
-from attnport.exporter.int4 import BLOCK, Packed, pack, pack_all, quantize
-from attnport.exporter.linear import layers
+from attnport.exporter.precision import integers
+from attnport.exporter.precision.integers import BLOCK, Packed, layers, pack, pack_all, write_int4
 
 pytest.importorskip("onnxruntime")
 __all__ = ["weights"]  # a fixture
@@ -60,7 +59,7 @@ def test_zeros_and_parts_of_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
         at_once = pack(weight, bits)
         np.testing.assert_array_equal(rounded(at_once, 64), weight)
         with monkeypatch.context() as patch:
-            patch.setattr(int4, "_ROWS", 3)
+            patch.setattr(integers, "_ROWS", 3)
             np.testing.assert_array_equal(pack(weight, bits).whole, at_once.whole)
 
 
@@ -73,16 +72,16 @@ def test_layers_that_share_a_weight_share_what_is_packed_of_it() -> None:
     for at, node in enumerate(proto.graph.node):
         node.name = f"node{at}"
     model = ir.from_proto(proto)
-    quantize(model, pack_all(model))
+    write_int4(model, pack_all(model))
     assert len(model.graph.initializers) == 2
     model = ir.from_proto(proto)
-    quantize(model, pack_all(model), [layers(model)[1].name])
+    write_int4(model, pack_all(model), [layers(model)[1].name])
     assert len(model.graph.initializers) == 4
 
 
 def test_a_graph_computes_with_the_rounded_weights(weights: dict[str, Array], tokens: Array, tmp_path: Path) -> None:
     model = graph(weights)
-    quantize(model, pack_all(model))
+    write_int4(model, pack_all(model))
     assert [node.op_type for node in model.graph] == ["MatMulNBits", "Add", "Relu", "MatMulNBits", "Add"]
     found, wanted = run(model, tokens, tmp_path)["y"], expected(weights, tokens)
     assert float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)) < 0.01  # activations are rounded too
@@ -91,7 +90,7 @@ def test_a_graph_computes_with_the_rounded_weights(weights: dict[str, Array], to
 def test_openvino_reads_it(weights: dict[str, Array], tokens: Array, tmp_path: Path) -> None:
     openvino = pytest.importorskip("openvino")
     model = graph(weights)
-    quantize(model, pack_all(model))
+    write_int4(model, pack_all(model))
     ir.save(model, tmp_path / "model.onnx")
     core = openvino.Core()
     made = core.compile_model(core.read_model(tmp_path / "model.onnx"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
@@ -113,7 +112,7 @@ def test_a_table_of_embeddings_is_a_layer_where_it_is_read_transposed(tokens: Ar
         ir_version=10,
     )
     assert layers(model)[0].weights == table.size
-    quantize(model, pack_all(model))
+    write_int4(model, pack_all(model))
     assert [node.op_type for node in model.graph] == ["MatMulNBits"]
     found, wanted = run(model, tokens, tmp_path)["y"], tokens @ rounded(pack(table.T, 4), WIDTH)
     assert float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)) < 0.01
@@ -122,7 +121,7 @@ def test_a_table_of_embeddings_is_a_layer_where_it_is_read_transposed(tokens: Ar
 def test_a_kept_layer_has_8_bits(weights: dict[str, Array], tokens: Array, tmp_path: Path) -> None:
     model = graph(weights)
     last = layers(model)[-1].name
-    quantize(model, pack_all(model), kept=[last])
+    write_int4(model, pack_all(model), kept=[last])
     products = [node for node in model.graph if node.op_type == "MatMulNBits"]
     assert [node.attributes["bits"].as_int() for node in products] == [4, 8]
     found, wanted = run(model, tokens, tmp_path)["y"], expected(weights, tokens, 8)

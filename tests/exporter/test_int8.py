@@ -10,9 +10,8 @@ import onnx_ir as ir
 import pytest
 from linear_graphs import TOKENS, WIDTH, Array, graph, run, weights
 
-from attnport.exporter import int8
-from attnport.exporter.int8 import KINDS, PREFIX, Seen, observe, quantize
-from attnport.exporter.linear import layers
+from attnport.exporter.precision import integers
+from attnport.exporter.precision.integers import Seen, layers, observe, observed, write_int8
 
 pytest.importorskip("onnxruntime")
 __all__ = ["weights"]  # a fixture
@@ -29,9 +28,9 @@ def tokens() -> Array:
 def seen(weights: Mapping[str, Array], tokens: Array, folder: Path) -> dict[str, Seen]:
     model = graph(weights)
     chosen = layers(model)
-    observe(model, chosen)
+    names = observe(model, chosen)
     made = run(model, tokens, folder)
-    return {layer.reads: Seen(*(made[f"{PREFIX}{kind}/{layer.reads}"] for kind in KINDS)) for layer in chosen}
+    return observed(chosen, {name: [made[name]] for name in names})
 
 
 def error(model: ir.Model, weights: Mapping[str, Array], tokens: Array, folder: Path) -> float:
@@ -50,7 +49,7 @@ def test_every_layer_is_an_integer_product_and_near_to_float32(
     weights: dict[str, Array], tokens: Array, tmp_path: Path
 ) -> None:
     model = graph(weights)
-    quantize(model, seen(weights, tokens, tmp_path))
+    write_int8(model, seen(weights, tokens, tmp_path))
     kinds = [node.op_type for node in model.graph]
     assert kinds.count("QuantizeLinear") == 2
     assert "Gemm" not in kinds
@@ -67,11 +66,11 @@ def test_a_large_channel_does_not_coarsen_the_others(
     small = dict(weights)
     small["w"] = weights["w"].copy()
     small["w"][3] *= 0.01  # the large channel counts for no more than the others
-    monkeypatch.setattr(int8, "SMOOTHING", smoothing)
+    monkeypatch.setattr(integers, "SMOOTHING", smoothing)
     if not smoothing:
-        monkeypatch.setattr(int8, "_smoothing", lambda seen, weights: np.ones(len(seen.mean)))
+        monkeypatch.setattr(integers, "_smoothing", lambda seen, weights: np.ones(len(seen.mean)))
     model = graph(small)
-    quantize(model, seen(small, tokens, tmp_path))
+    write_int8(model, seen(small, tokens, tmp_path))
     assert (error(model, small, tokens, tmp_path) < 0.03) == bool(smoothing)
 
 
@@ -81,8 +80,8 @@ def test_the_bias_takes_the_mean_error_of_the_weights(
     shifted = tokens + 5  # rounding errors of weights then have one sign for all tokens
     corrected, plain = graph(weights), graph(weights)
     ranges = seen(weights, shifted, tmp_path)
-    quantize(corrected, ranges)
-    quantize(plain, {name: Seen(one.least, one.largest, one.mean * 0) for name, one in ranges.items()})
+    write_int8(corrected, ranges)
+    write_int8(plain, {name: Seen(one.least, one.largest, one.mean * 0) for name, one in ranges.items()})
     expected = run(graph(weights), shifted, tmp_path)["y"].mean(0)
 
     def off(model: ir.Model) -> float:
@@ -94,7 +93,7 @@ def test_the_bias_takes_the_mean_error_of_the_weights(
 def test_a_kept_layer_stays_float32(weights: dict[str, Array], tokens: Array, tmp_path: Path) -> None:
     model = graph(weights)
     first, last = (layer.name for layer in layers(model))
-    quantize(model, seen(weights, tokens, tmp_path), kept=[last])
+    write_int8(model, seen(weights, tokens, tmp_path), kept=[last])
     assert [node.op_type for node in model.graph].count("QuantizeLinear") == 1
     assert any(node.name == "last" for node in model.graph)
     assert first != last

@@ -15,7 +15,7 @@ from torch import nn
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.exporter.capture import capture
-from attnport.exporter.lowering import base
+from attnport.exporter.targets import base
 
 LARGEST = 16
 

@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn.modules import transformer
 
 from attnport.errors import ExportError
-from attnport.exporter.capture import capture, traceable
+from attnport.exporter.capture import capture
+from attnport.exporter.patching import traceable
 
 SIZES = {"batch": 2, "seq": 5, "mem": 7}
 QUICK = {"attention_causal_padding", "attention_weights_causal_padding", "encoder_padding", "decoder_all_masks"}

@@ -12,8 +12,8 @@ import onnx_ir as ir
 import pytest
 from written_graphs import written
 
-from attnport.exporter import light_copy, precision, storage
-from attnport.exporter.light_copy import light_copy as copied
+from attnport.exporter import storage
+from attnport.exporter.precision.plan import apply_plan
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 
@@ -47,10 +47,10 @@ def model(tmp_path: Path) -> Path:
 def test_layers_share_weights_and_projections_of_one_input_do_not(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(light_copy, "LARGE_BYTES", 0)
+    monkeypatch.setattr(storage, "LARGE_BYTES", 0)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    graph = onnx.load(copied(model, scratch))
+    graph = onnx.load(storage.light_copy(model, scratch))
     onnx.checker.check_model(graph, full_check=True)
     assert len(graph.graph.initializer) == 2
     read = {node.output[0]: node.input[1] for node in graph.graph.node if node.op_type == "MatMul"}
@@ -63,14 +63,14 @@ def test_layers_share_weights_and_projections_of_one_input_do_not(
 def test_a_model_whose_weights_are_few_is_proved_as_it_is(model: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    assert copied(model, scratch) == model
+    assert storage.light_copy(model, scratch) == model
     assert not list(scratch.iterdir())
 
 
 def test_a_cast_holds_one_weight_at_a_time(model: Path) -> None:
     tracemalloc.start()
     graph = storage.load(model)
-    assert precision.apply(graph, "fp16")
+    assert apply_plan(graph, "fp16")
     storage.save_form(graph, model.parent / "model.half.onnx", "half.bin")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -99,8 +99,8 @@ def test_the_proof_is_that_of_the_model_itself(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     tables = []
-    for large in (light_copy.LARGE_BYTES, 0):
-        monkeypatch.setattr(light_copy, "LARGE_BYTES", large)
+    for large in (storage.LARGE_BYTES, 0):
+        monkeypatch.setattr(storage, "LARGE_BYTES", large)
         folder = Path(shutil.copytree(exported, tmp_path / str(large)))
         before = written_at(folder / "weights.bin")
         tables.append(fuse(folder, targets=[target]).targets[target])

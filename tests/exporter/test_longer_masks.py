@@ -12,7 +12,7 @@ from running import ON_ORT, distance, on_openvino, on_ort, on_reference
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.exporter.capture import capture
-from attnport.exporter.lowering import base
+from attnport.exporter.targets import base
 
 X = TensorSpec("x", "float32", ("batch", 2, "seq", 8))
 SIZES = {"batch": 2, "seq": 5, "longest": 41}

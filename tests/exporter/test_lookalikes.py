@@ -13,7 +13,7 @@ from representatives import representatives
 from running import Exported, distance, export, judged, on_openvino, on_ort, on_reference
 from spellings.case import SIZES, in_order
 
-from attnport.exporter.lowering.base import Lowered
+from attnport.exporter.targets.base import Lowered
 
 UNCOUNTED = [name for name, each in LOOKALIKES.items() if not each.reasons and not each.case.masks]
 QUICK = list(LOOKALIKES)[::4]

@@ -17,9 +17,9 @@ from spellings.case import Case, contract, heads
 
 from attnport.errors import UsageError
 from attnport.exporter.capture import capture
-from attnport.exporter.forms.decomposed import can_hide
+from attnport.exporter.forms.standard import can_hide
 from attnport.exporter.fusion.recognise import recognise
-from attnport.exporter.lowering import base
+from attnport.exporter.targets import base
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_half_precision_is_only_rounding() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 0.125, 0.17677669, 3.0, 1e-4, 40.0, -2.0])
 def test_a_scale_is_split_into_one_on_q_and_an_exact_one_on_the_scores(scale: float) -> None:
-    from attnport.exporter.forms.tiled import split_scale
+    from attnport.exporter.targets.tensorrt import split_scale
 
     on_q, on_scores = split_scale(scale)
     assert on_q * on_scores == pytest.approx(scale, rel=1e-15)

@@ -9,8 +9,8 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from attnport.errors import ExportError
-from attnport.exporter.passes.cleanup import inline_functions
-from attnport.exporter.passes.opset import to_opset
+from attnport.exporter.builder import inline_functions
+from attnport.exporter.graph.opset import to_opset
 
 
 def graph(body: str, inputs: str = "float[N,8] x", outputs: str = "float[N,8] y", extra: str = "") -> onnx.ModelProto:

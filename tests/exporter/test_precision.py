@@ -12,7 +12,8 @@ from onnx.reference import ReferenceEvaluator
 from written_graphs import written
 
 from attnport.errors import ExportError
-from attnport.exporter import precision
+from attnport.exporter.precision.islands import STAYS
+from attnport.exporter.precision.plan import apply_plan, to_half
 
 HALVES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 
@@ -22,7 +23,7 @@ def graph(body: str, inputs: str = "float[N] x, int64[N] n", outputs: str = "flo
 
 
 def checked(model: ir.Model, plan: str = "fp16") -> onnx.ModelProto:
-    assert precision.apply(model, plan) > 0
+    assert apply_plan(model, plan) > 0
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     names = [name for node in proto.graph.node for name in node.output]
@@ -33,14 +34,14 @@ def checked(model: ir.Model, plan: str = "fp16") -> onnx.ModelProto:
 @pytest.mark.parametrize("plan", HALVES)
 @pytest.mark.parametrize("number", [1e-12, -1e-12, 1e30, -3.4e38, 1e-45])
 def test_one_number_stays_finite_and_not_zero(plan: str, number: float) -> None:
-    got = float(precision.to_half(np.array(number, np.float32), HALVES[plan]))
+    got = float(to_half(np.array(number, np.float32), HALVES[plan]))
     assert np.isfinite(got)
     assert np.sign(got) == np.sign(number)
 
 
 @pytest.mark.parametrize("number", [0.0, -np.inf, np.inf, 0.5, -65504.0])
 def test_what_the_half_type_holds_is_kept(number: float) -> None:
-    assert float(precision.to_half(np.array([number], np.float32), ir.DataType.FLOAT16)[0]) == number
+    assert float(to_half(np.array([number], np.float32), ir.DataType.FLOAT16)[0]) == number
 
 
 def test_weights_are_rounded_as_torch_rounds_them() -> None:
@@ -48,7 +49,7 @@ def test_weights_are_rounded_as_torch_rounds_them() -> None:
 
     weights = np.random.default_rng(0).standard_normal(500).astype(np.float32)
     expected = torch.from_numpy(weights).bfloat16().float().numpy()
-    assert (precision.to_half(weights, ir.DataType.BFLOAT16).astype(np.float32) == expected).all()
+    assert (to_half(weights, ir.DataType.BFLOAT16).astype(np.float32) == expected).all()
 
 
 @pytest.mark.parametrize("plan", HALVES)
@@ -71,7 +72,7 @@ def test_every_float_becomes_the_half_type(plan: str) -> None:
 def test_islands_and_float32_leave_the_graph_alone() -> None:
     for plan in ("fp32", "fp16_islands", "bf16_islands"):
         model = graph("y = Sqrt(x)")
-        assert precision.apply(model, plan) == 0
+        assert apply_plan(model, plan) == 0
         assert model.graph.inputs[0].dtype == ir.DataType.FLOAT
 
 
@@ -93,14 +94,14 @@ def test_an_input_that_must_be_float32_is_not_rounded() -> None:
 def test_control_flow_is_refused_by_name() -> None:
     branches = "then_branch = a () => (float[N] t) { t = Sqrt(x) }, else_branch = b () => (float[N] e) { e = Abs(x) }"
     with pytest.raises(ExportError, match=r"plan fp16: node .* is control flow \(If\)"):
-        precision.apply(graph(f"y = If (c) <{branches}>", "bool c, float[N] x"), "fp16")
+        apply_plan(graph(f"y = If (c) <{branches}>", "bool c, float[N] x"), "fp16")
 
 
 def test_what_is_marked_stays_in_float32_between_casts() -> None:
     model = graph("a = Mul(x, k) e = Exp(a) d = Cast<to = 1>(e) y = Mul(d, k)", k=np.float32(1 / 3))
     for node in model.graph:
         if node.op_type == "Exp":
-            node.metadata_props[precision.STAYS] = "1"
+            node.metadata_props[STAYS] = "1"
     proto = checked(model)
     made = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
     types = {value.name: value.type.tensor_type.elem_type for value in (*made.value_info, *made.output)}

@@ -15,11 +15,10 @@ from written_graphs import written
 
 from attnport.artifacts import AUTO
 from attnport.errors import ExportError, UsageError
-from attnport.exporter import precision
-from attnport.exporter.lowering import base
-from attnport.exporter.parts import parts_of
-from attnport.exporter.passes.cleanup import clean_up
-from attnport.exporter.ranges import PREFIX, measure_ranges
+from attnport.exporter.builder import clean_up
+from attnport.exporter.precision.parts import add_largest, parts_of
+from attnport.exporter.precision.plan import apply_plan
+from attnport.exporter.targets import base
 
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
@@ -30,7 +29,7 @@ def graph(body: str, outputs: str = "float[N] y", **consts: Any) -> ir.Model:
 
 def typed(model: ir.Model, *islands: str) -> tuple[onnx.ModelProto, dict[str, int]]:
     """The model with the islands written into it, and the type of every tensor."""
-    precision.apply(model, AUTO, islands)
+    apply_plan(model, AUTO, islands)
     clean_up(model)
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
@@ -51,8 +50,8 @@ def ops(proto: onnx.ModelProto) -> list[str]:
 
 def test_without_islands_the_plan_is_fp16() -> None:
     models = [graph("a = Mul(x, k) y = Exp(a)", k=np.float32([3])) for _ in range(2)]
-    precision.apply(models[0], AUTO)
-    precision.apply(models[1], "fp16")
+    apply_plan(models[0], AUTO)
+    apply_plan(models[1], "fp16")
     assert ir.to_proto(models[0]) == ir.to_proto(models[1])
 
 
@@ -113,7 +112,7 @@ def test_an_output_of_an_island_that_others_read_stays_float32_under_its_name() 
 
 def test_a_node_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ExportError, match="no node 'gone'"):
-        precision.apply(graph("y = Neg(x)"), AUTO, ["gone"])
+        apply_plan(graph("y = Neg(x)"), AUTO, ["gone"])
 
 
 @pytest.mark.parametrize("target", ["ort_cpu", "openvino", "onnx"])
@@ -130,7 +129,7 @@ def test_a_searched_plan_is_not_lowered_without_a_search() -> None:
 
 def as_written(name: str) -> tuple[ir.Model, dict[str, tuple[str, ...]]]:
     found = captured(name)
-    result = base.get("tensorrt_rtx").written(found.model, found.attentions, plan=AUTO, masks=found.masks)
+    result = base.get("tensorrt_rtx").fuse_graph(found.model, found.attentions, plan=AUTO, masks=found.masks)
     return result.model, result.anchors
 
 
@@ -159,12 +158,13 @@ def test_a_product_a_sum_and_the_rest_of_a_module_are_parts_of_their_own() -> No
 
 def test_ranges_are_of_finite_numbers_only() -> None:
     model = graph("a = Mul(x, x) b = Log(z) y = Add(a, b)", z=np.float32([0.0]))
-    assert measure_ranges(model, ["x", "a", "b", "gone"]) == ("x", "a", "b")
+    outputs = add_largest(model, ["x", "a", "b", "gone"])
+    assert list(outputs) == ["x", "a", "b"]
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     names = [value.name for value in proto.graph.output]
     with np.errstate(all="ignore"):
         found = dict(zip(names, ReferenceEvaluator(proto).run(None, {"x": np.float32([-300, 2, np.nan])}), strict=True))
         empty = dict(zip(names, ReferenceEvaluator(proto).run(None, {"x": np.float32([])}), strict=True))
-    assert {name: float(found[f"{PREFIX}{name}"]) for name in ("x", "a", "b")} == {"x": 300, "a": 90000, "b": 0}
-    assert float(empty[f"{PREFIX}a"]) == 0
+    assert {name: float(found[output]) for name, output in outputs.items()} == {"x": 300, "a": 90000, "b": 0}
+    assert float(empty[outputs["a"]]) == 0

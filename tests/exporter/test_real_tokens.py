@@ -18,8 +18,8 @@ from attnport.cases.inputs import case as case_of
 from attnport.dims import Dim, TensorSpec
 from attnport.exporter import storage
 from attnport.exporter.capture import capture
-from attnport.exporter.lowering import base as lowerings
-from attnport.exporter.lowering.base import Lowered
+from attnport.exporter.targets import base as lowerings
+from attnport.exporter.targets.base import Lowered
 from attnport.masks import MaskSpec
 from attnport.runtimes import base as runtimes
 from attnport.runtimes.base import Opening
@@ -353,12 +353,11 @@ def test_rows_of_padding_are_zero_in_outputs(last: type[Block], tmp_path: Path) 
 
 @pytest.mark.parametrize("fault", ["hides", "constants"])
 def test_a_wrong_proof_would_be_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnport.exporter.fusion import kinds
     from attnport.exporter.tokens import real
 
     blocks: list[type[Block]] = [FeedForward, Unmasked]
     if fault == "hides":
-        monkeypatch.setattr(kinds, "hides_padding", lambda keeps, mask: True)
+        monkeypatch.setattr(lowerings, "hides_padding", lambda keeps, mask: True)
     else:
         blocks = [FeedForward, Mean]
         monkeypatch.setattr(real, "picked_positions", lambda *given: set())

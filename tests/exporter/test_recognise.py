@@ -14,8 +14,8 @@ from written_graphs import written
 from attnport.artifacts import SourceAttention
 from attnport.exporter.fusion.attention import Recognised
 from attnport.exporter.fusion.recognise import Recognition, recognise, rule_modules
-from attnport.exporter.lowering import base
 from attnport.exporter.naming import SCOPES, module_of
+from attnport.exporter.targets import base
 from attnport.masks import MaskSpec
 
 INPUTS = "float[B,2,S,4] q, float[B,2,T,4] k, float[B,2,T,4] v, int64[B,T] m, bool[B,1,1,T] ok, float[B,1,S,T] f"

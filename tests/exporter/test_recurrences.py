@@ -14,7 +14,7 @@ from torch import nn
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.exporter.capture import capture
-from attnport.exporter.recurrences import scanned
+from attnport.exporter.loops import scanned
 from attnport.patches import patched
 
 transformers: Any = pytest.importorskip("transformers")

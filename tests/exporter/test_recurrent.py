@@ -13,7 +13,7 @@ from torch import nn
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.exporter.capture import capture
-from attnport.exporter.recurrent import kept_whole
+from attnport.exporter.translations.recurrent import kept_whole
 from attnport.patches import patched
 
 DIMS = (Dim("batch", 1, 2, 4), Dim("seq", 1, 5, 200))

@@ -12,9 +12,9 @@ import onnx_ir.passes.common
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from attnport.exporter.passes.cleanup import clean_up
-from attnport.exporter.passes.rotary import write_out
-from attnport.exporter.passes.rotary_operator import as_operator
+from attnport.exporter.builder import clean_up
+from attnport.exporter.portable import write_out_rotary
+from attnport.exporter.targets.ort_cuda import as_operator
 
 B, H, S, D = 3, 2, 5, 8
 
@@ -54,7 +54,7 @@ def feeds(cache_batch: int) -> dict[str, np.ndarray[Any, Any]]:
 @pytest.mark.parametrize("cache_batch", [1, None])
 def test_written_out_it_computes_what_the_operator_computes(cache_batch: int | None, interleaved: int) -> None:
     made = model(cache_batch, interleaved=interleaved)
-    assert write_out(made) == 1
+    assert write_out_rotary(made) == 1
     assert "RotaryEmbedding" not in {node.op_type for node in made.graph}
     assert made.graph.outputs[0].name
     expected = run(model("batch", interleaved=interleaved), feeds(B))
@@ -63,11 +63,11 @@ def test_written_out_it_computes_what_the_operator_computes(cache_batch: int | N
 
 
 def test_caches_that_the_standard_allows_stay() -> None:
-    assert write_out(model("batch", interleaved=0)) == 0
+    assert write_out_rotary(model("batch", interleaved=0)) == 0
 
 
 def test_an_embedding_of_a_part_of_the_head_stays() -> None:
-    assert write_out(model(1, interleaved=0, part=4)) == 0
+    assert write_out_rotary(model(1, interleaved=0, part=4)) == 0
 
 
 def written_out(*, halves: str = "Split", caches: str = "b1sd", swapped: bool = False, rows: str = "N,2,S") -> ir.Model:
@@ -130,7 +130,7 @@ def test_what_is_no_rotation_of_halves_stays(made: ir.Model) -> None:
 def test_writing_out_and_back_gives_the_operator_again() -> None:
     made = model(1, interleaved=0)
     expected = run(model("batch", interleaved=0), feeds(B))
-    write_out(made)
+    write_out_rotary(made)
     ir.passes.common.ShapeInferencePass()(made)
     assert as_operator(made) == 1
     clean_up(made)

@@ -16,7 +16,7 @@ from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ExportError
 from attnport.exporter.capture import capture
-from attnport.exporter.lowering import base
+from attnport.exporter.targets import base
 from attnport.masks import MaskSpec
 
 ATTEND = {

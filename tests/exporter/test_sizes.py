@@ -12,10 +12,9 @@ from running import on_reference
 from written_graphs import written
 
 from attnport.errors import ExportError
+from attnport.exporter.graph.sizes import settle_sizes
+from attnport.exporter.imported import index_by_grid, prepare
 from attnport.exporter.naming import MAY_BE_EMPTY, SCOPES, module_of
-from attnport.exporter.passes.foreign import prepare
-from attnport.exporter.passes.indexing import index_by_grid
-from attnport.exporter.passes.sizes import settle_sizes
 
 CONSTS = {
     "zero": np.int64(0), "one": np.int64(1), "two": np.int64(2), "last": np.int64([-1]), "first": np.int64([0]),

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from running import on_openvino, on_ort
 
-from attnport.exporter.passes.softplus import write_out_softplus
+from attnport.exporter.targets.openvino import write_out_softplus
 
 X = np.array([-80.0, -40.0, -20.0, -12.0, -5.0, -1e-3, 0.0, 1e-3, 5.0, 20.0, 90.0], np.float32)
 RIGHT = np.logaddexp(0, X.astype(np.float64))

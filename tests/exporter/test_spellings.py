@@ -11,7 +11,7 @@ from running import ON_ORT, Run, captured, check_numbers, distance, judged, lowe
 from spellings import ALL, AXES, CASES
 from spellings.case import MASK, SDPA, in_order
 
-from attnport.exporter.lowering.base import Lowered
+from attnport.exporter.targets.base import Lowered
 
 # What is not recognised, or is read as less than it is, and why. It only shrinks: what passes must leave it.
 NOT_YET: dict[str, str] = {

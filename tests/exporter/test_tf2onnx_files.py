@@ -14,8 +14,8 @@ import onnx_ir as ir
 import pytest
 
 from attnport.exporter.counting import count_in_graph
-from attnport.exporter.lowering import base
-from attnport.exporter.passes.foreign import prepare
+from attnport.exporter.imported import prepare
+from attnport.exporter.targets import base
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse

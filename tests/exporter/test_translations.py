@@ -13,9 +13,9 @@ from representatives import representatives
 from torch import nn
 from torch.nn import functional
 
-from attnport.exporter.capture import quiet
+from attnport.exporter.patching import quiet
+from attnport.exporter.torch_graph import choose_by_masks, promote, slice_splits
 from attnport.exporter.translations import tables
-from attnport.exporter.untranslated import choose_by_masks, promote, slice_splits
 
 
 class Grouped(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from attnport.exporter.passes.cleanup import inline_functions
+from attnport.exporter.builder import inline_functions
 from attnport.exporter.weights_out import leave_out, weights_out
 
 HEAD = """<ir_version: 10, opset_import: ["" : 23, "own" : 1, "com.microsoft" : 1]>

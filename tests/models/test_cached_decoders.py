@@ -177,7 +177,7 @@ def test_grouped_heads_behind_a_cache_are_lowered_for_engines() -> None:
     ort = pytest.importorskip("onnxruntime")
     from attnport.cases.inputs import full_case
     from attnport.exporter.capture import capture
-    from attnport.exporter.lowering import base
+    from attnport.exporter.targets import base
 
     spec = get("llama_decoder", **LLAMA)
     found = capture(spec.make(), spec.io)

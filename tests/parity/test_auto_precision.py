@@ -21,7 +21,7 @@ from attnport.cases.inputs import cases
 from attnport.cli import cli
 from attnport.errors import ParityFailed, UsageError
 from attnport.exporter import storage
-from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.targets import base as lowerings
 from attnport.folder.workspace import load_spec, open_folder
 from attnport.parity import finer
 from attnport.parity.finer import plan_precision

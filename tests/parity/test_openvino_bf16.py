@@ -8,7 +8,7 @@ import pytest
 
 from attnport.artifacts import ParityReport
 from attnport.errors import UsageError
-from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.targets import base as lowerings
 from attnport.folder.workspace import open_folder
 from attnport.runtimes import base
 from attnport.runtimes.base import half_types, read_graph

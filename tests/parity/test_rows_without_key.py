@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import attnport
 from attnport.artifact import Artifact
 from attnport.artifacts import FusionItem, ParityReport
-from attnport.exporter.tokens import padding
+from attnport.exporter.targets import base
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
@@ -116,7 +116,7 @@ def test_a_mean_that_another_row_sees_is_kept_beside_the_fused_attention(tmp_pat
 
 def test_without_the_mean_check_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = Layers(hidden_pairs, mixes=True)
-    monkeypatch.setattr(padding, "seen_without_key", lambda *given: {})
+    monkeypatch.setattr(base, "seen_without_key", lambda *given: {})
     artifact, _ = fused(module, tmp_path / "out")
     assert worst(artifact, module) > 1e-2
     assert artifact.check(["ort_cpu"]).verdict == "FAIL"

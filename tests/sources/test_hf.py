@@ -87,7 +87,7 @@ def test_every_target_has_a_form_of_every_attention(kind: str, folders: Path) ->
     import onnx
     import onnx_ir as ir
 
-    from attnport.exporter.lowering import base
+    from attnport.exporter.targets import base
 
     spec, found = load(f"hf:{made(kind, folders)}"), captured(kind, folders)
     exported = ir.to_proto(found.model)

@@ -224,7 +224,7 @@ def test_grouped_heads_of_transformers_load_in_openvino(tmp_path: Path) -> None:
     import openvino
 
     from attnport.exporter.capture import capture
-    from attnport.exporter.lowering import base
+    from attnport.exporter.targets import base
 
     made = spec(saved(tmp_path / "model", "Qwen3Model", **GROUPED))
     captured = capture(made.make(), made.io)

@@ -15,7 +15,7 @@ from torch import nn
 
 from attnport.artifacts import ModelSpec
 from attnport.errors import ExportError, IntegrityError
-from attnport.exporter.capture import traceable
+from attnport.exporter.patching import traceable
 from attnport.exporter.program import write_program
 from attnport.folder.given import Given
 from attnport.jsonfile import digest_file

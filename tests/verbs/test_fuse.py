@@ -15,9 +15,8 @@ from attnport.artifacts import FusionTable
 from attnport.errors import ArtifactError, FusionMissing, IntegrityError, UnavailableError
 from attnport.exporter.fusion import rewrites
 from attnport.exporter.fusion.attention import Attention
-from attnport.exporter.lowering import base as lowerings
-from attnport.exporter.lowering.base import BLOCKS, REAL_TOKENS, Written
-from attnport.exporter.tokens import real
+from attnport.exporter.targets import base as lowerings
+from attnport.exporter.targets.base import BLOCKS, REAL_TOKENS, Written
 from attnport.folder.workspace import open_folder
 from attnport.verbs import fuse as verb
 from attnport.verbs.export import export
@@ -147,7 +146,7 @@ def test_real_tokens_that_the_runtime_refuses_are_left_out_and_every_attention_i
         model.graph[-1].op_type = "NoSuchOperator"
         return ""
 
-    monkeypatch.setattr(real, "run_real_tokens", spoilt)
+    monkeypatch.setattr(lowerings, "run_real_tokens", spoilt)
     table = fuse(folder, targets=["ort_cpu"]).targets["ort_cpu"]
     assert str(table) == "1/1"
     assert "NoSuchOperator" in table.padding["attention_mask"]

@@ -14,7 +14,7 @@ from attnport.contrib import CONTRIB, SCHEMAS, operands
 from attnport.exporter.builder import Builder
 from attnport.exporter.contrib import group_query, layers, multi_head
 from attnport.exporter.contrib.parts import Operator
-from attnport.exporter.passes.known_sizes import KnownSizes, Sizes
+from attnport.exporter.graph.size_rules import KnownSizes, Sizes
 from attnport.onnx_graph import attributes_of
 
 if TYPE_CHECKING:

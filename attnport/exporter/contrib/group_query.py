@@ -41,7 +41,7 @@ from attnport.exporter.fusion.comparisons import CAUSAL, ONE, linear, plus, size
 from attnport.exporter.fusion.elements import element
 from attnport.exporter.fusion.formula import Axis
 from attnport.exporter.fusion.mask import Factor
-from attnport.exporter.passes.known_sizes import KnownSizes, Sizes
+from attnport.exporter.graph.size_rules import KnownSizes, Sizes
 from attnport.onnx_graph import known_size, rank_of
 
 if TYPE_CHECKING:

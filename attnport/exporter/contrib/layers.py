@@ -10,7 +10,7 @@ import numpy as np
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.contrib.parts import Expanded, Operator, places, summed, write
-from attnport.exporter.passes.known_sizes import KnownSizes, Sizes
+from attnport.exporter.graph.size_rules import KnownSizes, Sizes
 from attnport.onnx_graph import array_of, attribute, dims_of, is_constant, known_size, made_by, rank_of
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.formula import axes_of
 from attnport.exporter.fusion.mask import Mask
-from attnport.exporter.passes.known_sizes import KnownSizes, Sizes
+from attnport.exporter.graph.size_rules import KnownSizes, Sizes
 from attnport.onnx_graph import array_of, dims_of, is_constant, known_size, made_by, perm_of, rank_of
 
 if TYPE_CHECKING:

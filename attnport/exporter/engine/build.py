@@ -14,9 +14,9 @@ from attnport import errors
 from attnport.artifacts import EngineRecord, IOContract
 from attnport.dims import Profile
 from attnport.errors import ArtifactError, AttnportError, EngineBuildError, ProfileError, UsageError
-from attnport.exporter.engine.child import NOT_WRITTEN
-from attnport.exporter.engine.header import read_header
-from attnport.exporter.engine.request import BuildRequest, BuildResult
+from attnport.exporter import inspect_graph
+from attnport.exporter.engine.child import NOT_WRITTEN, BuildRequest, BuildResult
+from attnport.exporter.engine.evidence import read_header
 from attnport.jsonfile import digest_file, read, to_json
 from attnport.module_path import child_command, child_environment
 
@@ -70,30 +70,17 @@ def external_files(model: Path) -> tuple[str, ...]:
     """The names of the files beside an ONNX model that hold its weights, sorted.
 
     Raises:
-        ArtifactError: the model cannot be read, or names a file outside its folder or one that is missing.
+        ArtifactError: the model cannot be read, or its weights are missing, cut short or outside its
+            folder.
     """
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
-        graph = onnx.load(model, load_external_data=False).graph
+        proto = onnx.load(model, load_external_data=False)
     except (OSError, DecodeError) as err:
         raise ArtifactError(f"{model} cannot be read as an ONNX model: {err}.") from err
-    locations: set[str] = set()
-    for tensor in graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-        path = model.parent / location
-        inside = location and path.resolve().is_relative_to(model.parent.resolve())
-        if not inside or path.is_symlink():
-            raise ArtifactError(
-                f"{model}: tensor {tensor.name!r} has its data in {location!r}, outside the model's folder."
-            )
-        if not path.is_file():
-            raise ArtifactError(f"{model}: tensor {tensor.name!r} has its data in {path}, which is missing.")
-        locations.add(location)
-    return tuple(sorted(locations))
+    return inspect_graph.external_files(model, proto)
 
 
 def _command(result: Path) -> list[str]:

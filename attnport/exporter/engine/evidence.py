@@ -1,28 +1,41 @@
-"""Proves from the clear text of a serialized engine that attention is fused.
+"""Reads built engines, and proves from what they say of their kernels that attention is fused.
 
 For each optimization profile an engine contains a graph in clear text: `NLYM`, `header { version = 5 ...`, then for
 each kernel a line `function={ name=_gemm_mha_v2 fqn=... layers="[ONNX Layer: A]\\x1f[ONNX Layer: B]..." }` with the
 ONNX nodes that it covers. After the graph comes the CUDA source of each kernel, which the device compiles. There is one
 graph for all compute capabilities of the engine (measured with one target and with six), so all of them run the kernels
 in it.
+
+A plan of the data centre flavour is no clear text as TensorRT-RTX's engines are. Built with detailed profiling
+verbosity, its inspector says `{"Layers": [{"Name": ..., "LayerType": ..., "TacticName": ..., "Metadata":
+"[ONNX Layer: a]\\x1e[ONNX Layer: b]", ...}], "Bindings": [...]}`. The layers of further optimization profiles have
+` [profile 1]` and so on behind their names. This follows the documentation of IEngineInspector; no such engine was run.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from attnport.artifacts import Evidence
 from attnport.errors import ArtifactError
+from attnport_bundle.runtimes import tensorrt
+from attnport_bundle.runtimes.tensorrt import EngineHeader
 
 ATTENTION_KERNEL = re.compile(r"_ge(?:mm|mv)_mha_v\d+\w*")
 _GRAPH = re.compile(rb"NLYM.{12}header \{\n\s*version = \d+", re.DOTALL)
 _STATEMENT = re.compile(rb"\n\s*(\w+)=\{ ([^\n]*?)layers=\"([^\"\n]+)\"")
 _FUNCTION = re.compile(rb"name=(\S+) fqn=(\S+) ")
 _LAYER = "[ONNX Layer: "
+_ATTENDS = re.compile(r"\w*(?:mha|attention)\w*", re.IGNORECASE)
+"""A kernel's name is one word. TensorRT also calls layers by the nodes in them, whose names say what a model likes."""
+_NODE = re.compile(r"\[ONNX Layer: ([^\x1e\x1f]*)\]")
+_PROFILE = re.compile(r"\s*\[profile (\d+)\]$")
 Data = bytes | mmap.mmap
 """The bytes of an engine's file."""
 
@@ -53,6 +66,21 @@ class Unfused:
 
     reason: str
     kernels: tuple[str, ...] = ()
+
+
+def read_header(path: Path) -> EngineHeader:
+    """Reads and checks the header of a TensorRT-RTX engine.
+
+    Raises:
+        ArtifactError: the file cannot be read, or is no TensorRT-RTX engine.
+        IntegrityError: it is cut short or has bytes after its end.
+    """
+    try:
+        return tensorrt.read_header(path)
+    except OSError as err:
+        raise ArtifactError(f"{path} cannot be read: {err.strerror}.") from err
+    except ValueError as err:
+        raise ArtifactError(str(err), hint="Build one with: attnport build FOLDER --target tensorrt_rtx") from err
 
 
 def read_engine_text(engine: Path) -> EngineText:
@@ -111,6 +139,38 @@ def _tiles(data: Data, start: int, end: int, entry: bytes) -> str:
     return "; ".join(facts)
 
 
+def read_layers(layers: Path) -> EngineText:
+    """The kernels by optimization profile, from a file with the inspector's JSON.
+
+    Raises:
+        ArtifactError: there is no such file, or it does not tell which ONNX nodes the layers cover.
+    """
+    try:
+        told = json.loads(layers.read_bytes())
+        found = [layer for layer in told["Layers"] if isinstance(layer, dict) and _nodes(layer)]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = []
+    if not found:
+        raise ArtifactError("TensorRT's engine inspector does not tell which ONNX nodes the engine's layers cover.")
+    graphs: dict[int, list[Kernel]] = {}
+    for layer in found:
+        profile = _PROFILE.search(str(layer.get("Name")))
+        graphs.setdefault(int(profile[1]) if profile else 0, []).append(Kernel(_name(layer), _nodes(layer)))
+    return EngineText(tuple(tuple(graphs[profile]) for profile in sorted(graphs)), _ATTENDS)
+
+
+def _nodes(layer: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(_NODE.findall(str(layer.get("Metadata", ""))))
+
+
+def _name(layer: Mapping[str, Any]) -> str:
+    """The name, kernel or type that says that a layer is an attention; the name if none does."""
+    name = _PROFILE.sub("", str(layer.get("Name")))
+    given = (name, str(layer.get("TacticName", "")), str(layer.get("LayerType", "")))
+    nodes = _nodes(layer)
+    return next((one for one in given if _ATTENDS.fullmatch(one) and one not in nodes), f"layer {name}")
+
+
 def prove(text: EngineText, anchors: tuple[str, ...], profiles: int) -> Evidence | Unfused:
     """Checks whether one attention kernel covers all `anchors`, in the graph of every optimization profile.
 
@@ -156,19 +216,3 @@ def _not_covered(touching: list[Kernel], anchors: tuple[str, ...]) -> str:
         names = [kernel.name for kernel in touching if anchor in kernel.nodes]
         parts.append(f"{anchor} in {', '.join(dict.fromkeys(names)) or 'no named kernel'}")
     return f"no single attention kernel covers it: {'; '.join(parts)}."
-
-
-def engine_evidence(engine: Path, anchors: Mapping[str, tuple[str, ...]], profiles: int = 1) -> dict[str, Evidence]:
-    """The proof for each attention that one kernel covers from QK^T to PV; others are left out.
-
-    Args:
-        engine: A serialized engine whose digest was checked.
-        anchors: Node names by attention, as in `Form.anchors`.
-        profiles: How many optimization profiles it was built with.
-
-    Raises:
-        ArtifactError: the engine cannot be read, or contains no graph text.
-    """
-    text = read_engine_text(engine)
-    proofs = {name: prove(text, nodes, profiles) for name, nodes in anchors.items()}
-    return {name: proof for name, proof in proofs.items() if isinstance(proof, Evidence)}

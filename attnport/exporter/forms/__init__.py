@@ -1,1 +1,2 @@
-"""The forms that an attention can be lowered to; targets choose among them."""
+"""Forms of attention that several targets share. `canonical` brings q, k and v into one layout; `operands` and `masks`
+write what goes into a form; `standard`, `contrib` and `blocks` are forms."""

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from attnport.exporter.float_limits import largest
 from attnport.exporter.fusion.attention import Multiplier, NotRecognised
 from attnport.exporter.fusion.formula import ZERO, Const, Expr, axes_of, op
 from attnport.exporter.fusion.indices import LAYOUT, Index, broadcast_index, relaid
@@ -249,6 +248,13 @@ def _clamped(node: ir.Node) -> ir.Value:
     if on is None or lowest is None or lowest > -limit or not unbounded_above:
         raise NotRecognised(f"the scores are clamped by {node.op_type}")
     return on
+
+
+def largest(dtype: ir.DataType) -> float:
+    """The largest finite number of a float type."""
+    import ml_dtypes  # NumPy's finfo does not know bfloat16
+
+    return float(ml_dtypes.finfo(dtype.numpy()).max)  # type: ignore[no-untyped-call]  # ml_dtypes has no types here
 
 
 def leads_to_product(value: ir.Value | None, depth: int = 0) -> bool:

@@ -1,24 +1,31 @@
-"""LSTM, GRU and RNN with their layers, as `recurrent` keeps them: the ONNX operator of that name for each layer.
+"""`nn.LSTM`, `nn.GRU` and `nn.RNN`: one operator while they are traced, and ONNX's of that name for each layer.
 
-torch.onnx has its own translation of the first two (https://github.com/microsoft/onnxscript/pull/2674).
+torch unrolls them over the traced length. torch.onnx traces LSTM and GRU with a patch of its own
+(`torch.export._patches`) and translates them (https://github.com/microsoft/onnxscript/pull/2674). It unrolls `nn.RNN`
+still, takes minutes for a long sequence, and makes a constant of the length for what comes behind it.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from attnport.exporter.recurrent import GATES, operator
 from attnport.exporter.translations import Translation, opset
+from attnport.patches import Patch
 
+if TYPE_CHECKING:
+    import torch
+
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+"""The gates of each kind, by the name of its function in torch."""
 _ORDERS = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
 """Where ONNX's gates are among torch's: input, output, forget, cell; update, reset, hidden."""
 
 
 def table() -> dict[Any, Translation]:
     """The operators of this file."""
-    return {operator(kind).default: functools.partial(_layers, kind) for kind in GATES}
+    return {_operator(kind).default: functools.partial(_layers, kind) for kind in _GATES}
 
 
 def _layers(
@@ -70,7 +77,7 @@ def _reordered(kind: str, weight: Any) -> Any:
     op = opset()
     if kind not in _ORDERS:
         return weight
-    gates = op.Split(weight, num_outputs=GATES[kind], axis=0)
+    gates = op.Split(weight, num_outputs=_GATES[kind], axis=0)
     return op.Concat(*(gates[at] for at in _ORDERS[kind]), axis=0)
 
 
@@ -83,3 +90,61 @@ def _stacked(parts: Sequence[Any]) -> Any:
 
 def _ints(value: int) -> Any:
     return opset().Constant(value_ints=[value])
+
+
+def kept_whole() -> tuple[Patch, ...]:
+    """Patches that replace torch's functions by operators of the same results."""
+    from torch import _VF
+
+    functions: Any = _VF
+    return tuple(Patch(functions, kind, functools.partial(_called, kind, getattr(functions, kind))) for kind in _GATES)
+
+
+def _operator(kind: str) -> Any:
+    """The operator `attnport::lstm`, or that of another kind: `(x, hidden, weights, ...) -> (output, *last)`."""
+    return getattr(_operators(), kind)
+
+
+def _called(kind: str, torchs: Any, *args: Any) -> Any:
+    """The operator's results; torch's own for packed sequences and projections, which it does not compute."""
+    import torch
+
+    if len(args) != 9 or not isinstance(args[2], list | tuple):
+        return torchs(*args)
+    given, hidden, weights, biases, layers, dropout, train, both_ways, batch_first = args
+    each = 4 if biases else 2
+    if len(weights) != layers * (1 + both_ways) * each or (train and dropout):
+        return torchs(*args)
+    states = [hidden] if isinstance(hidden, torch.Tensor) else list(hidden)
+    return _operator(kind)(given, states, list(weights), biases, layers, both_ways, batch_first)
+
+
+@functools.cache
+def _operators() -> Any:
+    """Defines the operators, once in a process."""
+    import torch
+
+    for kind in _GATES:
+        torch.library.define(
+            f"attnport::{kind}",
+            "(Tensor x, Tensor[] hidden, Tensor[] weights, bool biases, int layers, bool both_ways, "
+            f"bool batch_first) -> ({', '.join(['Tensor'] * (3 if kind == 'lstm' else 2))})",
+        )
+        torch.library.impl(f"attnport::{kind}", "CompositeExplicitAutograd", functools.partial(_compute, kind))
+        torch.library.register_fake(f"attnport::{kind}", _shapes)
+    return torch.ops.attnport
+
+
+def _compute(kind: str, x: torch.Tensor, hidden: list[torch.Tensor], *others: Any) -> Any:
+    import torch
+
+    weights, biases, layers, both_ways, batch_first = others
+    function = getattr(torch._C._VariableFunctions, kind)
+    states = hidden if kind == "lstm" else hidden[0]
+    return function(x, states, weights, biases, layers, 0.0, False, both_ways, batch_first)
+
+
+def _shapes(x: torch.Tensor, hidden: list[torch.Tensor], *others: Any) -> tuple[torch.Tensor, ...]:
+    both_ways = others[-2]
+    width = hidden[0].shape[-1] * (1 + both_ways)
+    return x.new_empty((*x.shape[:2], width)), *(state.new_empty(state.shape) for state in hidden)

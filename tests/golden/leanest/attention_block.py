@@ -18,7 +18,8 @@ from graph_writer import GraphWriter
 
 from attnport.artifacts import EngineRecord, IOContract
 from attnport.dims import Dim, TensorSpec
-from attnport.exporter.engine import build_engine, prove, read_engine_text
+from attnport.exporter.engine.build import build_engine
+from attnport.exporter.engine.evidence import prove, read_engine_text
 
 MODEL_DIM = 256
 HALF, INT32, INT64, BOOL = ir.DataType.FLOAT16, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL

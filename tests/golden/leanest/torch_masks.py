@@ -197,8 +197,9 @@ def engine_of_ours(
     """The project's own engine of the module: its record, the proof that it is fused, and its form's name."""
     from attnport.exporter import storage
     from attnport.exporter.capture import capture
-    from attnport.exporter.engine import build_engine, prove, read_engine_text
-    from attnport.exporter.lowering import base
+    from attnport.exporter.engine.build import build_engine
+    from attnport.exporter.engine.evidence import prove, read_engine_text
+    from attnport.exporter.targets import base
 
     made, specs = module(kind)
     out = TensorSpec("y", "float32", ("batch", "seq", MODEL_DIM))

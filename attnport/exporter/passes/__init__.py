@@ -1,1 +1,0 @@
-"""Passes over a whole graph; each returns what it changed."""

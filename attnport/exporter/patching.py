@@ -1,0 +1,160 @@
+"""What an export changes in torch, transformers and onnxscript while it runs.
+
+Each function that returns a tuple of `Patch` is one table. `patched` enters tables under one lock, and undoes them when
+its block ends. Tables that are subjects of their own are in `loops` and `translations.recurrent`, for a trace, and in
+`decomposing`, for the translation to ONNX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import math
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from attnport.exporter.loops import all_experts, scanned
+from attnport.exporter.translations.recurrent import kept_whole
+from attnport.patches import Patch, alone, patched
+from attnport.user_code import place_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    import torch
+
+_SIBLINGS = 100
+"""The most nodes that read one value and are tried with a rule of several last nodes."""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silences torch's exporter: its messages of progress, and its warnings about its own code."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch.fx")]
+    with alone(), warnings.catch_warnings():  # warnings are those of the whole process
+        levels = [logger.level for logger in loggers]
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
+            warnings.simplefilter("ignore")
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def traceable(module: Any) -> Iterator[None]:
+    """Replaces the parts of torch and transformers that prevent tracing, and restores them afterwards.
+
+    - Experts of transformers' models are computed by `grouped_mm`, or in a loop over all of them (see `loops`).
+    - Recurrences of transformers' models are scans (see `loops`); LSTM, GRU and RNN are one operator each (see
+      `translations.recurrent`).
+    - Torch's own obstacles are out of the way (see `obstacles`).
+
+    Other threads that run such modules meanwhile get the same numbers, only more slowly.
+    """
+    with patched(obstacles, scanned, all_experts, kept_whole):
+        experts = [part for part in module.modules() if getattr(part, "_can_set_experts_implementation", bool)()]
+        before = [part.get_experts_implementation() for part in experts]
+        try:
+            for part in experts:
+                part.set_experts_implementation("grouped_mm")
+            yield
+        finally:
+            for part, chosen in zip(experts, before, strict=True):
+                part.set_experts_implementation(chosen)
+
+
+def obstacles() -> tuple[Patch, ...]:
+    """Patches of what prevents tracing in torch itself.
+
+    - `nn.TransformerEncoder` and `nn.TransformerDecoder` inspect a mask to see whether it is causal, and a trace cannot
+      branch on a tensor's elements. A mask is treated as causal only if the caller says so; the numbers are the same.
+    - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
+    - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
+      nothing.
+    - torch.export prints the whole graph so far when it fails.
+    """
+    from torch import nn
+    from torch.backends import mha
+    from torch.export import _trace
+    from torch.nn.modules import transformer
+
+    cast: Callable[..., Any] = nn.Module._apply
+
+    def kept(part: nn.Module, to: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        return part if _keeps(to, part) else cast(part, to, *args, **kwargs)
+
+    return (
+        Patch(mha, "_is_fastpath_enabled", False),
+        Patch(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
+        Patch(nn.Module, "_apply", kept),
+        Patch(_trace, "print", lambda *args, **kwargs: None),
+    )
+
+
+def _keeps(to: Callable[[torch.Tensor], torch.Tensor], module: torch.nn.Module) -> bool:
+    """Whether a cast leaves each tensor of a module as it is; tried on empty tensors, which no trace records."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        kinds = {(tensor.dtype, tensor.device) for tensor in (*module.parameters(), *module.buffers())}
+        samples = [torch.empty(0, dtype=dtype, device=device) for dtype, device in kinds]
+        return all(to(sample) is sample for sample in samples)
+
+
+def located() -> tuple[Patch, ...]:
+    """Patches that record for each guard the line of code outside torch that made it."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    kept = ShapeEnv._get_sloc
+
+    def with_place(env: ShapeEnv, framework_loc: str | None = None) -> Any:
+        return dataclasses.replace(kept(env, framework_loc), maybe_user_loc=place_of(traceback.extract_stack(limit=80)))
+
+    return (Patch(ShapeEnv, "_get_sloc", with_place),)
+
+
+def exact_rules() -> tuple[Patch, ...]:
+    """Patches with which a rule of onnxscript matches a constant only if both are the same float32 number.
+
+    By default, 1e-8 matches 0 and 1.00001 matches 1: `x + 1e-8` becomes `x`, so that a normalisation with that epsilon
+    divides zeros by zero, and `x * 1.00001` becomes `x`.
+
+    A rule with several last nodes (two Slices that are a Split) is tried on those that read the same value alone. By
+    default, all nodes of the graph are looked at again for each node: 20,000 of them take a quarter of an hour.
+    """
+    from onnxscript.rewriter import _matcher
+
+    def isclose(value: float, of_rule: float, *, rel_tol: float, abs_tol: float) -> bool:
+        return math.isclose(value, of_rule, rel_tol=min(rel_tol, 1e-7), abs_tol=0.0)
+
+    anywhere = _matcher.SimplePatternMatcher.match
+
+    def match(matcher: Any, model: ir.Model, graph: Any, node: ir.Node, **options: Any) -> Any:
+        near: Any = graph if matcher.pattern.has_single_output_node else _Near(graph, node)
+        return anywhere(matcher, model, near, node, **options)
+
+    return (
+        Patch(_matcher, "math", types.SimpleNamespace(isclose=isclose)),
+        Patch(_matcher.SimplePatternMatcher, "match", match),
+    )
+
+
+class _Near:
+    """The nodes of a graph that read the first value which `node` reads: the first `_SIBLINGS` of them."""
+
+    def __init__(self, graph: ir.Graph | ir.Function, node: ir.Node) -> None:
+        self.graph = getattr(graph, "graph", graph)
+        self._node = node
+
+    def __iter__(self) -> Iterator[ir.Node]:
+        read = self._node.inputs[0] if self._node.inputs else None
+        uses = itertools.islice(read.uses() if read is not None else (), _SIBLINGS)
+        return (node for node, _ in uses if node.graph is self._node.graph)

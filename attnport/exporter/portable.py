@@ -1,0 +1,112 @@
+"""Rewrites what runtimes refuse or misread in graphs of torch's exporter and of others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnport.exporter.builder import Builder
+from attnport.exporter.naming import all_nodes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def name_padded_axes(model: ir.Model) -> int:
+    """Has each constant `Pad` before a `MaxPool` name the axes that it pads, in place; returns how many do so now.
+
+    Where a `Pad` names the padding of all axes, ONNX Runtime takes its zeros for the padding of the `MaxPool`, which is
+    minus infinity (https://github.com/microsoft/onnxruntime/pull/18136): a window of negative numbers at the border
+    then has another maximum.
+    """
+    import onnx_ir as ir
+
+    changed = 0
+    for pool in list(all_nodes(model)):
+        pad = pool.inputs[0].producer() if pool.op_type == "MaxPool" and pool.inputs[0] is not None else None
+        if pad is None or pad.op_type != "Pad" or pad.graph is None:
+            continue
+        if len(pad.inputs) > 3 and pad.inputs[3] is not None:
+            continue
+        known = ir.convenience.get_const_tensor(pad.inputs[1]) if pad.inputs[1] is not None else None
+        if known is None:
+            continue
+        begin_end = known.numpy().reshape(2, -1)
+        axes = np.flatnonzero(begin_end.any(axis=0))
+        wanted = {"pads": begin_end[:, axes].reshape(-1), "axes": axes.astype(np.int64)}
+        constants = [ir.node("Constant", [], {"value": ir.tensor(array)}) for array in wanted.values()]
+        pad.graph.insert_before(pad, constants)
+        pad.resize_inputs(4)
+        pad.replace_input_with(1, constants[0].outputs[0])
+        pad.replace_input_with(3, constants[1].outputs[0])
+        changed += 1
+    return changed
+
+
+def write_out_rotary(model: ir.Model) -> int:
+    """Replaces every `RotaryEmbedding` on `[B,H,S,D]` whose caches may have another batch than x; returns how many.
+
+    Source: the definition of RotaryEmbedding in the ONNX standard, opset 23: the halves (or, interleaved, the pairs) of
+    x are rotated by the angle of each position.
+
+    torch's exporter uses the operator with caches of `[1,S,D/2]`, but the standard requires `[B,S,D/2]`: ONNX Runtime
+    refuses such a graph at run time, TensorRT when it parses it. Written out, the caches broadcast, every opset has the
+    operators, and the attention after them still fuses.
+    """
+    build = Builder(model)
+    replaced = 0
+    for node in [node for node in model.graph if node.op_type == "RotaryEmbedding" and node.domain == ""]:
+        if not _has_refused_caches(node):
+            continue
+        build.before, build.scope = node, node.name or "rotary"
+        build.replace(node.outputs[0], _rotated(build, node))
+        model.graph.remove(node, safe=True)
+        replaced += 1
+    return replaced
+
+
+def _has_refused_caches(node: ir.Node) -> bool:
+    x, cosines = node.inputs[0], node.inputs[1]
+    if x is None or cosines is None or x.shape is None or len(x.shape) != 4:
+        return False
+    depth = x.shape[3]
+    part = node.attributes["rotary_embedding_dim"].as_int() if "rotary_embedding_dim" in node.attributes else 0
+    with_positions = len(node.inputs) > 3 and node.inputs[3] is not None
+    if not isinstance(depth, int) or depth % 2 or part not in (0, depth) or with_positions:
+        return False
+    return cosines.shape is None or len(cosines.shape) != 3 or cosines.shape[0] != x.shape[0]
+
+
+def _rotated(build: Builder, node: ir.Node) -> ir.Value:
+    import onnx_ir as ir
+
+    x, cosines, sines = node.inputs[:3]
+    assert x is not None
+    assert x.shape is not None
+    half = int(str(x.shape[3])) // 2
+    interleaved = "interleaved" in node.attributes and node.attributes["interleaved"].as_int() == 1
+    axis = build.const([1], np.int64)
+    cos = build.op("Unsqueeze", cosines, axis, name="cos")
+    sin = build.op("Unsqueeze", sines, axis, name="sin")
+    first, second = _parts(build, x, half, interleaved)
+    turned = [
+        build.op("Sub", build.op("Mul", first, cos), build.op("Mul", second, sin), name="first"),
+        build.op("Add", build.op("Mul", second, cos), build.op("Mul", first, sin), name="second"),
+    ]
+    if not interleaved:
+        return build.op("Concat", *turned, name="rotated", axis=-1)
+    pairs = [build.op("Unsqueeze", part, build.const([-1], np.int64), name="pair") for part in turned]
+    stacked = build.op("Concat", *pairs, name="pairs", axis=-1)
+    return build.op("Reshape", stacked, build.op("Shape", x, name="shape", dtype=ir.DataType.INT64), name="rotated")
+
+
+def _parts(build: Builder, x: ir.Value, half: int, interleaved: bool) -> tuple[ir.Value, ir.Value]:
+    """The two numbers of each rotated pair: the halves of the last axis, or its even and odd places."""
+    axis = build.const([-1], np.int64)
+    starts, ends, step = ((0, 1), (2 * half, 2 * half), 2) if interleaved else ((0, half), (half, 2 * half), 1)
+    first, second = (
+        build.op("Slice", x, *(build.const([n], np.int64) for n in (start, end)), axis, build.const([step], np.int64))
+        for start, end in zip(starts, ends, strict=True)
+    )
+    return first, second

@@ -1,0 +1,179 @@
+"""Islands of float32 in a graph of half precision: marks their nodes, and casts only what crosses their borders.
+
+Islands are chosen by name, as a search found them, or are angles: what is behind a sine or cosine of positions, as of
+rotary and sinusoidal embeddings. An angle is a position times a frequency. At position 500 its error is a quarter of a
+radian in fp16 and two radians in bf16, and integers above 2048 (bf16: 256) are not exact. Modules compute angles in
+float32 whatever they are cast to, but a graph that was traced in float32 does not show which operations must stay in
+it. Source: the rotary embeddings of transformers, which disable autocast for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+from attnport.errors import ExportError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+STAYS = "attnport.float32"
+"""The key in a node's metadata that keeps the node in float32 under every plan."""
+_SHARED_ELEMENTS = 1024
+"""Constants of at most this many elements are copied if an island shares them with nodes outside."""
+_WAVES = ("Sin", "Cos")
+# Operators that compute angles. Not Gather: a row of an embedding is data, and sines of it may be rounded.
+_MAKES = {"Cast", "Mul", "Div", "Add", "Sub", "Neg", "Pow", "Exp", "Reciprocal", "MatMul", "Identity", "Constant"}
+_MOVES = {"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Concat", "Slice", "Tile", "Range"}
+
+
+def keep_angles(model: ir.Model) -> int:
+    """Marks the nodes behind every sine and cosine of positions to stay in float32; returns how many there are.
+
+    Positions are recognised by being computed from integers and constants alone; a sine of activations is not changed.
+    Values that leave these nodes are cast, also as outputs of the graph.
+    """
+    waves = [node for node in model.graph if node.op_type in _WAVES and node.domain == ""]
+    angles = dict.fromkeys(node for wave in waves for node in _made_by(wave))
+    _keep(angles, cast_outputs=True)
+    return len(angles)
+
+
+def keep_islands(model: ir.Model, names: Collection[str]) -> int:
+    """Marks the nodes called `names` to stay in float32, and casts their results; returns how many there are.
+
+    A graph output that such a node computes stays in float32, since half precision may not be able to represent it.
+
+    Raises:
+        ExportError: there is no node of such a name.
+    """
+    import onnx_ir.passes.common as passes
+
+    if not names:
+        return 0
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    kept = {node: None for node in model.graph if node.name in names}
+    missing = set(names) - {node.name for node in kept}
+    if missing:
+        raise ExportError(f"the graph has no node {min(missing)!r}, which is to stay in float32.")
+    _copy_shared_constants(model, kept)
+    _keep(kept, cast_outputs=False)
+    return len(kept)
+
+
+def _made_by(wave: ir.Node) -> list[ir.Node]:
+    """The nodes from integers and constants up to `wave`, which is included; none if anything else is read."""
+    nodes: dict[ir.Node, None] = {wave: None}
+    pending = [wave]
+    while pending:
+        for value in pending.pop().inputs:
+            if value is None or value.const_value is not None or not _is_float32(value):
+                continue
+            node = value.producer()
+            if node is None or node.domain != "" or node.op_type not in _MAKES | _MOVES:
+                return []
+            if node not in nodes:
+                nodes[node] = None
+                pending.append(node)
+    return list(nodes)
+
+
+def _copy_shared_constants(model: ir.Model, kept: Collection[ir.Node]) -> None:
+    """Copies the small constants that an island shares with nodes outside: a shared epsilon would be rounded."""
+    import onnx_ir as ir
+
+    for value in list(model.graph.initializers.values()):
+        inside = [(node, at) for node, at in value.uses() if node in kept]
+        if not inside or len(inside) == len(list(value.uses())) or value.const_value is None:
+            continue
+        if value.const_value.size <= _SHARED_ELEMENTS and value.dtype == ir.DataType.FLOAT:
+            name = f"{value.name}/fp32"
+            tensor = ir.tensor(value.const_value.numpy(), name=name)
+            copy = ir.Value(name=name, const_value=tensor, shape=value.shape)
+            copy.dtype = ir.DataType.FLOAT  # a new type object: that of the shared constant is changed in place
+            model.graph.register_initializer(copy)
+            for node, at in inside:
+                node.replace_input_with(at, copy)
+
+
+def _keep(nodes: Collection[ir.Node], *, cast_outputs: bool) -> None:
+    """Marks nodes, and casts what they compute, to a type that the plan changes later, for those that are not marked.
+
+    Args:
+        cast_outputs: Whether outputs of the graph are cast too.
+    """
+    import onnx_ir as ir
+
+    for node in nodes:
+        node.metadata_props[STAYS] = "1"
+    for value in (value for node in nodes for value in node.outputs if _is_float32(value)):
+        outside = [(user, at) for user, at in value.uses() if STAYS not in user.metadata_props]
+        takes_over = cast_outputs and value.is_graph_output()
+        if outside or takes_over:
+            cast_for(value, ir.DataType.FLOAT, outside, f"{value.name}/to_plan", takes_over=takes_over)
+
+
+def cast_for(
+    value: ir.Value, to: ir.DataType, users: Iterable[tuple[ir.Node, int]], name: str, *, takes_over: bool
+) -> None:
+    """Casts what a node computes, and has `users` read the cast in its place.
+
+    Args:
+        value: An output of a node.
+        to: The type to cast to.
+        users: Nodes, each with the number of the input to replace.
+        name: The name of the new node.
+        takes_over: Whether the cast takes over the value's name and its place among the graph's outputs.
+    """
+    import onnx_ir as ir
+
+    node = value.producer()
+    assert node is not None
+    assert node.graph is not None
+    cast = ir.node("Cast", [value], attributes={"to": to}, name=name)
+    out = cast.outputs[0]
+    out.dtype, out.shape, out.name = to, value.shape, f"{value.name}/half"
+    for user, at in users:
+        user.replace_input_with(at, out)
+    if takes_over:
+        out.name, value.name = value.name, f"{value.name}/fp32"
+        for at, output in enumerate(node.graph.outputs):
+            if output is value:
+                node.graph.outputs[at] = out
+    node.graph.insert_after(node, cast)
+
+
+def join_casts(model: ir.Model) -> int:
+    """Merges equal casts of a value, and bypasses casts to half precision and back; returns how many casts are unused.
+
+    An island thus reads a float32 value as it was computed, also where other nodes read it in half precision.
+    """
+    first: dict[tuple[ir.Value, int], ir.Value] = {}
+    bypassed = 0
+    for node in list(model.graph):
+        if node.op_type != "Cast" or node.domain or node.inputs[0] is None:
+            continue
+        out, wide = node.outputs[0], _before_rounding(node)
+        to = node.attributes["to"].as_int()
+        replacement = wide if wide is not None else first.setdefault((node.inputs[0], to), out)
+        if replacement is not out and not out.is_graph_output():
+            out.replace_all_uses_with(replacement)
+            bypassed += 1
+    return bypassed
+
+
+def _before_rounding(node: ir.Node) -> ir.Value | None:
+    """The float32 value before a cast to half precision and back to float32; None for any other cast."""
+    import onnx_ir as ir
+
+    assert node.inputs[0] is not None
+    back = node.inputs[0].producer()
+    if node.outputs[0].dtype != ir.DataType.FLOAT or back is None or back.op_type != "Cast" or back.domain:
+        return None
+    wide = back.inputs[0]
+    rounded = node.inputs[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    return wide if rounded and wide is not None and wide.dtype == ir.DataType.FLOAT else None
+
+
+def _is_float32(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.name == "FLOAT"
