@@ -419,7 +419,7 @@ tests/decoding/test_rules.py
     - if len(text) < rules.min_length or len(new) < rules.min_tokens:
     + if len(text) < rules.min_length:
 tests/sources/test_declare.py
-  attnport/sources/marks.py: masks that hide are taken for masks that keep by their names
+  attnport/sources/parsing.py: masks that hide are taken for masks that keep by their names
     - (re.compile(r"(^|_)(key_)?padding_mask$"), "hide"),
     + (re.compile(r"(^|_)(key_)?padding_mask$"), "keep"),
 tests/exporter/test_storage.py
