@@ -31,7 +31,7 @@ def test_a_folder_that_is_no_artifact(verb: str, tmp_path: Path) -> None:
 
 def test_commands_in_hints_and_tables_can_be_given_as_they_are(tmp_path: Path) -> None:
     nowhere = tmp_path / "it's nowhere"
-    refused(call("fuse", nowhere), f"attnport export SPEC -o {shlex.quote(str(nowhere))}")
+    refused(call("fuse", nowhere), f"attnport export MODEL -o {shlex.quote(str(nowhere))}")
     refused(call("fuse", tmp_path / "my out", "--precision", "int3"), f"attnport build '{tmp_path}/my out' --target")
     held = ABOUT.set(Path("my out"))
     try:

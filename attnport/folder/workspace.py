@@ -34,7 +34,7 @@ _MOST_CHANGES = 4
 _VERBS = {"lower": "fuse", "precision": "build", "layers": "check --bisect"}
 """The verbs of stages that have other names."""
 
-_MADE_BY = "Make one with: attnport export SPEC -o FOLDER"
+_MADE_BY = "Make one with: attnport export MODEL -o FOLDER"
 
 
 def open_folder(folder: Path) -> Manifest:

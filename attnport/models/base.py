@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from attnport import registry
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
-from attnport.errors import SpecError
+from attnport.errors import SpecError, nearest
 from attnport.masks import MaskSpec
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def get(name: str, seed: int = 0, **sizes: Any) -> ModelSpec:
     if own_name not in known:
         raise SpecError(
             f"{name!r} is no model of attnport; there are {', '.join(known)}.",
-            hint="A SPEC is a model's NAME, package.module:factory, file.py:factory, hf:FOLDER or onnx:FILE.",
+            hint=nearest(own_name, known) or "A folder, a file or a function is named by its path: net.py:make.",
         )
     importlib.import_module(f"{__package__}.{known[own_name].file}")
     module, contract = _defined[own_name]

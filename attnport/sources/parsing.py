@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from attnport.dims import Dim, TensorSpec
-from attnport.errors import UsageError
+from attnport.errors import UsageError, nearest
 from attnport.masks import ALIGNMENTS, CARRIES, KINDS, OF_INTEGERS, POLARITIES, RANKS, MaskSpec
 from attnport.sources.structure import NARROW, Constant, Input, Leaf, Path, check_names, flat_name
 from attnport_bundle.format.contract import DTYPES, dims_in
@@ -205,7 +204,9 @@ def _input(text: str, path: Path, rest: str) -> Input:
             ) from err
     dtype, known = match["dtype"], (*DTYPES, *NARROW)
     if dtype not in known:
-        raise UsageError(f"input {text!r}: dtype {dtype!r} is not one of {', '.join(known)}.", hint=_near(dtype, known))
+        raise UsageError(
+            f"input {text!r}: dtype {dtype!r} is not one of {', '.join(known)}.", hint=nearest(dtype, known)
+        )
     narrow = dtype if dtype in NARROW else ""
     spec = TensorSpec(flat_name(path), "int32" if narrow else dtype, dims)
     return marked(spec, filter(None, match["marks"].split(":")), narrow)
@@ -271,18 +272,12 @@ def check_dims(leaves: Iterable[Leaf], ranges: Mapping[str, Dim]) -> None:
             raise UsageError(f"input {mask.input}: got keys={mask.keys}; the inputs have {have}.")
     for name in ranges:
         if name not in used:
-            raise UsageError(f"dim {name}: no input has that dim; they have {have}.", hint=_near(name, used))
+            raise UsageError(f"dim {name}: no input has that dim; they have {have}.", hint=nearest(name, used))
 
 
 def names_of(tensors: Sequence[TensorSpec]) -> dict[str, None]:
     """The named dims that inputs have alone, and not only within an expression, in their order there."""
     return dict.fromkeys(dim for spec in tensors for dim in spec.dims if isinstance(dim, str) and dim.isidentifier())
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    """A hint with the known word that is spelled most like another; "" if none is."""
-    found = difflib.get_close_matches(word, list(known), 1)
-    return f"Is it {found[0]}?" if found else ""
 
 
 def _mask_of(spec: TensorSpec, marks: Sequence[str]) -> MaskSpec | None:
