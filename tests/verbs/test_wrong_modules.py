@@ -156,7 +156,7 @@ CASES = [
     ("Name", "no attribute 'projection'", "correct that line"),
 ]
 QUICK = {("Inner", "declared"), ("Assert", "examples"), ("Int", "examples"), ("NoOperator", "declared")}
-ONE_WAY = [("Count", "depends on the values", "torch.where"), ("ShapeOfIf", "seq > 20", "--dim"),
+ONE_WAY = [("Count", "depends on the values", "torch.where"), ("ShapeOfIf", "seq > 20", "ranges of dims"),
            ("Literal", RAISED, "Look for a literal size")]  # fmt: skip
 
 
