@@ -98,6 +98,21 @@ def test_a_kind_that_is_missing_is_shown_in_place() -> None:
     assert "m=int64[batch,seq]:padding:hide" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "polarity"),
+    [
+        ("attention_mask", "keep"),
+        ("input_mask", "keep"),
+        ("key_padding_mask", "hide"),
+        ("src_key_padding_mask", "hide"),
+    ],
+)
+def test_what_a_mask_without_a_mark_hides_follows_from_its_name(name: str, polarity: str) -> None:
+    mask = parse_input(f"{name}=bool[batch,seq]:padding").mask
+    assert mask is not None
+    assert mask.polarity == polarity
+
+
 def test_an_input_without_marks_of_a_mask_is_none() -> None:
     assert parse_input("ids=int64[batch,seq]:high=99").mask is None
     assert parse_input("ids=int64[batch,seq]:documents:high=99").spec.high == 99
