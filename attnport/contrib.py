@@ -60,11 +60,13 @@ def operands(op_type: str, inputs: Sequence[Any], attributes: Mapping[str, Any])
         attributes: Those that are given.
 
     Raises:
-        NotImplementedError: there is an input that `SCHEMAS` does not name.
+        NotImplementedError: `SCHEMAS` does not name an input that is there, or an attribute that is not zero.
     """
     names, defaults = SCHEMAS[op_type].inputs, SCHEMAS[op_type].attributes
     if any(value is not None for value in inputs[len(names) :]):
         raise NotImplementedError(f"{op_type} with inputs behind {names[-1]}")
+    if unknown := [name for name, value in attributes.items() if value and name not in defaults]:
+        raise NotImplementedError(f"{op_type} with {unknown[0]}")
     named = itertools.zip_longest(names, inputs[: len(names)])
     return SimpleNamespace(**{**defaults, **attributes, **dict(named)})
 
@@ -402,13 +404,15 @@ SCHEMAS: dict[str, Schema] = {
     "GroupQueryAttention": _schema("q k v past_k past_v last total cos sin positions added sink", _grouped,
                                    num_heads=0, kv_num_heads=0, scale=0.0, softcap=0.0, local_window_size=-1,
                                    do_rotary=0, rotary_interleaved=0, causal=1, smooth_softmax=0,
-                                   sliding_window_cache=0, qk_output=0),
-    "MatMulNBits": _schema("x weight scales zeros order bias", _matmul_n_bits, K=0, N=0, bits=4),
+                                   sliding_window_cache=0, qk_output=0, k_quant_type="NONE", v_quant_type="NONE",
+                                   kv_cache_bit_width=0, qk_norm_epsilon=1e-6),
+    "MatMulNBits": _schema("x weight scales zeros order bias", _matmul_n_bits, K=0, N=0, bits=4,
+                           block_size=0, accuracy_level=0),
     "MultiHeadAttention": _schema("q k v bias mask added past_k past_v", _multi_head, num_heads=0, scale=0.0,
                                   unidirectional=0, mask_filter_value=-10000.0),
     "QuickGelu": _schema("x", _quick_gelu, alpha=1.702),
     "RotaryEmbedding": _schema("x positions cos sin", _rotary, interleaved=0, num_heads=0, rotary_embedding_dim=0,
-                               is_packed_batching=0),
+                               is_packed_batching=0, scale=1.0),
     "SimplifiedLayerNormalization": _schema("x scale", _rms_norm, axis=-1, epsilon=1e-5),
     "SkipLayerNormalization": _schema("x skip scale bias added", _skip_norm, epsilon=1e-12),
     "SkipSimplifiedLayerNormalization": _schema("x skip scale added", _skip_rms_norm, epsilon=1e-12),

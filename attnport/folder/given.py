@@ -355,7 +355,7 @@ def _traced(
     chosen: Mapping[Axis, int | Symbol],
     kept: Collection[Axis],
 ) -> dict[str, tuple[int | Symbol, ...]]:
-    """The dims of each input: as chosen, else as torch finds them; all fixed where it cannot trace the module so.
+    """The dims of each input: those chosen, else those that torch finds; all fixed if it cannot trace the module.
 
     Tracing it for export, which has further ways, then says what is wrong.
     """

@@ -82,7 +82,7 @@ def get(name: str, seed: int = 0, **sizes: Any) -> ModelSpec:
 
 
 def model(name: str, contract: Contract) -> Callable[[type[M]], type[M]]:
-    """Makes a class of modules a built-in model. Its docstring has the formula, its source and the cost.
+    """Registers a module class as a built-in model. Its docstring has the formula, its source and the cost.
 
     Args:
         name: The model's name, a literal: files are searched for it without importing them.

@@ -119,7 +119,7 @@ def _tensor(array: Any) -> Any:
     """The torch tensor of an array; both may share their memory."""
     import torch
 
-    # torch warns of an array that it could write to although numpy would not; constants are such arrays.
+    # Constants are read-only arrays, of which torch warns, as it could write to them.
     own = np.require(array, requirements=["C", "W"])
     if own.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16).reshape(np.shape(array))
@@ -176,7 +176,9 @@ def contrib_ops() -> list[type[OpRun]]:
 
 
 def _contrib(name: str) -> type[OpRun]:
-    def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+    def run(self: Any, *inputs: Any, **_: Any) -> tuple[Any, ...]:
+        # The evaluator also passes the defaults of an operator of ONNX's that has the same name.
+        attributes = {one.name: onnx.helper.get_attribute_value(one) for one in self.onnx_node.attribute}
         if name == "GroupQueryAttention":
             inputs = _without_padding(*inputs)
         tensors = [None if array is None else _tensor(array) for array in inputs]

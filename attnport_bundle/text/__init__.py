@@ -38,7 +38,7 @@ class Tokenizer:
     """Makes every input of a text model: token ids, type ids and padding masks."""
 
     def __init__(self, path: str | os.PathLike[str], io: IO, *, limit: int | None = None) -> None:
-        """Reads a tokenizer file: by the package `tokenizers` where it is installed, else by a reader of BERT's kind.
+        """Reads a tokenizer file, with the package `tokenizers` if it is installed, else with our reader of BERT's.
 
         Args:
             path: The bundle's `tokenizer.json`; without the package, `tokenizer.chars` is read beside it.
@@ -112,7 +112,7 @@ def text_length(io: IO) -> Dim:
 def text_feeds(
     io: IO, rows: Sequence[Tokens], pad_id: int = 0, *, left: bool = False
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """The ids and type ids of texts, padded to the longest, and the masks that say what is padding.
+    """Tokenizes texts: ids and type ids, padded to the longest text, and the masks of padding.
 
     Args:
         rows: One text or more.

@@ -91,6 +91,16 @@ def test_what_pytorch_cannot_compute_is_refused(name: str) -> None:
         computed(ir.from_proto(node.model()), node.feeds)
 
 
+def test_an_attribute_that_is_not_known_is_not_left_out_of_the_numbers() -> None:
+    node = next(iter(EVERY.values()))
+    model = node.model()
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("turned_twice", 1))
+    ready = prepare(ir.from_proto(model))
+    assert [inner.op_type for inner in ready.graph if inner.domain] == [node.operator]
+    with pytest.raises(RuntimeError, match=f"{node.operator} with turned_twice"):
+        computed(ir.from_proto(model), node.feeds)
+
+
 def test_rows_of_padding_alone_are_not_compared() -> None:
     node = CACHED["prompt_padded"]
     wanted = run(ir.from_proto(node.model()), node.feeds)

@@ -67,5 +67,8 @@ def sizes_of(run: KnownSizes, node: ir.Node) -> Sequence[Sizes | None]:
     sizes = [run.sizes.get(value) if value is not None else None for value in node.inputs]
     if node.op_type not in OPERATORS or not sizes or sizes[0] is None:
         return [None]
-    known = operands(node.op_type, sizes[: len(SCHEMAS[node.op_type].inputs)], attributes_of(node))
+    try:
+        known = operands(node.op_type, sizes[: len(SCHEMAS[node.op_type].inputs)], attributes_of(node))
+    except NotImplementedError:
+        return [None]
     return OPERATORS[node.op_type].shape(run, known, node)

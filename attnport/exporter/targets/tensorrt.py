@@ -58,7 +58,7 @@ class TensorRt(Lowering):
         return _NarrowMaskWriter(build)
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
-        """The form that one kernel covers with the least memory; a note says if there is none.
+        """Chooses the form that one kernel covers with the least memory; a note says if there is none.
 
         Raises:
             CannotLower: the head counts do not say how often a key/value head is repeated.

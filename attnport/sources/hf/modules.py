@@ -305,7 +305,7 @@ def run_encoder_to_caches(model: Any, tensors: dict[str, torch.Tensor], **consta
     Where the encoder's own mask is of another length: also `encoder_attention_mask [batch,seq]`, which of these are no
     padding.
 
-    The decoder runs on one token to make them. Nothing else of it is used, so that the exported graph leaves it out.
+    The decoder is run on one token to make them; the exported graph leaves out what else it computes.
     """
     out = model.get_encoder()(**tensors, **constants, return_dict=True)
     encoded = encoder_output(out.last_hidden_state, getattr(out, _MASK, None))

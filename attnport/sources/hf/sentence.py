@@ -289,7 +289,7 @@ class Pooling(nn.Module):
     def forward(
         self, hidden_BTE: torch.Tensor, attention_mask_BT: torch.Tensor, pooled_mask_BT: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`[B,T,E]` and keep-masks `[B,T]` to `[B,E]`, or a multiple of E for several modes.
+        """Pools `[B,T,E]` over the tokens that masks `[B,T]` keep, to `[B,E]`; several modes give a multiple of E.
 
         Args:
             hidden_BTE: The vectors of tokens.
