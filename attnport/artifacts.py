@@ -6,6 +6,7 @@ strictly when it is read (unknown keys, wrong types and NaN are refused), as it 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +69,10 @@ IN_MEMORY = " (in memory)"
 # --- what goes in -------------------------------------------------------------------------------------------------
 
 
+# OWNER/NAME of the hub. A folder within a folder looks the same, and is kept as well.
+_HUB_ID = re.compile(r"hf:[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.onnx)", re.ASCII)
+
+
 @dataclass(frozen=True)
 class Source:
     """Where a model came from, so that later verbs can reload it and notice a change.
@@ -98,6 +103,17 @@ class Source:
     def in_memory(self) -> bool:
         """Whether it was a module in a process's memory, which no SPEC names."""
         return self.text.endswith(IN_MEMORY)
+
+    @property
+    def without_folders(self) -> str:
+        """The SPEC with only the last part of a path, as folders of the builder are private.
+
+        A hub id keeps its owner: it has exactly one slash, and does not start at a root, a home, a drive or a dot.
+        """
+        if _HUB_ID.fullmatch(self.text):
+            return self.text
+        kind = next((kind for kind in ("hf:", "onnx:") if self.text.startswith(kind)), "")
+        return kind + re.split(r"[\\/]", self.text.removeprefix(kind).rstrip("\\/"))[-1]
 
 
 @dataclass(frozen=True)

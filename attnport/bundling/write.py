@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -220,9 +219,6 @@ def _key(manifest: Manifest, backend: Backend) -> str:
 
 
 _OUT = "out/"
-_KINDS = ("hf:", "onnx:")
-# OWNER/NAME of the hub. A folder within a folder looks the same, and is kept as well.
-_HUB_ID = re.compile(r"hf:[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.onnx)", re.ASCII)
 
 
 def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[tuple[str, ...], ...]:
@@ -230,10 +226,10 @@ def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[tuple[str
 
     A module in memory is exported by a program, not by a command.
 
-    Folders are removed as in `without_folders`.
+    Folders are removed as in `Source.without_folders`.
     """
     source = manifest.source
-    export = ["export", without_folders(source.text)]
+    export = ["export", source.without_folders]
     inputs = tuple(map(without_examples, source.inputs))
     for option, values in (("--input", inputs), ("--dim", source.dims), ("--outputs", source.outputs)):
         for value in values:
@@ -247,17 +243,6 @@ def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[tuple[str
     for backend in backends:
         lines += [command for command in _of(backend) if command not in lines]
     return tuple(("attnport", *command) for command in lines)
-
-
-def without_folders(source: str) -> str:
-    """A SPEC with only the last part of a path, as the folders of the builder are private.
-
-    A hub id keeps its owner: it has exactly one slash, and does not start at a root, a home, a drive or a dot.
-    """
-    if _HUB_ID.fullmatch(source):
-        return source
-    kind = next((kind for kind in _KINDS if source.startswith(kind)), "")
-    return kind + re.split(r"[\\/]", source.removeprefix(kind).rstrip("\\/"))[-1]
 
 
 def _of(backend: Backend) -> list[list[str]]:
@@ -396,7 +381,7 @@ def _tokenizer_files(target: Path, name: str | None) -> spec.TokenizerFiles | No
 
 def _provenance(manifest: Manifest, backends: Sequence[Backend]) -> spec.Provenance:
     return spec.Provenance(
-        source=without_folders(manifest.source.text),
+        source=manifest.source.without_folders,
         inputs=tuple(map(without_examples, manifest.source.inputs)),
         code_sha256=manifest.source.code_digest,
         weights_sha256=manifest.source.weights_digest,

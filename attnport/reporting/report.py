@@ -75,7 +75,7 @@ def document(findings: Findings) -> doc.Document:
     """The report; stages that have not run are named with their command."""
     manifest = findings.manifest
     facts: tuple[doc.Line, ...] = (
-        doc.Name(manifest.source.text),
+        doc.Name(manifest.source.without_folders),
         f"opset {manifest.opset}",
         count(len(manifest.attentions), "attention"),
         *(f"{dim.name} {dim.span}" for dim in manifest.io.dims),

@@ -6,7 +6,7 @@ import pytest
 import tiny_attention as tiny
 
 from attnport.artifacts import Source
-from attnport.bundling.write import commands, without_folders
+from attnport.bundling.write import commands
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ from attnport.bundling.write import commands, without_folders
     ],
 )
 def test_folders_are_cut_and_names_stay(source: str, told: str) -> None:
-    assert without_folders(source) == told
+    assert Source(source).without_folders == told
 
 
 def test_a_command_is_its_arguments_however_many_there_are() -> None:
