@@ -71,9 +71,21 @@ def test_a_project_sets_defaults_of_options_but_none_that_lets_code_run(
     assert (found["runtimes"], found["timeout_s"], found["thorough"]) == (("ort_cpu", "openvino"), 30, True)
     assert given(table, "--runtime", "ort_cpu")["runtimes"] == ("ort_cpu",)
     assert given("[tool.attnport.bench]\nbudget = 5\n")["thorough"] is False
-    for wrong, said in (("timout = 3", "'timout'"), ("trust-source = true", "by hand"), ("=", "cannot be read")):
+    assert given("[tool.attnport.check]\nruntime = 'ort_cpu'\n")["runtimes"] == ("ort_cpu",)
+    for wrong, said in (
+        ("timout = 3", "'timout'"),
+        ("timeout = [3]", "takes one value for 'timeout'"),
+        ("timeout = 'long'", r"'--timeout'.*pyproject\.toml sets"),
+        ("trust-source = true", "by hand"),
+        ("=", "cannot be read"),
+    ):
         with pytest.raises(click.UsageError, match=said):
             given(f"[tool.attnport.check]\n{wrong}\n")
+    for wrong in ("[tool.attnport]\ncheck = 3\n", "[[tool.attnport]]\n"):
+        with pytest.raises(click.UsageError, match="expected a table"):
+            given(wrong)
+    (tmp_path / "pyproject.toml").write_text("[tool.attnport.chekc]\n")
+    refused(call("check", "out"), "there is no verb 'chekc'")
 
 
 def test_an_unknown_verb_gets_the_closest_one() -> None:

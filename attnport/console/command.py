@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from attnport.options import Option, parameters
 Finish = Callable[[], None]
 """Prints the result of a verb, and raises for its verdict."""
 
+PROJECT = Path("pyproject.toml")
 _BY_HAND = {"trust-source", "trust-remote-code"}
 """Options that no file may give: a folder from elsewhere could."""
 
@@ -110,29 +111,48 @@ class Verb(click.Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """As click's, with the project's defaults."""
-        return super().make_context(info_name, args, parent, default_map=self._settings(), **extra)
+        settings = self._settings(parent.command.commands if parent and isinstance(parent.command, Verbs) else ())
+        try:
+            return super().make_context(info_name, args, parent, default_map=settings, **extra)
+        except click.BadParameter as err:
+            if err.param is not None and err.param.name in settings:
+                raise click.UsageError(f"{err.format_message()} {PROJECT} sets this option.") from err
+            raise
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self, verbs: Collection[str]) -> dict[str, Any]:
         """The defaults of a project: `[tool.attnport.VERB]` in the `pyproject.toml` of the current folder.
 
+        Args:
+            verbs: The verbs that may have a table, if there are others than this one.
+
         Raises:
-            click.UsageError: the file cannot be read, names no option of the verb, or would let code be run.
+            click.UsageError: the file cannot be read, names no verb or no option of this one, or would let code be run.
         """
-        file = Path("pyproject.toml")
-        if not file.is_file() or b"[tool.attnport" not in (text := file.read_bytes()):
+        if not PROJECT.is_file() or b"[tool.attnport" not in (text := PROJECT.read_bytes()):
             return {}
         import tomllib
 
         try:
-            table = tomllib.loads(text.decode())["tool"]["attnport"].get(str(self.name), {})
+            tables = tomllib.loads(text.decode())["tool"]["attnport"]
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
-            raise click.UsageError(f"{file} cannot be read: {err}.") from err
-        names = {flag.removeprefix("--"): one.name for one in self.params for flag in one.opts if flag.startswith("--")}
-        if unknown := sorted(set(table) - set(names)):
-            raise click.UsageError(f"{file}: attnport {self.name} has no option {unknown[0]!r}.")
+            raise click.UsageError(f"{PROJECT} cannot be read: {err}.") from err
+        table = tables.get(str(self.name), {}) if isinstance(tables, dict) else tables
+        if not isinstance(table, dict):
+            raise click.UsageError(f"{PROJECT}: expected a table for each verb, such as [tool.attnport.{self.name}].")
+        if verbs and (unknown := sorted(set(tables) - set(verbs))):
+            raise click.UsageError(f"{PROJECT}: there is no verb {unknown[0]!r}.")
+        options = {flag.removeprefix("--"): one for one in self.params for flag in one.opts if flag.startswith("--")}
+        if unknown := sorted(set(table) - set(options)):
+            raise click.UsageError(f"{PROJECT}: attnport {self.name} has no option {unknown[0]!r}.")
         if refused := sorted(_BY_HAND & set(table)):
-            raise click.UsageError(f"{file}: {refused[0]} is given by hand alone, as it lets code be run.")
-        return {str(names[flag]): value for flag, value in table.items()}
+            raise click.UsageError(f"{PROJECT}: {refused[0]} is given by hand alone, as it lets code be run.")
+        found = {}
+        for flag, value in table.items():
+            several = isinstance(value, list)
+            if isinstance(value, dict) or (several and not options[flag].multiple):
+                raise click.UsageError(f"{PROJECT}: attnport {self.name} takes one value for {flag!r}.")
+            found[str(options[flag].name)] = [value] if options[flag].multiple and not several else value
+        return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The verb's options, and apart from them what every command has; then the example."""
