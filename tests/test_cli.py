@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from refusing import call, refused
 
 from attnport.cli import cli, main
+from attnport.console.command import BY_HAND
 
 VERBS = sorted(cli.commands)
 
@@ -76,7 +77,7 @@ def test_a_project_sets_defaults_of_options_but_none_that_lets_code_run(
         ("timout = 3", "'timout'"),
         ("timeout = [3]", "takes one value for 'timeout'"),
         ("timeout = 'long'", r"'--timeout'.*pyproject\.toml sets"),
-        ("trust-source = true", "by hand"),
+        *((f"{flag} = true", "by hand") for flag in ("trust-source", "junit", "ray", "bundle")),
         ("=", "cannot be read"),
     ):
         with pytest.raises(click.UsageError, match=said):
@@ -86,6 +87,11 @@ def test_a_project_sets_defaults_of_options_but_none_that_lets_code_run(
             given(wrong)
     (tmp_path / "pyproject.toml").write_text("[tool.attnport.chekc]\n")
     refused(call("check", "out"), "there is no verb 'chekc'")
+
+
+def test_what_no_project_may_set_are_options_that_there_are() -> None:
+    there = {flag[2:] for verb in cli.commands.values() for one in verb.params for flag in one.opts}
+    assert there >= BY_HAND
 
 
 def test_an_unknown_verb_gets_the_closest_one() -> None:

@@ -20,8 +20,13 @@ Finish = Callable[[], None]
 """Prints the result of a verb, and raises for its verdict."""
 
 PROJECT = Path("pyproject.toml")
-_BY_HAND = {"trust-source", "trust-remote-code"}
-"""Options that no file may give: a folder from elsewhere could."""
+BY_HAND = {
+    *("trust-source", "trust-remote-code", "metric", "maps", "bundle"),  # run code
+    *("output", "save", "junit", "fix"),  # write files
+    *("ray", "address", "host"),  # reach other machines
+    *("key", "sign", "unverified", "with-weights"),  # say what is trusted, or given away
+}
+"""Options that no file may give, as the file may have come with a folder from elsewhere."""
 
 
 class Verbs(click.Group):
@@ -126,7 +131,7 @@ class Verb(click.Command):
             verbs: The verbs that may have a table, if there are others than this one.
 
         Raises:
-            click.UsageError: the file cannot be read, names no verb or no option of this one, or would let code be run.
+            click.UsageError: the file cannot be read, names no verb or no option of this one, or an option of `BY_HAND`.
         """
         if not PROJECT.is_file() or b"[tool.attnport" not in (text := PROJECT.read_bytes()):
             return {}
@@ -144,8 +149,8 @@ class Verb(click.Command):
         options = {flag.removeprefix("--"): one for one in self.params for flag in one.opts if flag.startswith("--")}
         if unknown := sorted(set(table) - set(options)):
             raise click.UsageError(f"{PROJECT}: attnport {self.name} has no option {unknown[0]!r}.")
-        if refused := sorted(_BY_HAND & set(table)):
-            raise click.UsageError(f"{PROJECT}: {refused[0]} is given by hand alone, as it lets code be run.")
+        if refused := sorted(BY_HAND & set(table)):
+            raise click.UsageError(f"{PROJECT}: --{refused[0]} is given by hand alone.")
         found = {}
         for flag, value in table.items():
             several = isinstance(value, list)
