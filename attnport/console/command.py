@@ -131,7 +131,7 @@ class Verb(click.Command):
             verbs: The verbs that may have a table, if there are others than this one.
 
         Raises:
-            click.UsageError: the file cannot be read, names no verb, or an option that is none of this one or of `BY_HAND`.
+            click.UsageError: the file cannot be read, or names no verb, no option of this one, or one of `BY_HAND`.
         """
         if not PROJECT.is_file() or b"[tool.attnport" not in (text := PROJECT.read_bytes()):
             return {}
