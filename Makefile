@@ -92,7 +92,7 @@ test-faults: $(VENV)/.dev
 test-all: lint
 	-$(BIN)/python tools/cpp_setup.py --all
 	-$(BIN)/python tools/browser_setup.py
-	$(BIN)/python tools/test_all.py --jobs $$(($(JOBS) + 1))
+	$(BIN)/python tools/test_all.py --jobs $(JOBS)
 	$(MAKE) serve-test layouts-test
 
 # Beside nothing else. Interrupted, it goes on where it was.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from attnport.artifacts import ParityReport
 from attnport.errors import UsageError
 from attnport.folder.verdicts import read_parity
 from attnport.folder.workspace import change, open_folder
+from attnport.precisions import IntegerPlan, Score
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.export import export
@@ -51,6 +53,20 @@ def change_form(folder: Path, name: str) -> None:
     with change(folder) as edit:
         edit.path(f"model.{name}.onnx").write_bytes(model.SerializeToString())
         edit.finish(f"fuse:{name}", "again")
+
+
+def test_a_form_in_integers_that_was_made_again_is_judged_by_its_metric_again(checked: Path) -> None:
+    change_form(checked, "ort_cpu")
+    with change(checked) as edit:
+        plan = IntegerPlan(8, "agreement", Score(0.9), Score(1.0), 0.005, 6, (), 0.1, (8, 8), 1, "")
+        form = dataclasses.replace(edit.manifest.forms["ort_cpu"], integers=plan)
+        edit.manifest = dataclasses.replace(edit.manifest, forms={**edit.manifest.forms, "ort_cpu": form})
+        edit.finish("fuse:ort_cpu", "in integers")
+    report = read_parity(checked, open_folder(checked))
+    assert report is not None
+    row = report.forms["ort_cpu"]
+    assert (row.verdict, "judged by its metric" in row.reason) == ("FAIL", True)
+    assert report.verdict == "FAIL"
 
 
 @pytest.fixture
