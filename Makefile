@@ -40,6 +40,7 @@ RELEASE_VENV := .venv-release
 # Servers and clusters bring packages that contradict the pins of the others, so that theirs are apart and whole.
 SERVE_VENV := .venv-serve
 SERVE_PIP := $(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet
+LAYOUTS := .cache/peers/sentence_transformers/.made .cache/layouts/triton/.made .cache/layouts/node/.made
 
 .PHONY: demo test quick-tests test-all test-faults bench bench-engines bench-env bench-quick bench-serve cpp-test docs embedders gpu-check gpu-driver \
 	gpu-test layouts-test lint fuzz release serve-test help clean
@@ -88,12 +89,13 @@ quick-tests: $(VENV)/.dev
 test-faults: $(VENV)/.dev
 	$(BIN)/python tests/faults.py $(FAULTS)
 
-# Where the C++ reader's tools or Chromium cannot be installed, their tests are skipped with the reason.
+# Where the C++ reader's tools or Chromium cannot be installed, their tests are skipped with the reason; tests of servers
+# and layouts fail without their packages.
 test-all: lint
+	-@$(MAKE) --keep-going $(SERVE_VENV)/.made $(LAYOUTS)
 	-$(BIN)/python tools/cpp_setup.py --all
 	-$(BIN)/python tools/browser_setup.py
-	$(BIN)/python tools/test_all.py --jobs $(JOBS)
-	$(MAKE) serve-test layouts-test
+	ATTNPORT_LAYOUTS_REQUIRED=1 $(BIN)/python tools/test_all.py --jobs $(JOBS)
 
 # Beside nothing else. Interrupted, it goes on where it was.
 bench: $(VENV)/.demo
@@ -118,7 +120,7 @@ cpp-test: $(VENV)/.dev
 	ATTNPORT_CPP_REQUIRED=1 $(BIN)/python -m pytest --durations=8 --numprocesses $(JOBS) --dist loadfile \
 		--no-loadscope-reorder tests/cpp
 
-layouts-test: $(VENV)/.dev .cache/peers/sentence_transformers/.made .cache/layouts/triton/.made .cache/layouts/node/.made
+layouts-test: $(VENV)/.dev $(LAYOUTS)
 	ATTNPORT_LAYOUTS_REQUIRED=1 $(BIN)/python -m pytest --durations=8 tests/layouts
 
 # The pages of verbs are made of their signatures, which are imported: in the environment of the project.
@@ -131,8 +133,6 @@ docs: $(DOCS_VENV)/.made $(VENV)/.dev
 release: $(RELEASE_VENV)/.made
 	$(RELEASE_VENV)/bin/python tools/release.py $(addprefix --full ,$(FULL))
 
-# Servers of several processes and their load, so that two test files at once would measure each other's.
-# A process for each file: kserve's messages of the protocol and those of its client cannot be in one.
 serve-test: $(SERVE_VENV)/.made
 	$(SERVE_VENV)/bin/python tools/test_all.py $(wildcard tests/serving/test_*.py)
 

@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMIT_MINUTES = 80.0
 TOGETHER, SLOW_TOGETHER = 15, 4
 """Files that share a process. Its start, and what their fixtures share, is half of the time of a small file."""
-ELSEWHERE = ("tests/serving/", "tests/layouts/")
-"""These need other environments, which `make serve-test` and `make layouts-test` set up."""
+SERVING = "tests/serving/"
+"""Its files run in `.venv-serve`, each in a process: kserve's messages and those of its client cannot be in one."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ def tree_state(root: Path) -> str:
 
 
 def test_groups(root: Path) -> list[list[str]]:
-    """Returns the test files below `tests` but those of `ELSEWHERE`, in groups that share a process.
+    """Returns the test files below `tests` in groups that share a process.
 
     Files with a slow test come first: if a long file started last, one processor would wait for the other.
     """
     files = sorted(path.relative_to(root).as_posix() for path in (root / "tests").rglob("test_*.py"))
-    files = [file for file in files if not file.startswith(ELSEWHERE)]
-    groups: list[list[str]] = []
+    groups = [[file] for file in files if file.startswith(SERVING)]
+    files = [file for file in files if not file.startswith(SERVING)]
     for slow, most in ((True, SLOW_TOGETHER), (False, TOGETHER)):
         chosen = [file for file in files if _has_slow((root / file).read_text(encoding="utf-8")) == slow]
         for _, folder in itertools.groupby(chosen, lambda file: file.rpartition("/")[0]):
@@ -120,7 +120,8 @@ def run_files(
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         began = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *arguments, *files]
+        python = root / ".venv-serve" / "bin" / "python" if files[0].startswith(SERVING) else sys.executable
+        command = [str(python), "-m", "pytest", "-q", f"--junitxml={report}", *arguments, *files]
         try:
             done = subprocess.run(
                 command, cwd=root, timeout=limit_s, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
