@@ -89,6 +89,20 @@ def test_a_project_sets_defaults_of_options_but_none_that_lets_code_run(
     refused(call("check", "out"), "there is no verb 'chekc'")
 
 
+def test_a_dry_run_prints_the_command_with_what_the_project_adds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pyproject.toml").write_text("[tool.attnport.check]\nruntime = ['ort_cpu', 'openvino']\ntimeout = 30\n")
+    result = call("check", "no folder", "--text", "s.txt", "--bisect", "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    written = "check 'no folder' --runtime ort_cpu --runtime openvino --text s.txt --timeout 30 --bisect"
+    assert result.stdout == f"attnport {written}\n"
+    assert call(*shlex.split(written), "--dry-run").stdout == result.stdout
+    compared = call("bench", "--compare", "a", "b", "--compare", "c", "d", "--dry-run").stdout
+    assert compared == "attnport bench --compare a b --compare c d\n"
+
+
 def test_what_no_project_may_set_are_options_that_there_are() -> None:
     there = {flag[2:] for verb in cli.commands.values() for one in verb.params for flag in one.opts}
     assert there >= BY_HAND

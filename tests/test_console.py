@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from attnport.artifacts import (
+    IO,
     Argmax,
     CaseResult,
     FusionItem,
@@ -17,6 +18,7 @@ from attnport.artifacts import (
     InvarianceResult,
     LatencyReport,
     LatencyRow,
+    Manifest,
     ParityReport,
     Ran,
     RuntimeParity,
@@ -34,6 +36,7 @@ from attnport.verbs.audit import AuditReport
 from attnport.verbs.listing import Listing, listing
 from attnport.verbs.ship import ShipResult, StageResult
 from attnport.verbs.verify import VerifyResult, VerifyRow
+from attnport_bundle.format.contract import Dim, MaskSpec, TensorSpec
 
 LONG = "a reason that goes on, and on; " * 12 + "https://an.address/that-nobody-could-break-in-two/" + "x" * 90
 PATH = "/a folder/" + "deep/" * 30
@@ -274,15 +277,25 @@ def test_the_heading_of_the_interval_is_no_markup() -> None:
     assert "[interval]" in printed(LATENCY)
 
 
-def test_a_count_of_one_is_no_plural() -> None:
-    from attnport.artifacts import Manifest
+def test_an_export_shows_masks_and_limits_of_ids() -> None:
+    io = IO(
+        (TensorSpec("ids", "int64", ("B", "T"), high=100), TensorSpec("mask", "int64", ("B", "T"))),
+        (TensorSpec("y", "float32", ("B", 4)),),
+        (Dim("B", 1, 8, 64), Dim("T", 1, 128, 512)),
+        (MaskSpec(("padding",), "mask"), MaskSpec(("causal",))),
+    )
+    manifest = cast("Manifest", SimpleNamespace(name="m", opset=23, attentions=(), io=io))
+    lines = [line.split() for line in render(exported(manifest)).splitlines()]
+    assert [*["ids", "(in)", "int64", "B,", "T", "below", "100"]] in lines
+    assert [*["mask", "(in)", "int64", "B,", "T", "padding", "mask"]] in lines
+    assert [*["computed", "masks:", "causal"]] in lines
 
+
+def test_a_count_of_one_is_no_plural() -> None:
     def told(attentions: int) -> str:
         manifest = cast(
             "Manifest",
-            SimpleNamespace(
-                name="m", opset=23, attentions=[None] * attentions, io=SimpleNamespace(inputs=(), outputs=(), dims=())
-            ),
+            SimpleNamespace(name="m", opset=23, attentions=[None] * attentions, io=IO((), (), ())),
         )
         return render(exported(manifest)).splitlines()[-1]
 

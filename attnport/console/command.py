@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import shlex
 from collections.abc import Callable, Collection
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from attnport.console.arguments import FOLDER, as_click, refuse
 from attnport.console.run import Reporter, carry_out
@@ -171,6 +173,25 @@ class Verb(click.Command):
         with formatter.section("Example"):
             formatter.write(f"{'':{formatter.current_indent}}{self.example}\n")
 
+    def _command(self) -> str:
+        """The command line with every value that was given, by hand or by the project."""
+        context = click.get_current_context()
+        words = ["attnport", str(self.name)]
+        for one in self.params:
+            value = context.params[str(one.name)]
+            if context.get_parameter_source(str(one.name)) is ParameterSource.DEFAULT or one.name == "dry_run":
+                continue
+            if isinstance(one, click.Option) and one.is_flag:
+                words += (one.opts if value else one.secondary_opts)[-1:]
+                continue
+            for each in value if one.multiple or one.nargs == -1 else (value,):
+                words += [*one.opts[-1:]] * isinstance(one, click.Option)
+                words += [
+                    f"{part:g}" if isinstance(part, float) else str(part)
+                    for part in (each if isinstance(each, tuple) else (each,))
+                ]
+        return shlex.join(words)
+
     def _run(self, **values: Any) -> None:
         def taken(function: Callable[..., Any]) -> dict[str, Any]:
             return {name: values.pop(name) for name, one in parameters(function).items() if one.note}
@@ -179,6 +200,8 @@ class Verb(click.Command):
         cluster = taken(on_cluster) if self._several else {}
 
         def work() -> Finish:
+            if out.dry_run:
+                return lambda: out.print(f"{self._command()}\n")
             if self._several:
                 folders = values.pop("folder")
                 if cluster["address"] is not None:

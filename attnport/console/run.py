@@ -54,10 +54,12 @@ class Reporter:
         as_json: Annotated[bool, Option("Print data as JSON on stdout, everything else on stderr.", "--json")] = False,
         verbose: Annotated[bool, Option("Print each step on stderr, and every table.", "-v --verbose")] = False,
         traceback: Annotated[bool, Option("Show the traceback of an error.")] = False,
+        dry_run: Annotated[bool, Option("Print the command with what pyproject.toml adds to it, and stop.")] = False,
     ) -> None:
         self.as_json = as_json
         self.verbose = verbose
         self.traceback = traceback
+        self.dry_run = dry_run
         self.interrupts: list[int] = []
         self.lost = False
         self._stderr = sys.stderr

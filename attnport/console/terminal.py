@@ -90,7 +90,9 @@ def _tables(block: doc.Table) -> Iterator[Table]:
         )  # fmt: skip
         for column in block.columns:
             justify: Any = "right" if column.number else "left"
-            table.add_column(text(column.heading), justify=justify, overflow="fold", no_wrap=column.whole)
+            heading = text(column.heading)
+            longest = max(map(len, heading.plain.split()), default=0)  # a heading is broken between words alone
+            table.add_column(heading, justify=justify, overflow="fold", no_wrap=column.whole, min_width=longest)
         for row in group.rows:
             table.add_row(*("-" if cell == NONE else text(cell) for cell in row.cells))
         yield table

@@ -108,7 +108,8 @@ def _same_largest(found: Sequence[Array], expected: Sequence[Array]) -> Score:
 def vectors_agree(found: Sequence[Array], expected: Sequence[Array]) -> Score:
     """Of the vectors of some items, an array each: the mean cosine, or the likeness of neighbours if that is less."""
     got, wanted = (_directions(rows) for rows in (found, expected))
-    cosine = float((got * wanted).sum(-1).mean())
+    cosines = (got * wanted).sum(-1)
+    cosine = float(cosines.mean())
     nearest, expected_nearest = _nearest(got), _nearest(wanted)
     same = float((nearest == expected_nearest).mean())
     at = np.arange(len(wanted))
@@ -116,7 +117,12 @@ def vectors_agree(found: Sequence[Array], expected: Sequence[Array]) -> Score:
     lost = (similar[at, expected_nearest] - similar[at, nearest]).sum() / max(
         float(np.abs(similar[at, expected_nearest]).sum()), 1e-30
     )
-    parts = {"mean cosine": cosine, "likeness of neighbours": 1 - float(lost), "neighbours unchanged": same}
+    parts = {
+        "mean cosine": cosine,
+        "least cosine": float(cosines.min()),
+        "likeness of neighbours": 1 - float(lost),
+        "neighbours unchanged": same,
+    }
     counts = {"nearest neighbours": (int((nearest == expected_nearest).sum()), len(nearest))}
     return Score(min(cosine, 1 - float(lost)), parts, counts)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from attnport.artifacts import Candidate, LatencyRow, TuneReport
 from attnport.reporting import document as doc
 from attnport.reporting.document import NONE, milliseconds
-from attnport.reporting.facts import short_shape, wanting, without
+from attnport.reporting.facts import count, short_shape, wanting, without
 
 BASIS = (
     "Of what passed parity here, was timed on every workload and a bundle can carry: the fastest, or one in a plainer "
@@ -110,22 +110,25 @@ def _against_baseline(row: LatencyRow, baseline: str) -> doc.Line:
 def tuned(report: TuneReport, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
     """A table of candidates, the chosen one first, with the reasons of the others; what to do with the chosen one."""
     shapes = list(dict.fromkeys(shape for one in report.candidates for shape in one.ms))
-    numbers = ("threads", *(f"{short_shape(shape)} ms" for shape in shapes), "metric")
+    threads = {one.threads for one in report.candidates}
+    several = ["threads"] * (len(threads) > 1)
+    numbers = (*several, *(f"{short_shape(shape)} ms" for shape in shapes), "metric")
     columns = doc.columns("form", *numbers, "verdict", right=numbers, whole=("form", "verdict"))
     rows = tuple(
         doc.Row(
             (
                 doc.Name(one.form),
-                str(one.threads),
+                *[str(one.threads) for _ in several],
                 *(f"{one.ms[shape]:.3g}" if shape in one.ms else NONE for shape in shapes),
                 change(one),
                 doc.Verdict(one.verdict, "pass" if one.verdict == "chosen" else "quiet"),
             ),
-            one.reason,
+            "; ".join(filter(None, (one.reason, _least(one)))),
         )
         for one in report.candidates
     )
-    yield doc.Table("every candidate, the chosen one first", columns, (doc.Group(rows),))
+    same = f", with {count(threads.pop(), 'thread')}" if len(threads) == 1 else ""
+    yield doc.Table(f"every candidate, the chosen one first{same}", columns, (doc.Group(rows),))
     yield from doc.warnings(report.notes)
     if report.metric:
         yield from doc.quiet(_meaning(report))
@@ -143,6 +146,12 @@ def change(one: Candidate) -> str:
         return ""
     counts = one.score.counts.values() if one.score else ()
     return ", ".join((f"{-one.drop:+.2%}", *(f"{same} of {every}" for same, every in counts)))
+
+
+def _least(one: Candidate) -> str:
+    """`least cosine 0.9871`: of the vectors of an item by the candidate and by float32; "" of no embedder."""
+    least = one.score.parts.get("least cosine") if one.score else None
+    return "" if least is None else f"least cosine {least:.4f}"
 
 
 def _meaning(report: TuneReport) -> str:

@@ -7,6 +7,7 @@ never markup: each renderer escapes it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -132,7 +133,6 @@ class Table:
     Attributes:
         groups_are: The heading of the column of group titles.
         style: The style on the page.
-        alike: Whether rows that differ only in their heading may be shown as one.
     """
 
     caption: Line
@@ -140,7 +140,6 @@ class Table:
     groups: tuple[Group, ...]
     groups_are: str = ""
     style: str | None = None
-    alike: bool = False
 
 
 @dataclass(frozen=True)
@@ -385,6 +384,17 @@ def words(*headings: Line) -> tuple[Column, ...]:
 def rows(cells_of_rows: Iterable[tuple[Line, ...]]) -> tuple[Group, ...]:
     """Rows without groups."""
     return (Group(tuple(Row(cells) for cells in cells_of_rows)),)
+
+
+def merged(cells_of_rows: Iterable[tuple[Line, ...]]) -> Iterator[tuple[Line, ...]]:
+    """Adjacent rows that differ only in their first cell as one; it then has both names, or the first and the last."""
+    for rest, alike in itertools.groupby(cells_of_rows, key=lambda cells: cells[1:]):
+        yield together([cells[0] for cells in alike]), *rest
+
+
+def together(names: Sequence[Line]) -> Line:
+    """The names of what is alike: one or two, or how many, the first and the last."""
+    return listed(names) if len(names) < 3 else (f"{len(names)}: ", names[0], " to ", names[-1])
 
 
 def filled(table: Table) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -72,9 +73,14 @@ def _explained(report: FusionReport) -> Iterator[doc.Block]:
     for target, table in report.targets.items():
         yield doc.Text((doc.Span(target, "strong"), f" ({table.plan}, {table.file}): {table}"))
         yield doc.Bullets(tuple(doc.Span(line, "quiet") for line in _of_padding(table)))
-        for item in table.items:
-            yield doc.Text((f"  {item.attention}: ", _state(item, table)))
-            known = (f"form {item.form}; mask {item.mask}", item.cost, item.evidence or item.reason)
+        told = [
+            (_state(item, table), f"form {item.form}; mask {item.mask}", item.cost, item.reason) for item in table.items
+        ]
+        for (state, *known), pairs in itertools.groupby(zip(told, table.items, strict=True), key=lambda pair: pair[0]):
+            first, *others = [item for _, item in pairs]
+            yield doc.Bullets(((doc.together([item.attention for item in (first, *others)]), ": ", state),))
+            if first.evidence:
+                known[-1] = f"of {first.attention}: {first.evidence}" if others else first.evidence
             yield doc.Bullets(tuple(doc.Span(line, "quiet") for line in known if line), level=2)
 
 
@@ -101,7 +107,7 @@ def section(attentions: Sequence[SourceAttention], report: FusionReport | None, 
         for attention in (*counted, *sorted(extra))
     )
     columns = doc.words("attention", "mask", *(_heading(target, table) for target, table in report.targets.items()))
-    yield doc.Table("Attentions by target", columns, doc.rows(cells), style="fusion", alike=True)
+    yield doc.Table("Attentions by target", columns, doc.rows(doc.merged(cells)), style="fusion")
     if notes:
         yield doc.Text("Notes", "label")
         yield doc.Bullets(tuple(notes), anchor="fusion-note")

@@ -27,6 +27,8 @@ VEIL = (150, 96, 30, 72)
 """Colour and opacity of hidden pairs."""
 IMAGE_BUDGET_BYTES = 1_000_000
 """Beyond this size, whole attentions are left out, so that the page stays below two megabytes."""
+_FEW_PLACES = 2
+"""Of so many, a line says no more than its numbers."""
 
 
 def code_digest() -> str:
@@ -194,17 +196,19 @@ def _share(cell: doc.Share) -> Html:
 
 
 def _lines(block: doc.Lines) -> Html:
-    """The charts with their legend, and their numbers in a part that opens on demand."""
-    styles = charts.kinds([item.series for item in block.charts])
-    figures = [charts.line_chart(item.series, item.what, item.show, styles) for item in block.charts]
+    """The charts with their legend, and their numbers in a part that opens on demand; of two places these alone."""
+    lines = [item for item in block.charts if len(item.series.places) > _FEW_PLACES]
+    styles = charts.kinds([item.series for item in lines])
+    figures = [charts.line_chart(item.series, item.what, item.show, styles) for item in lines]
     drawn = [figure for figure in figures if figure]
-    bounds = dict.fromkeys(key for item in block.charts for key in item.series.lines if key.startswith(doc.BOUND))
+    bounds = dict.fromkeys(key for item in lines for key in item.series.lines if key.startswith(doc.BOUND))
     shown = drawn[0] if len(figures) == 1 and drawn else el("div", *drawn, class_="charts pairs")
     return join(
         (
+            *(_table(item.table()) for item in block.charts if item not in lines),
             shown if drawn else None,
             charts.line_legend(styles, list(bounds)) if drawn else None,
-            details("The numbers", *(_table(item.table()) for item in block.charts)),
+            details("The numbers", *(_table(item.table()) for item in lines)) if lines else None,
         )
     )
 

@@ -5,7 +5,6 @@ Names, reasons and evidence come from models, files and libraries; `escaped` mak
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -141,7 +140,7 @@ def table(block: doc.Table) -> str:
     for group in block.groups:
         cells = [_cells(row, len(block.columns)) for row in group.rows]
         label = [escaped(group.short) if group.short else line(group.title)] * grouped
-        rows += [[*label, *row] for row in (_merged(cells) if block.alike else cells)]
+        rows += [[*label, *row] for row in cells]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, aligned, *rows))
 
 
@@ -153,13 +152,3 @@ def _cells(row: doc.Row, width: int) -> list[str]:
     elif row.reason:
         cells[row.told] += f"; {_inline(row.reason)}"
     return cells
-
-
-def _merged(rows: Sequence[list[str]]) -> list[list[str]]:
-    """Joins adjacent rows that differ only in their first cell; it then has both names, or the first and the last."""
-    merged = []
-    for rest, alike in itertools.groupby(rows, key=lambda cells: cells[1:]):
-        names = [cells[0] for cells in alike]
-        label = ", ".join(names) if len(names) < 3 else f"{len(names)}: {names[0]} to {names[-1]}"
-        merged.append([label, *rest])
-    return merged

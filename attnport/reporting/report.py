@@ -293,12 +293,21 @@ def _commands(manifest: Manifest, folder: str) -> tuple[doc.Block, ...]:
 @doc.blocks.register(Manifest)
 def exported(manifest: Manifest, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
     """The model that was exported."""
+    masks = {mask.input: "+".join(mask.kinds) for mask in manifest.io.masks}
     rows = (
-        (f"{spec.name} ({side})", spec.dtype, ", ".join(map(str, spec.dims)))
+        (
+            f"{spec.name} ({side})",
+            spec.dtype,
+            ", ".join(map(str, spec.dims)),
+            f"{masks[spec.name]} mask" if spec.name in masks else f"below {spec.high}" if spec.high else "",
+        )
         for side, specs in (("in", manifest.io.inputs), ("out", manifest.io.outputs))
         for spec in specs
     )
-    yield doc.Table(f"{manifest.name}: opset {manifest.opset}", doc.words("tensor", "dtype", "dims"), doc.rows(rows))
+    title, columns = f"{manifest.name}: opset {manifest.opset}", doc.words("tensor", "dtype", "dims", "values")
+    yield doc.filled(doc.Table(title, columns, doc.rows(rows)))
+    if computed := [str(mask) for mask in manifest.io.masks if mask.input is None and mask.kinds != ("none",)]:
+        yield doc.Text(f"computed masks: {', '.join(computed)}")
     yield doc.Text(f"dims: {'  '.join(map(str, manifest.io.dims))}")
     yield doc.Text(f"{count(len(manifest.attentions), 'attention')} counted")
 

@@ -180,7 +180,7 @@ def check(
         with tempfile.TemporaryDirectory(prefix="attnport-check-") as scratch:
             run = Comparison(folder, named, spec, cases, probed, References(Path(scratch)), wanted, means)
             if left_out := sum(case.group == "text" for case in every) - sum(case.group == "text" for case in cases):
-                run.notes.append(f"{left_out} of the batches of sentences were left out; --thorough runs all")
+                run.notes.append(f"batches of sentences left out: {left_out}; --thorough runs all")
             if not sentences and manifest.tokenizer:
                 run.notes.append("no sentences were given, so real text was not compared")
             report = replace(_as_named(run.report(chosen, forms), keys), absent=lacking)

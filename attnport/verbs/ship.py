@@ -32,7 +32,7 @@ from attnport.options import (
 from attnport.printed import Printed
 from attnport.reporting import document as doc
 from attnport.reporting.choice import Choice
-from attnport.reporting.facts import lacking, short_shape, without
+from attnport.reporting.facts import count, lacking, short_shape, without
 from attnport.reporting.fusion import total
 from attnport.reporting.parity import forms
 from attnport.verbs._arguments import command_line, verb_of_fields
@@ -310,11 +310,6 @@ def ship(
         latency=latency,
         recommendation=advise(folder, manifest, parity, latency),
     )
-
-
-def count(number: int, what: str) -> str:
-    """`1 runtime`, `2 runtimes`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _read(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T | None:

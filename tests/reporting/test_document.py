@@ -55,11 +55,11 @@ def test_a_reason_takes_the_place_of_the_cells_that_are_not_there() -> None:
 
 
 @pytest.mark.parametrize(("count", "shown"), [(1, "`l0`"), (2, "`l0`, `l1`"), (5, "5: `l0` to `l4`")])
-def test_rows_that_are_alike_are_one_in_markdown_and_no_others(count: int, shown: str) -> None:
+def test_rows_that_are_alike_are_one_and_no_others(count: int, shown: str) -> None:
     cells = [(doc.Name(f"l{place}"), "fused") for place in range(count)] + [(doc.Name("last"), "not fused")]
-    table = doc.Table("t", doc.words("Attention", "state"), doc.rows(cells), alike=True)
+    table = doc.Table("t", doc.words("Attention", "state"), doc.rows(doc.merged(cells)))
     assert markdown.table(table).splitlines()[2:] == [f"| {shown} | fused |", "| `last` | not fused |"]
-    assert html.html([table]).count('scope="row"') == count + 1
+    assert html.html([table]).count('scope="row"') == 2
 
 
 def test_what_one_form_alone_shows_is_left_out_of_the_other() -> None:
@@ -72,3 +72,18 @@ def test_a_terminal_refuses_what_it_cannot_show_and_says_a_shared_reason_once() 
     with pytest.raises(TypeError, match="A terminal cannot show Maps"):
         render([doc.Maps((), "", "")])
     assert render([doc.notes({"a": "same", "b": "same"})]) == "  a, b: same\n"
+
+
+@pytest.mark.parametrize(("places", "charts"), [((1, 8), 0), ((1, 8, 32), 1)])
+def test_two_sizes_are_numbers_and_no_chart(places: tuple[int, ...], charts: int) -> None:
+    series = doc.Series("seq 8", "batch", tuple(map(str, places)), {"ort_cpu": tuple(map(float, places))}, places)
+    page = html.html([doc.Lines((doc.LineChart(series, "Median ms", str),))])
+    assert page.count("<figure") == charts
+    assert page.count("<table") == 1
+    assert ("The numbers" in page) == bool(charts)
+
+
+def test_a_heading_is_broken_between_words_alone() -> None:
+    columns = doc.numbers(*(f"{count} sentences ms" for count in range(6)))
+    shown = render([doc.Table("t", columns, doc.rows([("1",) * 6]))])
+    assert shown.count("sentences") == 6

@@ -233,7 +233,7 @@ def test_every_chart_and_control_has_a_name(chromium: Browser, tmp_path: Path) -
     page = chromium.open(_page(tmp_path), 1280)
     words = "['title', 'desc'].map((part) => one.querySelector(part).textContent)"
     drawn = page.run(f"[...document.querySelectorAll('svg[role=img]')].map((one) => {words})")
-    assert len(drawn) >= 9
+    assert len(drawn) >= 5
     assert all(title and "torch_eager" in words for title, words in drawn)
     unnamed = "!one.textContent.trim() && !one.querySelector('img')?.alt"
     nameless = page.run(f"[...document.querySelectorAll('button, a, summary')].filter((one) => {unnamed}).length")
