@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnport.errors import ProfileError
+from attnport_bundle.format.contract import IO
 from attnport_bundle.format.contract import Dim as Dim
 from attnport_bundle.format.contract import Profile as Profile
 from attnport_bundle.format.contract import TensorSpec as TensorSpec
@@ -40,6 +41,13 @@ class Symbol:
 def said_by(dim: Symbol | int) -> str:
     """Who says that a dim is dynamic, as `Symbol.by`; "" for a size."""
     return "" if isinstance(dim, int) else dim.by
+
+
+def values_of(spec: TensorSpec, io: IO) -> str:
+    """What a tensor's elements are, as far as its contract says: `padding mask`, `0 to 30521`, `negative, positive`."""
+    if masks := [mask for mask in io.masks if mask.input == spec.name]:
+        return f"{'+'.join(masks[0].kinds)} {masks[0].carries}"
+    return f"0 to {spec.high - 1}" if spec.high else ", ".join(spec.labels)
 
 
 def profiles_digest(profiles: Sequence[Profile]) -> str:

@@ -37,7 +37,7 @@ def decoder(found: dict[str, Any], inputs: dict[str, str] | None = None, **chang
     io = found["io"]
     io["inputs"] = [
         {"name": name, "dtype": "int64" if dims.count(",") == 1 else "float32", "dims": dims_of(dims),
-         "high": {"ids": 9, "positions": 64}.get(name)}
+         "high": {"ids": 9, "positions": 64}.get(name), "labels": []}
         for name, dims in made.items() if dims
     ]  # fmt: skip
     io["masks"] = [
@@ -62,7 +62,9 @@ def decoder(found: dict[str, Any], inputs: dict[str, str] | None = None, **chang
             grown = io["decoder"]["output_holds"] == "all"
             dims[one["axis"]] = f"{dims[one['axis']]}+seq" if grown else "seq"
         outputs[one["output"]] = dims
-    io["outputs"] = [{"name": name, "dtype": "float32", "dims": dims, "high": None} for name, dims in outputs.items()]
+    io["outputs"] = [
+        {"name": name, "dtype": "float32", "dims": dims, "high": None, "labels": []} for name, dims in outputs.items()
+    ]
     (form,) = found["forms"].values()
     form["dtypes"] = {spec["name"]: spec["dtype"] for spec in (*io["inputs"], *io["outputs"])}
     form["parity"]["results"] = []

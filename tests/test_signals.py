@@ -78,10 +78,12 @@ def alive(process: int) -> bool:
     return False
 
 
-def ended(arguments: tuple[str, ...], at: str, number: int, *, again: bool = False) -> tuple[int, str, set[int]]:
+def ended(
+    arguments: tuple[str, ...], at: str, number: int, *, again: bool = False, after_s: float = 0.3
+) -> tuple[int, str, set[int]]:
     """Runs a verb with -v, sends the signal when it says `at`: its exit code, its messages, children that live on.
 
-    With `again`, the signal is sent every 10 ms until the process has ended.
+    The signal is sent `after_s` later. With `again`, the signal is sent every 10 ms until the process has ended.
     """
     process = subprocess.Popen(
         [*MAIN, *arguments, "-v"], env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -93,7 +95,7 @@ def ended(arguments: tuple[str, ...], at: str, number: int, *, again: bool = Fal
         said += line
         if at in line:
             break
-    time.sleep(0.3)
+    time.sleep(after_s)
     children = family(process.pid)
     process.send_signal(number)
     while again and process.poll() is None:
@@ -258,7 +260,7 @@ def test_ship_ended_by_sigterm_in_every_stage_is_whole_and_goes_on(tmp_path: Pat
     stages: list[frozenset[str]] = []
     steps = ("tracing", "ort_cpu: proving", "building engines", "ort_cpu: opening", "round 2/", "running the golden")
     for step in steps:
-        code, said, left = ended((*SHIP[1:], "-o", str(folder)), step, signal.SIGTERM)
+        code, said, left = ended((*SHIP[1:], "-o", str(folder)), step, signal.SIGTERM, after_s=0.02)
         assert step in said, said
         assert code == 143, said
         assert "interrupted" in said

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from attnport.artifacts import NO_PROMPTS, Prompts
+from attnport.dims import values_of
 from attnport_bundle import batches
 from attnport_bundle.errors import FeedError
 from attnport_bundle.format import manifest
@@ -224,9 +226,17 @@ def contract(io: IO) -> list[str]:
 
 def _table(io: IO) -> str:
     rows = [("in", spec) for spec in io.inputs] + [("out", spec) for spec in io.outputs]
-    lines = ["| | name | dtype | dims |", "|-|-|-|-|"]
-    lines += [f"| {way} | `{spec.name}` | {spec.dtype} | {', '.join(map(str, spec.dims))} |" for way, spec in rows]
+    lines = ["| | name | dtype | dims | values |", "|-|-|-|-|-|"]
+    lines += [
+        f"| {way} | `{spec.name}` | {spec.dtype} | {', '.join(map(str, spec.dims))} | {_cell(values_of(spec, io))} |"
+        for way, spec in rows
+    ]
     return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """Text in a table of Markdown; labels are a model's own."""
+    return " ".join(re.sub(r"([\\`*_{}\[\]<>|])", r"\\\1", text).split())
 
 
 def _meaning(mask: MaskSpec) -> str:

@@ -19,6 +19,7 @@ from attnport.artifacts import (
     PrecisionPlan,
     TuneReport,
 )
+from attnport.dims import values_of
 from attnport.reporting import choice, fusion, latency, layers, parity
 from attnport.reporting import document as doc
 from attnport.reporting.choice import Choice
@@ -246,14 +247,13 @@ def _engines(manifest: Manifest, folder: str) -> doc.Block:
 
 def _contract(manifest: Manifest) -> tuple[doc.Block, ...]:
     """Inputs and outputs, with dynamic dims and masks."""
-    masks = {mask.input: str(mask) for mask in manifest.io.masks if mask.input}
     groups = doc.rows(
         (
             doc.Name(spec.name),
             side,
             spec.dtype,
             doc.Code(f"[{', '.join(map(str, spec.dims))}]"),
-            masks.get(spec.name, doc.NONE),
+            values_of(spec, manifest.io) or doc.NONE,
         )
         for side, specs in (("input", manifest.io.inputs), ("output", manifest.io.outputs))
         for spec in specs
@@ -263,7 +263,7 @@ def _contract(manifest: Manifest) -> tuple[doc.Block, ...]:
         + (f" in steps of {dim.step}" if dim.step > 1 else "")
         for dim in manifest.io.dims
     )
-    table = doc.Table("Inputs and outputs", doc.words("name", "side", "type", "dims", "mask"), groups)
+    table = doc.Table("Inputs and outputs", doc.words("name", "side", "type", "dims", "values"), groups)
     return (table, doc.Text(f"Dynamic dims: {dims}.")) if dims else (table,)
 
 
@@ -293,13 +293,12 @@ def _commands(manifest: Manifest, folder: str) -> tuple[doc.Block, ...]:
 @doc.blocks.register(Manifest)
 def exported(manifest: Manifest, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
     """The model that was exported."""
-    masks = {mask.input: "+".join(mask.kinds) for mask in manifest.io.masks}
     rows = (
         (
             f"{spec.name} ({side})",
             spec.dtype,
             ", ".join(map(str, spec.dims)),
-            f"{masks[spec.name]} mask" if spec.name in masks else f"below {spec.high}" if spec.high else "",
+            values_of(spec, manifest.io),
         )
         for side, specs in (("in", manifest.io.inputs), ("out", manifest.io.outputs))
         for spec in specs

@@ -223,6 +223,7 @@ def _facts(inspection: Inspection) -> list[tuple[str, Any]]:
         rows += [("input", spec) for spec in inspection.io.inputs] + [
             ("output", spec) for spec in inspection.io.outputs
         ]
+        rows += [(f"labels of {spec.name}", ", ".join(spec.labels)) for spec in inspection.io.outputs if spec.labels]
         rows += [("dim", dim) for dim in inspection.io.dims] + [("mask", mask) for mask in inspection.io.masks]
     if inspection.graph is not None:
         rows += _graph_facts(inspection.graph, with_tensors=inspection.io is None)

@@ -36,7 +36,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import ProfileError, UsageError
 
@@ -112,13 +112,15 @@ class TensorSpec:
     """A declared input or output: name, dtype and dims (names of dynamic dims, or fixed sizes).
 
     A dim may be an expression of dims, such as `past+seq`, that inputs have as such.
-    `high` bounds an integer input's values (exclusive), as a vocabulary bounds token ids.
+    `high` bounds an integer input's values (exclusive), as a vocabulary bounds token ids. `labels` name the places on
+    the last axis, as the classes of a classifier.
     """
 
     name: str
     dtype: str
     dims: tuple[str | int, ...]
     high: int | None = None
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -136,21 +138,16 @@ class TensorSpec:
 
     def known_shape(self, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
         """As `shape`, with None for a size that has no value."""
+        return tuple(self._size(dim, sizes, needed=False) for dim in self.dims)
 
-        def known(dim: str | int) -> int | None:
-            try:
-                return self._size(dim, sizes)
-            except UsageError:
-                return None
-
-        return tuple(map(known, self.dims))
-
-    def _size(self, dim: str | int, sizes: Mapping[str, int]) -> int:
+    def _size(self, dim: str | int, sizes: Mapping[str, int], *, needed: bool = True) -> Any:
         if isinstance(dim, int):
             return dim
         try:
             return evaluate(dim, sizes)
         except ValueError as err:
+            if not needed:
+                return None
             at = ", ".join(f"{name}={size}" for name, size in sizes.items())
             raise UsageError(f"{self.name}: the size {dim!r} has no value at {at}: {err}.") from err
 
@@ -254,14 +251,12 @@ class IO:
             if len(set(names)) != len(names):
                 raise UsageError(f"a name is there twice among {', '.join(names)}.")
         known, given = {dim.name for dim in self.dims}, set(self.given())
-        for dim in self.dims:
-            if dim.opt < 1:
-                raise UsageError(f"dim {dim}: got the usual size 0; expected 1 or more.")
+        if unusual := [dim for dim in self.dims if dim.opt < 1]:
+            raise UsageError(f"dim {unusual[0]}: got the usual size 0; expected 1 or more.")
         for tensor in (*self.inputs, *self.outputs):
             _check_sizes(tensor, known, given)
-        for tensor in self.outputs:
-            if tensor.high is not None:
-                raise UsageError(f"output {tensor.name!r}: got high {tensor.high}; only inputs have one.")
+        if limited := [tensor for tensor in self.outputs if tensor.high is not None]:
+            raise UsageError(f"output {limited[0].name!r}: got high {limited[0].high}; only inputs have one.")
         inputs = {tensor.name: tensor for tensor in self.inputs}
         for mask in self.masks:
             _check_carried(mask, inputs.get(mask.input or ""), known)
@@ -282,6 +277,8 @@ def _check_sizes(tensor: TensorSpec, known: Set[str], given: Set[str]) -> None:
         if problem:
             names = ", ".join(sorted(known))
             raise UsageError(f"tensor {tensor.name!r}: got dim {dim!r} ({problem}); known are {names}.")
+    if tensor.labels and tensor.dims[-1:] != (len(tensor.labels),):
+        raise UsageError(f"tensor {tensor.name!r}: got {len(tensor.labels)} labels; expected one for each place.")
 
 
 def _check_carried(mask: MaskSpec, carrier: TensorSpec | None, dims: set[str]) -> None:
@@ -320,10 +317,9 @@ class Profile:
 
     def check(self, io: IO) -> None:
         """Raises ProfileError unless it has the model's dims, in order, each inside its range and with its step."""
-        if [dim.name for dim in self.dims] != [dim.name for dim in io.dims]:
-            raise ProfileError(
-                f"a profile has dims {[dim.name for dim in self.dims]}; expected {[dim.name for dim in io.dims]}."
-            )
+        own_names, names = ([dim.name for dim in dims] for dims in (self.dims, io.dims))
+        if own_names != names:
+            raise ProfileError(f"a profile has dims {own_names}; expected {names}.")
         for own, limit in zip(self.dims, io.dims, strict=True):
             if own.min < limit.min or own.max > limit.max or own.step != limit.step:
                 raise ProfileError(f"a profile has {own.name} from {own.span}; the model takes {limit.span}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import struct
@@ -150,6 +151,11 @@ class Served(Model):  # type: ignore[misc]  # as above
     def get_output_types(self) -> list[dict[str, Any]]:
         """The outputs, with -1 for a dim that is dynamic."""
         return [*map(_described, self._model.io.outputs)]
+
+    def told(self, output: str) -> dict[str, str]:
+        """The parameters of an output in an answer: the labels of a classifier, as a JSON list."""
+        (labels,) = (spec.labels for spec in self._model.io.outputs if spec.name == output)
+        return {"labels": json.dumps(labels)} if labels else {}
 
     @contextmanager
     def room(self) -> Iterator[None]:
@@ -304,12 +310,17 @@ class Unread(ServerInterceptor):  # type: ignore[misc]  # as above
         return handler._replace(request_deserializer=None) if details.method.endswith("/ModelInfer") else handler
 
 
-def _message(model: str, asked: Asked, answer: Arrays) -> ModelInferResponse:
+def _message(model: Served, asked: Asked, answer: Arrays) -> ModelInferResponse:
     return ModelInferResponse(
-        model_name=model,
+        model_name=model.name,
         id=asked.id,
         outputs=[
-            {"name": name, "shape": array.shape, "datatype": DATATYPES[str(array.dtype)]}
+            {
+                "name": name,
+                "shape": array.shape,
+                "datatype": DATATYPES[str(array.dtype)],
+                "parameters": {key: {"string_param": text} for key, text in model.told(name).items()},
+            }
             for name, array in answer.items()
         ],
         raw_output_contents=[array.tobytes() for array in answer.values()],
@@ -321,13 +332,13 @@ async def _answered(plane: DataPlane, name: str, read: Callable[..., Asked], wri
 
     Args:
         read: Reads the request, of the names of the model's inputs and the options.
-        write: Makes the answer, of the model's name, the request and the outputs.
+        write: Makes the answer, of the model, the request and the outputs.
     """
     model = plane.get_model_from_registry(name)
     with model.room():
         asked = await asyncio.to_thread(read, model.input_names, model.options)
         answer, _ = await plane.infer(model_name=name, request=asked)
-        return await asyncio.to_thread(write, name, asked, answer)
+        return await asyncio.to_thread(write, model, asked, answer)
 
 
 def add_endpoints(app: FastAPI, plane: DataPlane, options: Options) -> None:

@@ -23,11 +23,7 @@ class Joining:
     """
 
     def __init__(self, io: IO) -> None:
-        """Finds the dim of items, and that of places if there is a padding mask.
-
-        Raises:
-            FeedError: as `batches.padding`.
-        """
+        """Finds the dim of items, and that of places if there is a padding mask; raises as `batches.padding`."""
         self._io = io
         self._masks, spec = batches.padding(io)
         dims = {dim.name: dim for dim in io.dims}

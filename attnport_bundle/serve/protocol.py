@@ -313,19 +313,19 @@ def answer_bytes(datatype: str, count: int, *, binary: bool) -> int:
     return count * (np.dtype(kind.dtype).itemsize if binary else kind.letters)
 
 
-def written(model: str, asked: Asked, outputs: Mapping[str, Array]) -> Response:
+def written(model: Any, asked: Asked, outputs: Mapping[str, Array]) -> Response:
     """The answer to a request of HTTP: JSON, and behind it the outputs that are wanted as binary data."""
-    head = orjson.dumps({"model_name": model, "id": asked.id or str(uuid.uuid4())})
+    head = orjson.dumps({"model_name": model.name, "id": asked.id or str(uuid.uuid4())})
     body, raw = bytearray(head[:-1] + b',"outputs":['), []
     for at, (name, array) in enumerate(outputs.items()):
         told = {"name": name, "shape": array.shape, "datatype": DATATYPES[str(array.dtype)]}
-        flat = np.ascontiguousarray(array).reshape(-1)
+        flat, parameters = np.ascontiguousarray(array).reshape(-1), model.told(name)
         body += b"," * bool(at)
         if asked.outputs.get(name, asked.binary):
             raw.append(flat.tobytes())
-            body += orjson.dumps({**told, "parameters": {"binary_data_size": flat.nbytes}})
+            body += orjson.dumps({**told, "parameters": parameters | {"binary_data_size": flat.nbytes}})
         else:
-            body += orjson.dumps(told)[:-1] + b',"data":['
+            body += orjson.dumps(told | ({"parameters": parameters} if parameters else {}))[:-1] + b',"data":['
             for begin in range(0, flat.size, _AT_ONCE):
                 part = orjson.dumps(flat[begin : begin + _AT_ONCE], option=orjson.OPT_SERIALIZE_NUMPY)
                 body += b"," * bool(begin) + part[1:-1]

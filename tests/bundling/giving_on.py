@@ -37,7 +37,7 @@ def _add(app: Path, name: str, dims: list[str | int], node: Any) -> None:
     model.graph.output.append(output)
     (app / form["file"]).write_bytes(model.SerializeToString())
     form["dtypes"][name] = "int64"
-    found["io"]["outputs"].append({"name": name, "dtype": "int64", "dims": dims, "high": None})
+    found["io"]["outputs"].append({"name": name, "dtype": "int64", "dims": dims, "high": None, "labels": []})
     arrays = load_file(app / "goldens.safetensors")
     for case in {key.partition("/")[0] for key in arrays}:
         mask = arrays[f"{case}/in/{NAME}"]

@@ -34,8 +34,8 @@ def make(app: Path) -> Path:
     form |= {"fusion": None, "runtime": "openvino", "provider": None}
     form["requires"] |= {"runtime": "2024.0"}
     found["io"] = {
-        "inputs": [{"name": "x", "dtype": "int64", "dims": ["batch", "seq"], "high": None}],
-        "outputs": [{"name": "y", "dtype": "float32", "dims": ["batch", "seq"], "high": None}],
+        "inputs": [{"name": "x", "dtype": "int64", "dims": ["batch", "seq"], "high": None, "labels": []}],
+        "outputs": [{"name": "y", "dtype": "float32", "dims": ["batch", "seq"], "high": None, "labels": []}],
         "dims": [{"name": name, "min": 1, "opt": 2, "max": 8, "step": 1} for name in ("batch", "seq")],
         "masks": [],
         "decoder": None,

@@ -32,8 +32,8 @@ def rows_app(app: Path, request: pytest.FixtureRequest) -> Path:
     if request.param == "openvino":
         form |= {"runtime": "openvino", "provider": None, "requires": form["requires"] | {"runtime": "2024.0"}}
     found["io"] = {
-        "inputs": [{"name": "x", "dtype": "float32", "dims": ["batch", "seq"], "high": None}],
-        "outputs": [{"name": "greatest", "dtype": "float32", "dims": ["batch"], "high": None}],
+        "inputs": [{"name": "x", "dtype": "float32", "dims": ["batch", "seq"], "high": None, "labels": []}],
+        "outputs": [{"name": "greatest", "dtype": "float32", "dims": ["batch"], "high": None, "labels": []}],
         "dims": [{"name": name, "min": 1, "opt": 2, "max": LARGE_BYTES, "step": 1} for name in ("batch", "seq")],
         "masks": [],
         "decoder": None,

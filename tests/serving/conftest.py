@@ -49,7 +49,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     folder = tmp_path_factory.mktemp("small")
-    config = transformers.BertConfig(vocab_size=30522, num_labels=5, **sizes)
+    labels = dict(enumerate(("bad", "poor", "fair", "good", "best")))
+    config = transformers.BertConfig(vocab_size=30522, id2label=labels, **sizes)
     transformers.BertForSequenceClassification(config).eval().save_pretrained(folder / "model")
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
         shutil.copy(_minilm() / name, folder / "model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import time
 import urllib.request
@@ -98,6 +99,15 @@ def test_texts_are_answered_with_a_vector_each(client: Any, model: Model) -> Non
     answer = client.infer("minilm", tensors(client, texts(TEXTS)))
     np.testing.assert_allclose(answer.as_numpy(VECTOR), model.embed(TEXTS), atol=2e-5)
     assert answer.as_numpy("last_hidden_state") is None
+
+
+def test_a_classifier_names_its_classes(client: Any, feeds: Any) -> None:
+    answer = client.infer("two", tensors(client, feeds))
+    assert answer.as_numpy("logits").shape == (3, 5)
+    output = answer.get_output("logits")
+    by_grpc = client.module is tritonclient.grpc
+    said = output.parameters["labels"].string_param if by_grpc else output["parameters"]["labels"]
+    assert json.loads(said) == ["bad", "poor", "fair", "good", "best"]
 
 
 def test_an_embedder_gives_its_vectors_alone_and_other_outputs_by_their_names(client: Any, feeds: Any) -> None:

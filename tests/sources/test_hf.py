@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import hf_folders
 import pytest
 from representatives import representatives
 
+from attnport.bundling import readme
 from attnport.errors import AttnportError, MissingDependency, SpecError, UsageError
 from attnport.exporter.capture import Capture, capture
 from attnport.folder.loading import load
@@ -54,6 +56,19 @@ def test_the_contract_of_a_text_model(
         beyond = {name: torch.cat([array, array[:, :1]], 1) for name, array in feeds.items()}
         with pytest.raises((IndexError, RuntimeError)):
             spec.make()(**beyond)  # and there is not one more
+
+
+def test_a_classifier_has_the_labels_of_its_config_and_none_that_say_nothing(folders: Path, tmp_path: Path) -> None:
+    assert load(f"hf:{made('bert_classes', folders)}").io.outputs[0].labels == ()  # LABEL_0, ...
+    folder = Path(shutil.copytree(made("bert_classes", folders), tmp_path / "named"))
+    config = json.loads((folder / "config.json").read_text())
+    named = {"0": "no", "1": "yes|no", "2": "yes"}
+    (folder / "config.json").write_text(json.dumps(config | {"id2label": named}))
+    spec = load(f"hf:{folder}")
+    assert spec.io.outputs[0].labels == tuple(named.values())
+    table = readme.contract(spec.io)
+    assert "no, yes\\|no, yes |" in table[0]
+    assert "0 to 59" in table[0]
 
 
 def test_a_vision_model_takes_pixels_of_its_own_size(folders: Path) -> None:

@@ -293,6 +293,16 @@ def text_contract(
     return call, IOContract(inputs, outputs, dims, masks, positions="absolute")
 
 
+def labelled(output: TensorSpec, model: Any) -> TensorSpec:
+    """The output with the labels of its classes, if the model is a classifier whose config names them."""
+    names = getattr(model.config, "id2label", None) or {}
+    labels = tuple(str(names.get(place)) for place in range(len(names)))
+    unnamed = all(label == f"LABEL_{place}" for place, label in enumerate(labels))
+    if "Classification" not in type(model).__name__ or output.name not in ("logits", "scores") or unnamed:
+        return output
+    return dataclasses.replace(output, labels=labels) if output.dims[-1:] == (len(labels),) else output
+
+
 def text_inputs(
     config: Any, module: HubModel, tokenizer: TokenizerOf, declared: Sequence[str]
 ) -> tuple[tuple[TensorSpec, ...], tuple[Dim, ...], tuple[MaskSpec, ...]]:

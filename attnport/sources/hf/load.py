@@ -17,7 +17,7 @@ from attnport.errors import SpecError, UsageError, first_line
 from attnport.optional import require
 from attnport.sources.choices import Choices
 from attnport.sources.declare import declared_arguments, observed_spec
-from attnport.sources.hf.contract import contract_of, declared_name, is_plain_text, subject_of, text_contract
+from attnport.sources.hf.contract import contract_of, declared_name, is_plain_text, labelled, subject_of, text_contract
 from attnport.sources.hf.decoding import cross_contract, past_contract
 from attnport.sources.hf.files import (
     TokenizerOf,
@@ -188,7 +188,7 @@ def _spec(
     return ModelSpec(
         read.name,
         Source(f"hf:{read.place}"),
-        contract,
+        dataclasses.replace(contract, outputs=tuple(labelled(spec, model) for spec in contract.outputs)),
         lambda: module(ready.pop() if ready else read.model()),
         read.tokenizer_of(contract),
         observed=True,

@@ -25,12 +25,13 @@ struct Dim {
 /// An axis: the name of a dim, or a fixed size; of an output also an expression of dims, such as `past+seq`.
 using Axis = std::variant<std::string, std::int64_t>;
 
-/// An input or output. `high` bounds an integer input's values, exclusive.
+/// An input or output. `high` bounds an integer input's values, exclusive; `labels` name the places on the last axis.
 struct TensorSpec {
     std::string name;
     DType dtype = DType::Float32;
     std::vector<Axis> dims;
     std::optional<std::int64_t> high;
+    std::vector<std::string> labels;
 
     /// Such as `input_ids=int64[batch,seq]`.
     [[nodiscard]] ATTNPORT_API std::string text() const;

@@ -53,16 +53,15 @@ Axis axis_of(const Located& at) {
 
 DType dtype_of(const Located& at) {
     const std::string text = at.one_of({"float32", "float16", "float64", "int32", "int64", "bool"});
-    for (const auto dtype : {DType::Float32, DType::Float16, DType::Float64, DType::Int32, DType::Int64}) {
+    for (const auto dtype : {DType::Float32, DType::Float16, DType::Float64, DType::Int32, DType::Int64})
         if (name(dtype) == text) return dtype;
-    }
     return DType::Bool;
 }
 
 TensorSpec read_tensor(const Located& at) {
-    at.keys({"name", "dtype", "dims", "high"});
+    at.keys({"name", "dtype", "dims", "high", "labels"});
     TensorSpec spec{at["name"].text(), dtype_of(at["dtype"]), at["dims"].list(axis_of),
-                    at["high"].optional(&Located::integer)};
+                    at["high"].optional(&Located::integer), at["labels"].list(&Located::text)};
     if (spec.high && (!is_integer(spec.dtype) || *spec.high < 1)) {
         at.fail("tensor " + quoted(spec.name) + ": got high " + to_string(*spec.high) + " for " +
                 std::string(name(spec.dtype)) + "; expected 1 or more, and an integer dtype");
@@ -138,6 +137,9 @@ void check_axes(const Located& at, const TensorSpec& spec, const Names& dims, co
         at.fail("tensor " + quoted(spec.name) + ": got dim " + got + "; expected a size, or one of " +
                 joined({dims.begin(), dims.end()}));
     }
+    const auto count = static_cast<std::int64_t>(spec.labels.size());
+    if (count == 0 || (!spec.dims.empty() && spec.dims.back() == Axis(count))) return;
+    at.fail("tensor " + quoted(spec.name) + ": got " + to_string(count) + " labels; expected one for each place");
 }
 
 /// The dims that inputs have as such, and not only within an expression.
