@@ -18,6 +18,7 @@ from attnport_bundle.format.contract import Dim as Dim
 from attnport_bundle.format.contract import Profile as Profile
 from attnport_bundle.format.contract import TensorSpec as TensorSpec
 
+_MOST_LABELS = 8
 _PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59)
 
 
@@ -47,6 +48,8 @@ def values_of(spec: TensorSpec, io: IO) -> str:
     """What a tensor's elements are, as far as its contract says: `padding mask`, `0 to 30521`, `negative, positive`."""
     if masks := [mask for mask in io.masks if mask.input == spec.name]:
         return f"{'+'.join(masks[0].kinds)} {masks[0].carries}"
+    if len(spec.labels) > _MOST_LABELS:
+        return f"{len(spec.labels)} classes: {', '.join(spec.labels[:2])}, ... {spec.labels[-1]}"
     return f"0 to {spec.high - 1}" if spec.high else ", ".join(spec.labels)
 
 

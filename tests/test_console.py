@@ -28,6 +28,7 @@ from attnport.auditing.text import Finding
 from attnport.console.run import Reporter
 from attnport.console.terminal import render
 from attnport.console.terminal import shown as printed
+from attnport.dims import values_of
 from attnport.latencies import Why
 from attnport.printed import Printed
 from attnport.reporting.document import Detail
@@ -289,6 +290,15 @@ def test_an_export_shows_masks_and_limits_of_ids() -> None:
     assert [*["ids", "(in)", "int64", "B,", "T", "0", "to", "99"]] in lines
     assert [*["mask", "(in)", "int64", "B,", "T", "padding", "mask"]] in lines
     assert [*["computed", "masks:", "causal"]] in lines
+
+
+def test_many_labels_are_cut() -> None:
+    io = IO((), (), ())
+    few, many = (
+        TensorSpec("y", "float32", ("B", n), labels=tuple(f"c{place}" for place in range(n))) for n in (3, 1000)
+    )
+    assert values_of(few, io) == "c0, c1, c2"
+    assert values_of(many, io) == "1000 classes: c0, c1, ... c999"
 
 
 def test_a_count_of_one_is_no_plural() -> None:

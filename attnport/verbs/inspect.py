@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from attnport.artifacts import MANIFEST, EngineRecord, FusionReport, IOContract, Manifest
 from attnport.bundling.verifying import check
+from attnport.dims import values_of
 from attnport.errors import ArtifactError, IntegrityError
 from attnport.exporter.inspect_graph import GraphFacts, graph_facts
 from attnport.folder.verdicts import read_parity
@@ -223,7 +224,9 @@ def _facts(inspection: Inspection) -> list[tuple[str, Any]]:
         rows += [("input", spec) for spec in inspection.io.inputs] + [
             ("output", spec) for spec in inspection.io.outputs
         ]
-        rows += [(f"labels of {spec.name}", ", ".join(spec.labels)) for spec in inspection.io.outputs if spec.labels]
+        rows += [
+            (f"labels of {spec.name}", values_of(spec, inspection.io)) for spec in inspection.io.outputs if spec.labels
+        ]
         rows += [("dim", dim) for dim in inspection.io.dims] + [("mask", mask) for mask in inspection.io.masks]
     if inspection.graph is not None:
         rows += _graph_facts(inspection.graph, with_tensors=inspection.io is None)

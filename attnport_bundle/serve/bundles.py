@@ -62,6 +62,8 @@ TEXT = "text"
 """The input that takes texts in place of tensors, where a bundle has a tokenizer and gives one vector for a text."""
 MALFORMED = (ValueError, TypeError, KeyError, struct.error)
 """What KServe's readers of requests raise for one that is not of the protocol."""
+_LABELS = 100
+"""Of more classes, the labels would be most of an answer; they are in `bundle.json`."""
 _LONGEST = 1000
 """Letters of an error that a client is told, who may have sent the rest."""
 
@@ -153,9 +155,9 @@ class Served(Model):  # type: ignore[misc]  # as above
         return [*map(_described, self._model.io.outputs)]
 
     def told(self, output: str) -> dict[str, str]:
-        """The parameters of an output in an answer: the labels of a classifier, as a JSON list."""
+        """The parameters of an output in an answer: the labels of a classifier, as a JSON list, if they are few."""
         (labels,) = (spec.labels for spec in self._model.io.outputs if spec.name == output)
-        return {"labels": json.dumps(labels)} if labels else {}
+        return {"labels": json.dumps(labels)} if 0 < len(labels) <= _LABELS else {}
 
     @contextmanager
     def room(self) -> Iterator[None]:
