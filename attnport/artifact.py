@@ -149,7 +149,7 @@ class Artifact:
             UsageError: there is no such runtime.
             UnavailableError: it is not available here, or the folder holds nothing for it, which says what makes it.
         """
-        from attnport.folder.openings import opened
+        from attnport.folder.workspace import opened
 
         return Running(opened(self.folder, self.manifest, runtime, threads))
 
@@ -198,7 +198,7 @@ class Artifact:
         return str(html([doc.Table(manifest.name, doc.words("what", "value"), doc.rows(rows))]))
 
     def _report(self) -> ParityReport | None:
-        from attnport.folder.verdicts import read_parity
+        from attnport.folder.workspace import read_parity
 
         return read_parity(self.folder, self.manifest)
 

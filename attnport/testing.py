@@ -37,7 +37,7 @@ def assert_parity(
         UsageError, SpecError, ExportError: the module cannot be exported.
     """
     from attnport.artifact import export
-    from attnport.folder.verdicts import rows_of
+    from attnport.folder.workspace import rows_of
     from attnport.runtimes import base
 
     names = [base.get(name).name for name in ([runtimes] if isinstance(runtimes, str) else runtimes)]

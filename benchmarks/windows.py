@@ -24,8 +24,7 @@ import numpy as np
 
 from attnport.decoders import roles_in
 from attnport.folder.machine import machine
-from attnport.folder.openings import opened
-from attnport.folder.workspace import open_folder
+from attnport.folder.workspace import open_folder, opened
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 from attnport_bundle.decoding.caches import Decoding, steps_of

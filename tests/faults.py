@@ -60,7 +60,7 @@ tests/test_dims.py
     - if not 0 <= self.min <= self.opt <= self.max:
     + if not 0 <= self.min <= self.max:
 tests/exporter/test_mask_kinds.py
-  attnport/exporter/fusion/conditions.py: a mask is recognised in the opposite meaning
+  attnport/exporter/fusion/formula.py: a mask is recognised in the opposite meaning
     - return (read, "keep" if expr.name == "Ne" else "hide") if other == ZERO else None
     + return (read, "keep") if other == ZERO else None
   attnport/exporter/fusion/kinds.py: masks of two alignments get one name
@@ -148,10 +148,10 @@ tests/parity/test_scoring.py
     - return Score(min(cosine, 1 - float(lost)), parts, counts)
     + return Score(cosine, parts, counts)
 tests/folder/test_verdicts.py
-  attnport/folder/verdicts.py: a verdict outlives the file that it judged
+  attnport/folder/workspace.py: a verdict outlives the file that it judged
     - return row.basis.model == model_digest(manifest, name, row.plan, form=form)
     + return True
-  attnport/folder/verdicts.py: a verdict outlives a new version of its runtime
+  attnport/folder/workspace.py: a verdict outlives a new version of its runtime
     - packages, json.dumps([here.cpu, here.features, here.gpus, here.cuda, sorted(choice)], default=str)
     + json.dumps([here.cpu, here.features, here.gpus, here.cuda, sorted(choice)], default=str)
 tests/sources/test_digests.py
@@ -419,7 +419,7 @@ tests/decoding/test_rules.py
     - if len(text) < rules.min_length or len(new) < rules.min_tokens:
     + if len(text) < rules.min_length:
 tests/folder/test_verdicts.py
-  attnport/folder/verdicts.py: a form in integers that was made again is not judged by its metric
+  attnport/folder/workspace.py: a form in integers that was made again is not judged by its metric
     - "it was made again after parity was checked", row.plan, kind="changed")
     + "it was made again after parity was checked", row.plan)
 tests/sources/test_declare.py

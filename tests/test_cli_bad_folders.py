@@ -13,7 +13,7 @@ from refusing import call, contents, refused
 from attnport.artifacts import MANIFEST
 from attnport.console.arguments import ABOUT
 from attnport.console.terminal import render
-from attnport.folder.openings import why_none
+from attnport.folder.workspace import why_none
 from attnport.jsonfile import digest_file
 from attnport.reporting import document as doc
 from attnport.runtimes.ort_cpu import RUNTIME as ORT

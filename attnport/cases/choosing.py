@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from attnport.artifacts import IOContract, Manifest
-from attnport.cases.inputs import Array, Case, case, cases, full_case, random_feeds
+from attnport.cases.inputs import LONGEST, Array, Case, case, cases, full_case, largest_size, random_feeds
 from attnport.cases.inputs import case as given_case
-from attnport.cases.sizes import LONGEST, largest
 from attnport.decoders import decoder_roles, roles_in
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, UsageError
@@ -267,9 +266,9 @@ def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
         return
     dims = {dim.name: dim for dim in io.dims}
     batch, seq = str(roles.ids.dims[0]), str(roles.ids.dims[1])
-    most = largest(io, dims[seq])
+    most = largest_size(io, dims[seq])
     if roles.past:
-        most = min(most, largest(io, dims[roles.past]) - roles.start + 1)
+        most = min(most, largest_size(io, dims[roles.past]) - roles.start + 1)
     for length in dict.fromkeys(min(PROMPT + steps, most) for steps in STEPS):
         name = f"decode, {length} tokens"
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])

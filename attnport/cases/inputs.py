@@ -1,25 +1,239 @@
-"""Test inputs derived from a model's contract alone: layouts of masks, sizes and values that often fail."""
+"""Inputs derived from a model's contract alone: layouts of masks, sizes and values that often fail.
+
+Sizes are the smallest, usual and largest of each dim, 1, primes, and those around a window. Values are usual ones, and
+extreme ones at which softmax saturates, gets equal scores, or gets only zeros.
+"""
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from attnport.artifacts import IOContract
-from attnport.cases import sizes as plans
-from attnport.cases.extremes import EXTREMES, extreme_feeds
 from attnport.cases.mask_cases import NO_PADDING, keep_of, keys_dim, layouts_of, mask_value
-from attnport.cases.sizes import batch_dim as batch_dim
-from attnport.dims import TensorSpec
+from attnport.dims import Dim, TensorSpec
 from attnport.example_values import continued
-from attnport.masks.numpy_builders import numpy_dtype
+from attnport.masks.numpy_builders import HIDDEN, numpy_dtype
+from attnport.parities import LARGE_VALUES
 from attnport_bundle.feeds import check_feeds
 
+# Small, so that an evaluator that computes in half precision without hardware for it also finishes.
+BATCH, LENGTH = 4, 32
+_PRIMES = (37, 41, 43, 47, 31, 29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
+
+_POSITIONS = 2048
+"""The most positions of an item in usual cases: attention may be over all of those of a picture, or of a video."""
+
+LONGEST = 2048
+_BATCH_ELEMENTS = 1 << 21
+"""The input elements of the largest batch that is tried, about: 14 images of 224 by 224."""
+
+Sizes = dict[str, int]
+
+
+def largest_size(io: IOContract, dim: Dim) -> int:
+    """The largest size of a dim that is tried: its own, or 2048 (or twice its usual size) where it goes further.
+
+    The scores of a longer sequence, in float64, fill any memory. What counts large items, as the first axis does, is
+    tried up to fewer of them: the sixtieth image shows nothing that the tenth does not, and takes minutes.
+    """
+    size = min(dim.max, dim.at_least(max(LONGEST, 2 * dim.opt)))
+    if any(dim.name in spec.dims[1:] for spec in io.inputs):
+        return size
+    one = {each.name: each.at_least(2) for each in io.dims} | {dim.name: 1}
+    item = sum(math.prod(spec.shape(one)) for spec in io.inputs)
+    return min(size, dim.at_least(max(BATCH, _BATCH_ELEMENTS // max(item, 1))))
+
+
+def untried(io: IOContract) -> list[str]:
+    """What a report says of the dims that go further than they are tried."""
+    tried = {dim: largest_size(io, dim) for dim in io.dims}
+    return [
+        f"{dim.name} was tried up to {size}, and goes to {dim.max}" for dim, size in tried.items() if size < dim.max
+    ]
+
+
+def batch_dim(io: IOContract) -> str | None:
+    """The dim that counts batch items; None if only lengths are dynamic."""
+    names = {dim for spec in io.inputs for dim in spec.dims if isinstance(dim, str)}
+    specs = {spec.name: spec for spec in io.inputs}
+    firsts = [specs[str(mask.input)].dims[0] for mask in io.padding_masks()]
+    firsts += [spec.dims[0] for spec in io.inputs if len(spec.dims) > 1]
+    first = next((dim for dim in firsts if isinstance(dim, str)), None)
+    # The single dynamic dim of a model (tokens x channels) is a length, so that it is also tried at its largest.
+    return first if len(names) > 1 or io.padding_masks() else None
+
+
+def usual_sizes(io: IOContract, batch: int = BATCH) -> Sizes:
+    """A small batch of usual lengths, at most `LENGTH`."""
+    return _fewer_positions(io, _sizes(io, batch, lambda dim: min(dim.opt, LENGTH)))
+
+
+def shortest_sizes(io: IOContract) -> Sizes:
+    """Two items of the smallest lengths."""
+    return _sizes(io, 2, lambda dim: dim.min)
+
+
+def longest_sizes(io: IOContract) -> Sizes:
+    """One item of the largest lengths that are tried: with a large model it takes longer than all other cases."""
+    return _sizes(io, 1, lambda dim: dim.max)
+
+
+def least_sizes(io: IOContract) -> Sizes:
+    """Every dim at its smallest size."""
+    return {dim.name: dim.min for dim in io.dims}
+
+
+def opt_sizes(io: IOContract) -> Sizes:
+    """Lengths at their opt size, in at most as many positions as `longest` has, at most the batch's opt size."""
+    counted = batch_dim(io)
+    lengths = [dim for dim in io.dims if dim.name != counted]
+    share = min((largest_size(io, dim) // dim.opt for dim in lengths), default=BATCH)
+    batch = next((dim.opt for dim in io.dims if dim.name == counted), 1)
+    return _sizes(io, max(1, min(batch, share)), lambda dim: dim.opt)
+
+
+def largest_batch_sizes(io: IOContract) -> Sizes:
+    """The largest batch, of lengths just above the smallest."""
+    return _sizes(io, max(dim.max for dim in io.dims), lambda dim: dim.min + 3 * dim.step)
+
+
+def one_least(io: IOContract) -> dict[str, Sizes]:
+    """By dim, usual sizes with only that length at its smallest; empty if there are fewer than two lengths.
+
+    With a key/value cache these are decoding (one new token and many cached ones) and prefill, and in cross attention a
+    memory of one position.
+    """
+    lengths = [dim for dim in io.dims if dim.name != batch_dim(io)]
+    return {dim.name: {**usual_sizes(io, 2), dim.name: dim.min} for dim in lengths} if len(lengths) > 1 else {}
+
+
+def prime_sizes(io: IOContract) -> Sizes:
+    """A prime for every dim, different for each length; a range without a prime has its smallest size above 0.
+
+    With a step, it is the next multiple of the step.
+    """
+    left = list(_PRIMES)
+    sizes = {}
+    for dim in io.dims:
+        wanted = [3, *left] if dim.name == batch_dim(io) else left
+        prime = next((prime for prime in wanted if dim.min <= prime <= largest_size(io, dim)), max(dim.min, 1))
+        sizes[dim.name] = dim.at_least(prime)
+        if dim.name != batch_dim(io) and len(left) > 1:
+            # With a step, other primes may be the same size.
+            left = [other for other in left if dim.at_least(other) != sizes[dim.name]] or left
+    return _fewer_positions(io, sizes)
+
+
+def _fewer_positions(io: IOContract, sizes: Sizes) -> Sizes:
+    """The sizes, the longest lengths two less as often as it takes for no input to have too many positions."""
+    masks, counted = {mask.input for mask in io.masks}, batch_dim(io)
+    lengths = {dim.name: dim for dim in io.dims if dim.name != counted}
+
+    def positions() -> int:
+        own = [{dim for dim in spec.dims if dim in lengths} for spec in io.inputs if spec.name not in masks]
+        return max((math.prod(sizes[str(dim)] for dim in dims) for dims in own), default=0)
+
+    sizes = dict(sizes)
+    while positions() > _POSITIONS:
+        shorter = {name: dim.at_least(max(sizes[name] - 2 * dim.step, 2)) for name, dim in lengths.items()}
+        longest = max(lengths, key=lambda name: (shorter[name] < sizes[name], sizes[name]))
+        if shorter[longest] >= sizes[longest]:
+            break
+        sizes[longest] = shorter[longest]
+    return sizes
+
+
+def around_windows(io: IOContract) -> dict[int, Sizes]:
+    """By length, the allowed sizes around the widths of windows, which show a window that is off by one."""
+    widths = dict.fromkeys(mask.window for mask in io.masks if mask.window)
+    wanted = dict.fromkeys(length for w in widths for length in (w - 1, w, w + 1, 2 * w) if length > 0)
+    lengths = [dim for dim in io.dims if dim.name != batch_dim(io)]
+    allowed = [
+        length for length in wanted if any(dim.takes(length) and length <= largest_size(io, dim) for dim in lengths)
+    ]
+    return {length: _sizes(io, 2, _always(length)) for length in allowed}
+
+
+def _always(length: int) -> Callable[[Dim], int]:
+    return lambda dim: length
+
+
+def _sizes(io: IOContract, batch: int, length: Callable[[Dim], int]) -> Sizes:
+    counted = batch_dim(io)
+    wanted = {dim.name: batch if dim.name == counted else length(dim) for dim in io.dims}
+    return {dim.name: dim.at_least(min(wanted[dim.name], largest_size(io, dim))) for dim in io.dims}
+
+
 Array = np.ndarray[Any, Any]
+
+ZEROS, EQUAL_ROWS = "zeros", "equal rows"
+EXTREMES = {LARGE_VALUES: "right padding", ZEROS: "no padding", EQUAL_ROWS: "no padding"}
+"""The layout of padding for each: large values are also tried in padding."""
+
+LARGE = 32.0
+"""The factor of large values. With usual weights, scores then reach thousands, so that softmax is all or nothing, but
+stay within the range of half precision."""
+
+
+def extreme_feeds(io: IOContract, feeds: Mapping[str, Array], kind: str, batch: str | None) -> dict[str, Array]:
+    """The feeds with extreme values in inputs that are not masks or examples, and in the finite part of biases.
+
+    Args:
+        io: The contract.
+        feeds: An array for every input; integers below `TensorSpec.high`.
+        kind: One of `EXTREMES`. `large values` are floats 32 times as large, and integers that are the smallest or the
+            largest allowed; with `equal rows`, each position of an item occurs at least twice, so that scores tie.
+        batch: The dim that counts items; with `equal rows`, items still differ.
+    """
+    masks = {mask.input: mask for mask in io.masks if mask.input}
+    extreme = {}
+    for spec in io.inputs:
+        array = feeds[spec.name]
+        if spec.name in masks:
+            extreme[spec.name] = _larger(array) if kind == LARGE_VALUES and "bias" in masks[spec.name].kinds else array
+        elif spec.name in io.examples:
+            extreme[spec.name] = array
+        elif kind == ZEROS:
+            extreme[spec.name] = np.zeros_like(array)
+        elif kind == EQUAL_ROWS:
+            extreme[spec.name] = _repeating(array, spec, batch)
+        elif spec.dtype.startswith("int"):
+            extreme[spec.name] = np.where(array % 2 == 1, (spec.high or 2) - 1, 0).astype(array.dtype)
+        else:
+            extreme[spec.name] = _larger(array)
+    return extreme
+
+
+def _repeating(array: Array, spec: TensorSpec, batch: str | None) -> Array:
+    """Repeats positions: in the first item, the first half twice, in the second, a quarter four times, and so on.
+
+    Positions are never all equal: their rounding errors would be equal too, so that the RMS error would not be a mean,
+    and a layer that subtracts the mean would leave only rounding errors. (The case `zeros` has equal rows if the model
+    does not use positions.)
+    """
+    axis = spec.dims.index(batch) if batch in spec.dims else None
+    items = [array] if axis is None else np.split(array, array.shape[axis], axis)
+    for item, part in enumerate(items):
+        for along, dim in enumerate(spec.dims):
+            if isinstance(dim, str) and dim != batch:
+                size = part.shape[along]
+                part = part.take(np.arange(size) % max(2, size >> (item + 1)), along)
+        items[item] = part
+    return items[0] if axis is None else np.concatenate(items, axis)
+
+
+def _larger(array: Array) -> Array:
+    """Finite numbers times `LARGE`; integers, booleans and values that hide a key are unchanged."""
+    if array.dtype.kind in "bi":
+        return array
+    wide = array.astype(np.float64)
+    return np.where(wide > HIDDEN, wide * LARGE, wide).astype(array.dtype)
 
 
 @dataclass(frozen=True)
@@ -52,17 +266,17 @@ def cases(io: IOContract, seed: int = 0) -> list[Case]:
         all_cases.append(case(io, name, group, random_feeds(io, sizes, layout, rng)))
     for name, layout in EXTREMES.items():
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        usual = random_feeds(io, plans.usual(io), layout, rng)
+        usual = random_feeds(io, usual_sizes(io), layout, rng)
         feeds = extreme_feeds(io, usual, name, batch_dim(io))
         if any((feeds[key] != array).any() for key, array in usual.items()):
             all_cases.append(case(io, name, "extremes", feeds))
     return all_cases
 
 
-def _plans(io: IOContract) -> Iterator[tuple[str, str, plans.Sizes, str]]:
+def _plans(io: IOContract) -> Iterator[tuple[str, str, Sizes, str]]:
     """Name, group, sizes and layout of each case with usual values, without duplicates."""
     carried = [mask for mask in io.masks if mask.input]
-    usual, shortest = plans.usual(io), plans.shortest(io)
+    usual, shortest = usual_sizes(io), shortest_sizes(io)
     for layout in dict.fromkeys(layout for mask in carried for layout in layouts_of(mask)):
         yield layout, "masks", usual, layout
     if not carried:
@@ -70,18 +284,18 @@ def _plans(io: IOContract) -> Iterator[tuple[str, str, plans.Sizes, str]]:
     ones = all(size == 1 for name, size in shortest.items() if name != batch_dim(io))
     sized = {
         "sequence 1" if ones else "shortest": (shortest, NO_PADDING),
-        "longest": (plans.longest(io), "interior padding"),
-        "primes": (plans.primes(io), "right padding"),
+        "longest": (longest_sizes(io), "interior padding"),
+        "primes": (prime_sizes(io), "right padding"),
     }
     if batch_dim(io):
-        sized["one item"] = plans.usual(io, 1), NO_PADDING
-    sized |= {f"length {length}": (sizes, NO_PADDING) for length, sizes in plans.around_windows(io).items()}
+        sized["one item"] = usual_sizes(io, 1), NO_PADDING
+    sized |= {f"length {length}": (sizes, NO_PADDING) for length, sizes in around_windows(io).items()}
     yield from ((name, "sizes", sizes, layout) for name, (sizes, layout) in sized.items())
     used = [usual, *(sizes for sizes, _ in sized.values())]
-    further = {"all at their least": (plans.least(io), NO_PADDING), "opt sizes": (plans.opt(io), "right padding")}
+    further = {"all at their least": (least_sizes(io), NO_PADDING), "opt sizes": (opt_sizes(io), "right padding")}
     if batch_dim(io):
-        further["largest batch"] = plans.largest_batch(io), "right padding"
-    further |= {f"{dim} at its least": (sizes, "right padding") for dim, sizes in plans.one_least(io).items()}
+        further["largest batch"] = largest_batch_sizes(io), "right padding"
+    further |= {f"{dim} at its least": (sizes, "right padding") for dim, sizes in one_least(io).items()}
     for name, (sizes, layout) in further.items():
         if sizes not in used:
             used.append(sizes)

@@ -203,8 +203,7 @@ def _dim(dim: int | ir.SymbolicDim) -> str:
 
 def _attentions(model: ir.Model, masks: Collection[MaskSpec]) -> list[GraphAttention]:
     """Every attention operator, and every softmax whose result reaches a matrix product, recognised or not."""
-    from attnport.exporter.fusion.attention import Context, NotRecognised
-    from attnport.exporter.fusion.recognise import rule_modules
+    from attnport.exporter.fusion.recognise import Context, NotRecognised, rule_modules
 
     rules, context = {rule.OP_TYPE: rule for rule in rule_modules()}, Context(tuple(masks))
     attentions = []

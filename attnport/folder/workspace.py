@@ -1,6 +1,11 @@
-"""The artifact folder as the verbs see it: opened, checked, changed all at once, and stages that need not run again.
+"""The artifact folder as the verbs see it: opened, checked, changed all at once; its stages, its files, its verdicts.
 
-`create` makes an artifact, `change` changes one, and `stage` is a change that is left out if it was made before.
+`create` makes an artifact, `change` changes one, and `stage` is a change that is left out if it was made before. A key
+such as `openvino.bf16` names a runtime and a precision; which file it opens is found here.
+
+A verdict of `parity.json` stands on what it was computed from. A row goes when the file that it judged is another, or
+the model, and not because another row was computed. It is no answer to what `check` is asked if its cases were others,
+or the runtime or the machine is not the same any more; then it stays until its runtime is checked again.
 """
 
 from __future__ import annotations
@@ -9,24 +14,46 @@ import dataclasses
 import datetime
 import errno
 import functools
+import hashlib
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attnport_bundle
-from attnport.artifacts import FORMAT, MANIFEST, Manifest, ModelSpec, Stage
-from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
-from attnport.folder.machine import versions
+from attnport.artifacts import (
+    CASTS,
+    FORMAT,
+    INTEGERS,
+    MANIFEST,
+    PLANS,
+    Capabilities,
+    Form,
+    Manifest,
+    ModelSpec,
+    ParityReport,
+    RuntimeParity,
+    Session,
+    Stage,
+    Verdict,
+)
+from attnport.errors import ArtifactError, IntegrityError, SpecError, UnavailableError, UsageError
+from attnport.folder.machine import machine, versions
 from attnport.folder.portable import as_command
 from attnport.folder.refusals import as_usage_error
 from attnport.jsonfile import digest_file, digest_text, read, to_json
 from attnport.module_path import ROOT
-from attnport.sources.digests import changes
+from attnport.parities import FILE, overall
+from attnport.runtimes import base
+from attnport.runtimes.base import Key, Opening, Runtime
+from attnport.sources.digests import TOOLCHAIN, changes
 from attnport.sources.program import Stored, note
 from attnport.transaction import OWN, Transaction, settle, transaction
 from attnport.version import __version__
+from attnport_bundle.format.manifest import MANIFEST as BUNDLE_MANIFEST
 
 T = TypeVar("T")
 _MOST_CHANGES = 4
@@ -345,3 +372,356 @@ def read_report(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T
         return None
     check_files(folder, manifest, name)
     return read(kind, folder / name)
+
+
+WEIGHTS = "weights.bin"
+_JUDGES = ("torch_eager", "torch_eager_cuda", "onnx_reference", "ort_cpu")
+"""The runtimes that make the reference and the bound, or run a form in place of its target's."""
+_TUNE = "tune"
+"""Names the form that it chose among its files, and makes none itself."""
+
+
+def read_parity(folder: Path, manifest: Manifest, file: str = FILE) -> ParityReport | None:
+    """The parity report of a folder, as far as it is still true of it; None if there is none.
+
+    A row whose form, engine or model is not what was judged becomes NOT_RUN, with the reason; those of forms that are
+    no longer there go. A form in integers has the verdict of its metric.
+
+    Args:
+        file: The report's name; that of one precision plan has another.
+
+    Raises:
+        IntegrityError, ArtifactError: as `read_report`.
+    """
+    report = read_report(ParityReport, folder, manifest, file)
+    if report is None:
+        return None
+    forms = {name: _now(manifest, name, row, form=True) for name, row in report.forms.items() if name in manifest.forms}
+    runtimes = {
+        name: _now(manifest, name, row, form=False)
+        for name, row in report.runtimes.items()
+        if files_of(manifest, name, row.plan, form=False) or not (row.basis and row.basis.files)
+    }
+    for key, each in manifest.forms.items():
+        if each.integers and file == FILE:
+            names = [f"{one.name}.{each.plan}" for one in _openers(each.target) if one.form == one.name]
+            forms = {**forms, **_judged(forms, [key], each)}
+            runtimes = {**runtimes, **_judged(runtimes, names, each)}
+    verdict = overall(runtimes, forms)
+    return dataclasses.replace(report, verdict=verdict, runtimes=runtimes, forms=forms)
+
+
+def by_metric(form: Form) -> RuntimeParity:
+    """The verdict on a form in integers, which has no twin in PyTorch: that of its metric, when it was written."""
+    assert form.integers is not None
+    verdict: Verdict = "PASS" if form.integers.drop <= form.integers.max_drop else "FAIL"
+    return RuntimeParity(verdict, f"judged by its metric: {form.integers}", form.plan)
+
+
+def _judged(rows: Mapping[str, RuntimeParity], names: Sequence[str], form: Form) -> dict[str, RuntimeParity]:
+    """Rows for a form in integers, where its own verdict is not among them."""
+    return {name: by_metric(form) for name in names if name not in rows or rows[name].kind == "changed"}
+
+
+def _now(manifest: Manifest, name: str, row: RuntimeParity, *, form: bool) -> RuntimeParity:
+    if is_current(manifest, name, row, form=form):
+        return row
+    return RuntimeParity("NOT_RUN", "it was made again after parity was checked", row.plan, kind="changed")
+
+
+def is_current(manifest: Manifest, name: str, row: RuntimeParity, *, form: bool) -> bool:
+    """Whether a row judged what the folder now holds.
+
+    Args:
+        name: The row's name in the report.
+        form: Whether it is the row of a form, and not of a runtime.
+    """
+    if row.basis is None:  # of a report that did not record it
+        made = manifest.stages["check"].made if "check" in manifest.stages else ""
+        return made >= _made_last(manifest, files_of(manifest, name, row.plan, form=form))
+    return row.basis.model == model_digest(manifest, name, row.plan, form=form)
+
+
+def _made_last(manifest: Manifest, files: Mapping[str, str]) -> str:
+    makers = [stage for name, stage in manifest.stages.items() if name != _TUNE and files.keys() & set(stage.files)]
+    return max((stage.made for stage in makers), default="")
+
+
+def model_digest(manifest: Manifest, name: str, plan: str, *, form: bool = False) -> str:
+    """A digest of the model and of the files that the row called `name` is of."""
+    contract = [asdict(manifest.source), asdict(manifest.io)]
+    files = files_of(manifest, name, plan, form=form)
+    return digest_text(json.dumps([contract, files], sort_keys=True, default=str))
+
+
+def files_of(manifest: Manifest, name: str, plan: str, *, form: bool = False) -> dict[str, str]:
+    """The files that the row called `name` is of, with their digests; none for a runtime that has nothing to open, or
+    that runs the module itself."""
+    if form:
+        return _with_weights(manifest, manifest.forms[name].file) if name in manifest.forms else {}
+    key = base.Key.parse(name)
+    runtime, rest = key.runtime, key.precision
+    if runtime not in base.names():
+        return {}
+    kind = base.get(runtime)
+    if kind.opens == "engine" or (kind.opens == "bundle" and rest in manifest.engines):
+        engines = {
+            key: one.file for key, one in manifest.engines.items() if kind.opens == "bundle" or one.target == runtime
+        }
+        file = engines.get(rest) or (next(iter(engines.values())) if len(engines) == 1 and not rest else None)
+        return {file: manifest.files[file]} if file else {}
+    if kind.opens == "bundle":
+        return files_of(manifest, rest, plan, form=True)
+    if kind.opens == "module":
+        return {}
+    if not kind.form:
+        return _with_weights(manifest, MODEL)
+    file = next((one.file for one in manifest.forms.values() if (one.target, one.plan) == (kind.form, plan)), None)
+    return _with_weights(manifest, file) if file else {}
+
+
+def _with_weights(manifest: Manifest, file: str) -> dict[str, str]:
+    names = (file, str(Path(file).with_suffix(".bin")), WEIGHTS)
+    return {name: manifest.files[name] for name in names if name in manifest.files}
+
+
+def runtime_digest(manifest: Manifest, name: str, *, form: bool = False) -> str:
+    """A digest of the machine and of the packages that compute and judge the row called `name`; for a runtime also of
+    which forms and engines it can choose from, as a new one adds a row."""
+    here = machine()
+    if form:
+        target = manifest.forms[name].target
+        used, choice = [one.name for one in _openers(target)], list[str]()
+    else:
+        used = [base.Key.parse(name).runtime]
+        target = base.get(used[0]).form or used[0]
+        choice = [key for key, form in manifest.forms.items() if form.target == target]
+        choice += [key for key, engine in manifest.engines.items() if engine.target == target]
+    packages = toolchain(*TOOLCHAIN, "tokenizers", *base.distributions([*used, *_JUDGES]))
+    return digest_text(
+        packages, json.dumps([here.cpu, here.features, here.gpus, here.cuda, sorted(choice)], default=str)
+    )
+
+
+def _openers(target: str) -> Iterator[base.Runtime]:
+    """The runtimes that open the forms of a target."""
+    return (one for one in map(base.get, base.names()) if one.form == target)
+
+
+def rows_of(report: ParityReport, *keys: base.Key) -> dict[str, RuntimeParity]:
+    """The rows of runtimes, each with all of its precisions unless one is named."""
+    return {name: row for name, row in report.runtimes.items() if any(key.covers(name, row.plan) for key in keys)}
+
+
+MODEL = "model.onnx"
+MODEL_SUFFIXES = (".onnx", ".bin", ".engine")
+
+
+def model_openings(
+    runtime: Runtime,
+    folder: Path,
+    manifest: Manifest,
+    plans: Sequence[str],
+    threads: int | None,
+    bundle: Path | None = None,
+    *,
+    usual: str = "fp32",
+) -> dict[str, Opening]:
+    """What a runtime that opens files has to run here.
+
+    Args:
+        plans: The precision plans that its probe found; forms of others are left out.
+        bundle: The bundle that was made of this folder, for the runtime that opens bundles.
+        usual: The precision plan that a name does not tell.
+
+    Returns:
+        By the name that reports use: the runtime's own, with the plan behind it for other plans than `usual`, and with
+        the engine's key where there are several; of a bundle, with the name of each of its forms. Empty when the
+        folder holds nothing for it, see `why_none`.
+
+    Raises:
+        BundleError, IntegrityError: `bundle` is no bundle.
+    """
+    if runtime.opens == "bundle":
+        return {} if bundle is None else _bundle_openings(runtime, bundle, manifest, threads)
+    if runtime.opens == "engine":
+        records = {key: record for key, record in manifest.engines.items() if record.target == runtime.name}
+        return {
+            runtime.name if len(records) == 1 else f"{runtime.name}.{key}": Opening(
+                manifest.io, plan=record.plan, model=folder / record.file, engine=record, threads=threads
+            )
+            for key, record in records.items()
+        }
+    if not runtime.form:
+        return {runtime.name: Opening(manifest.io, model=folder / MODEL, threads=threads)}
+    return {
+        name_of(runtime.name, form.plan, usual): Opening(
+            manifest.io, plan=form.plan, model=folder / form.file, threads=threads
+        )
+        for form in manifest.forms.values()
+        if form.target == runtime.form and form.plan in (plans or ("fp32",))
+    }
+
+
+def name_of(runtime: str, plan: str, usual: str = "fp32") -> str:
+    """The name that reports use for a runtime with the form of a precision plan."""
+    return runtime if plan == usual else f"{runtime}.{plan}"
+
+
+def model_files(manifest: Manifest) -> list[str]:
+    """What a check or a measurement reads of a folder: models, weights, engines, the tokenizer; no reports."""
+    named = (name for name in manifest.files if Path(name).suffix in MODEL_SUFFIXES or name == manifest.tokenizer)
+    return list(dict.fromkeys((MODEL, *named)))
+
+
+def stage_of(stage: str, file: str, plan: str | None) -> tuple[str, str]:
+    """A verb's stage and report; those of one precision plan alone, such as `check:fp16` and `parity.fp16.json`.
+
+    Raises:
+        UsageError: there is no such plan.
+    """
+    if plan is None:
+        return stage, file
+    if plan not in CASTS:
+        raise UsageError(f"--precision {plan!r}: expected one of {', '.join(CASTS)}.")
+    return f"{stage}:{plan}", str(Path(file).with_suffix(f".{plan}.json"))
+
+
+def of_plan(manifest: Manifest, plan: str) -> Manifest:
+    """The manifest with forms, engines and files of one precision plan, and what belongs to no plan."""
+    forms = {form.file for form in manifest.forms.values() if form.plan != plan}
+    engines = {record.file for record in manifest.engines.values() if record.plan != plan}
+    other = {Path(file).with_suffix("").as_posix() for file in forms | engines}
+    return dataclasses.replace(
+        manifest,
+        forms={key: form for key, form in manifest.forms.items() if form.plan == plan},
+        engines={key: record for key, record in manifest.engines.items() if record.plan == plan},
+        files={
+            name: digest
+            for name, digest in manifest.files.items()
+            if Path(name).with_suffix("").as_posix() not in other
+        },
+    )
+
+
+def openings_at(
+    plan: str, runtime: Runtime, folder: Path, manifest: Manifest, threads: int | None, bundle: Path | None
+) -> dict[str, Opening]:
+    """As `model_openings`, of one precision plan, which the names do not tell."""
+    found = model_openings(runtime, folder, manifest, (plan,), threads, bundle, usual=plan)
+    return {name: opening for name, opening in found.items() if opening.plan == plan}
+
+
+def not_in(found: Capabilities, plan: str) -> str:
+    """Why a runtime that is there cannot be asked for a precision plan; "" where it can."""
+    return "" if plan in found.plans else f"it computes in {', '.join(found.plans)} here, not in {plan}"
+
+
+def of_keys(manifest: Manifest, keys: Sequence[Key]) -> Manifest:
+    """The manifest without the forms and engines of runtimes that were named with another precision.
+
+    Raises:
+        UsageError: a precision is named of a runtime that runs the module.
+    """
+    for key in keys:
+        if key.precision and base.get(key.runtime).opens == "module":
+            raise UsageError(
+                f"--runtime {key}: {key.runtime} runs the module, in the precision of the whole command.",
+                hint=f"Give --runtime {key.runtime} --precision {key.precision}.",
+            )
+
+    def wanted(target: str, *names: str) -> bool:
+        told = {key.precision for key in keys if (base.get(key.runtime).form or key.runtime) == target}
+        return not told or "" in told or not told.isdisjoint(names)
+
+    forms = {name: form for name, form in manifest.forms.items() if wanted(form.target, form.plan)}
+    engines = {name: one for name, one in manifest.engines.items() if wanted(one.target, one.plan, name)}
+    return dataclasses.replace(manifest, forms=forms, engines=engines)
+
+
+def _bundle_openings(runtime: Runtime, bundle: Path, manifest: Manifest, threads: int | None) -> dict[str, Opening]:
+    from attnport_bundle.format.manifest import read
+
+    packed = read(bundle)
+    return {
+        f"{runtime.name}.{name}": Opening(
+            manifest.io, plan=form.plan, model=bundle.resolve(), threads=threads, form=name
+        )
+        for name, form in ((name, packed.forms[name]) for name in packed.order)
+    }
+
+
+def bundle_digest(bundle: Path | None) -> str:
+    """What tells a bundle from another; "" for none."""
+    held = bundle / BUNDLE_MANIFEST if bundle is not None else None
+    return digest_file(held) if held is not None and held.is_file() else str(bundle or "")
+
+
+def file_of(opening: Opening, folder: Path) -> str | None:
+    """The model of an opening as a worker is told it: relative to the artifact's folder where it lies in it."""
+    if opening.model is None:
+        return None
+    inside = opening.model.is_relative_to(folder)
+    return opening.model.relative_to(folder).as_posix() if inside else str(opening.model)
+
+
+def why_none(runtime: Runtime, plan: str | None = None) -> str:
+    """Why `model_openings` is empty, and the command that changes it, FOLDER being the artifact's."""
+    more = f" --precision {plan}" if plan else ""
+    if runtime.opens == "bundle":
+        return "no bundle was named; make one with: attnport bundle FOLDER -o APP, and name it with: --bundle APP"
+    if runtime.opens == "engine":
+        return f"no engine was built; make one with: attnport build FOLDER --target {runtime.name}{more}"
+    if not runtime.form:
+        return "it runs the model as exported, which is in fp32"
+    if plan in INTEGERS:
+        return f"there is no {plan} form for {runtime.form}; it may be made by: attnport tune FOLDER"
+    return f"there is no form for {runtime.form}; make it with: attnport fuse FOLDER --target {runtime.form}{more}"
+
+
+def graph_digest(folder: Path, manifest: Manifest, file: str) -> str:
+    """A digest of what a graph computes: equal for forms that differ in the names of their weights files alone."""
+    import onnx
+    from onnx.external_data_helper import uses_external_data
+
+    try:
+        model = onnx.load_model(folder / file, load_external_data=False)
+    except Exception:  # unreadable: opening it says so, and how
+        return digest_file(folder / file)
+    for tensor in model.graph.initializer:
+        if uses_external_data(tensor):
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = manifest.files.get(entry.value, entry.value)
+    return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+
+
+def opened(folder: Path, manifest: Manifest, name: str, threads: int | None = None) -> Session:
+    """A session of the folder's model in a runtime; of several forms, the first in its usual precision.
+
+    Args:
+        name: The runtime's, or that of a form in another precision as reports have it, such as `openvino.bf16`.
+
+    Raises:
+        UsageError: there is no such runtime.
+        UnavailableError: it is not available here, or the folder holds nothing for it.
+        IntegrityError: a file is not the one that was written.
+        SpecError: the runtime runs the module itself, which changed or cannot be loaded.
+    """
+    key = Key.parse(name)
+    own, plan = key.runtime, key.precision
+    runtime = base.get(own)
+    found = base.available(runtime)
+    if runtime.opens == "module":
+        return runtime.open(Opening(manifest.io, spec=load_spec(manifest), threads=threads))
+    openings = model_openings(runtime, folder, manifest, found.plans, threads)
+    opening = openings.get(str(key)) or (None if plan else next(iter(openings.values()), None))
+    if opening is None:
+        form = plan if plan in PLANS else None
+        why = (form and not_in(found, form)) or why_none(runtime, form)
+        there = f"; there is {', '.join(openings)}" if openings else ""
+        raise UnavailableError(f"{name} has nothing to open in {folder}: {why}{there}.")
+    check_files(folder, manifest, *(file for file in manifest.files if (folder / file).suffix in (".onnx", ".bin")))
+    if opening.model is not None:
+        check_files(folder, manifest, opening.model.relative_to(folder).as_posix())
+    return runtime.open(opening)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attnport.artifacts import PLANS, Candidate, Interval, LatencyReport, LatencyRow, ParityReport
-from attnport.folder.openings import name_of
+from attnport.folder.workspace import name_of
 from attnport.latency.statistics import ratio_interval
 from attnport.reporting.choice import Choice, Deployable
 from attnport.runtimes import base

@@ -15,8 +15,8 @@ from typing import Any
 
 from attnport.artifacts import LatencyReport, LatencyRow, Manifest, Ran
 from attnport.errors import AttnportError, IntegrityError, SpecError
-from attnport.folder.openings import file_of
 from attnport.folder.portable import portable
+from attnport.folder.workspace import file_of
 from attnport.latencies import Why
 from attnport.latency.gpu_state import gpu_state
 from attnport.latency.rows import Measured, drift, next_look, orders, precise, rows, settled

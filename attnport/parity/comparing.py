@@ -31,13 +31,11 @@ from attnport.artifacts import (
     Session,
 )
 from attnport.cases.choosing import of_all_tokens
-from attnport.cases.inputs import Array, Case, batch_dim, cases
-from attnport.cases.sizes import untried
+from attnport.cases.inputs import Array, Case, batch_dim, cases, untried
 from attnport.errors import ArtifactError, BundleError, IntegrityError, ParityFailed, UnavailableError, whole_cause
 from attnport.exporter.targets import base as lowerings
-from attnport.folder.openings import MODEL, graph_digest, model_openings, not_in, openings_at, why_none
 from attnport.folder.portable import portable
-from attnport.folder.verdicts import by_metric
+from attnport.folder.workspace import MODEL, by_metric, graph_digest, model_openings, not_in, openings_at, why_none
 from attnport.parity import bound as parity
 from attnport.parity.evaluate import (
     Means,

@@ -16,8 +16,7 @@ import numpy as np
 from attnport.artifacts import IOContract, Ran, Session
 from attnport.budget import Budget
 from attnport.cases.choosing import DECODING, in_steps, of_all_tokens
-from attnport.cases.inputs import Array, Case, full_case, validity
-from attnport.cases.sizes import batch_dim
+from attnport.cases.inputs import Array, Case, batch_dim, full_case, validity
 from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, SpecError, whole_cause
 from attnport.parity.invariance import IN_A_BATCH, Spreads, Variant, follows, tells_items, variants

@@ -39,8 +39,7 @@ from attnport.exporter import storage
 from attnport.exporter.precision import integers
 from attnport.exporter.precision.parts import add_largest, parts_of, scope_of
 from attnport.exporter.targets.base import Lowering
-from attnport.folder.openings import MODEL
-from attnport.folder.workspace import load_spec
+from attnport.folder.workspace import MODEL, load_spec
 from attnport.parity import bound as parity
 from attnport.parity.comparing import TYPED_EVALUATOR, Eager
 from attnport.parity.evaluate import Progress, References, make_references

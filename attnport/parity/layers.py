@@ -41,9 +41,8 @@ from attnport.errors import ArtifactError, AttnportError, UnavailableError
 from attnport.exporter import storage
 from attnport.exporter.probing import Tensor, before, mark, tensors
 from attnport.folder.loading import reload
-from attnport.folder.openings import model_openings
 from attnport.folder.portable import portable
-from attnport.folder.workspace import change, fresh, read_report
+from attnport.folder.workspace import change, fresh, model_openings, read_report
 from attnport.jsonfile import digest_text, to_json
 from attnport.parities import FILE as PARITY
 from attnport.parities import Finding

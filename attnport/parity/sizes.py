@@ -13,8 +13,7 @@ import numpy as np
 
 from attnport.artifacts import CaseResult, IOContract, Session
 from attnport.budget import Budget
-from attnport.cases.inputs import Case, full_case
-from attnport.cases.sizes import batch_dim, largest
+from attnport.cases.inputs import Case, batch_dim, full_case, largest_size
 from attnport.dims import distinct_sizes
 from attnport.errors import AttnportError, ExportError, UsageError
 from attnport.parity.bound import NO_ROUNDING, Errors, Yardstick, floor, judge, measure_all, within_rounding, worse
@@ -55,7 +54,7 @@ def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str |
     plans.append((None, start))
     plans += [(dim.name, {**start, dim.name: size}) for dim in io.dims for size in (dim.min, primes[dim.name])]
     # These change several dims, so they come after those that change only one and therefore name the right dim.
-    plans += [(dim.name, {**small, dim.name: largest(io, dim)}) for dim in io.dims]
+    plans += [(dim.name, {**small, dim.name: largest_size(io, dim)}) for dim in io.dims]
     plans.append((None, primes))  # last, as it does not show which dim froze
     unique: dict[tuple[tuple[str, int], ...], tuple[str | Guard | None, Mapping[str, int]]] = {}
     for tried, sizes in plans:

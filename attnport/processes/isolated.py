@@ -50,7 +50,7 @@ from attnport.errors import (
     UsageError,
 )
 from attnport.folder.machine import machine, versions
-from attnport.folder.openings import file_of
+from attnport.folder.workspace import file_of
 from attnport.jsonfile import digest_file, digest_text, from_json, to_json
 from attnport.module_path import child_command, child_environment
 from attnport.processes.worker import MAX_FRAME_BYTES, load_outputs, read_frame, save_feeds, write_frame

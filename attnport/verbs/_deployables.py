@@ -11,9 +11,7 @@ from typing import TypeVar
 from attnport.artifacts import LatencyReport, Manifest, ParityReport, TuneReport
 from attnport.bundling.write import choose_backends, judge
 from attnport.errors import ArtifactError, AttnportError
-from attnport.folder.openings import name_of
-from attnport.folder.verdicts import model_digest, read_parity
-from attnport.folder.workspace import read_report
+from attnport.folder.workspace import model_digest, name_of, read_parity, read_report
 from attnport.latency.choice import choose
 from attnport.reporting.choice import Choice, Deployable
 from attnport_bundle.format.manifest import Manifest as BundleManifest

@@ -16,19 +16,23 @@ from attnport.cases.choosing import read_sentences
 from attnport.errors import UnavailableError
 from attnport.folder.loading import require
 from attnport.folder.machine import machine, versions
-from attnport.folder.openings import (
+from attnport.folder.workspace import (
     bundle_digest,
+    check_files,
+    check_source,
+    model_digest,
     model_files,
     model_openings,
     not_in,
     of_keys,
     of_plan,
+    open_folder,
     openings_at,
+    stage,
     stage_of,
+    toolchain,
     why_none,
 )
-from attnport.folder.verdicts import model_digest
-from attnport.folder.workspace import check_files, check_source, open_folder, stage, toolchain
 from attnport.jsonfile import digest_text, read
 from attnport.latencies import Why
 from attnport.latency.measuring import BASELINE, Effort, Measuring, Subject

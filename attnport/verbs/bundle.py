@@ -20,8 +20,7 @@ from attnport.bundling.verifying import check
 from attnport.bundling.write import FUSION, PARITY, RUNS, Backend, choose_backends, gate, judge, needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
 from attnport.exporter.targets import base as lowerings
-from attnport.folder.verdicts import read_parity
-from attnport.folder.workspace import check_files, load_spec, open_folder, toolchain
+from attnport.folder.workspace import check_files, load_spec, open_folder, read_parity, toolchain
 from attnport.jsonfile import digest_file, digest_text, to_json
 from attnport.options import Folder, Option, Progress, Tell
 from attnport.parity.golden import FILE as GOLDEN

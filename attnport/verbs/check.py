@@ -22,9 +22,24 @@ from attnport.errors import (
     UsageError,
 )
 from attnport.folder.loading import require
-from attnport.folder.openings import bundle_digest, model_files, not_in, of_keys, of_plan, stage_of
-from attnport.folder.verdicts import files_of, model_digest, read_parity, rows_of, runtime_digest
-from attnport.folder.workspace import change, check_files, check_source, load_spec, open_folder
+from attnport.folder.workspace import (
+    bundle_digest,
+    change,
+    check_files,
+    check_source,
+    files_of,
+    load_spec,
+    model_digest,
+    model_files,
+    not_in,
+    of_keys,
+    of_plan,
+    open_folder,
+    read_parity,
+    rows_of,
+    runtime_digest,
+    stage_of,
+)
 from attnport.jsonfile import digest_file, digest_text
 from attnport.latency.workloads import parse_grid
 from attnport.options import Folder, Note, Option, Progress, Seed, Text, Timeout, Trust

@@ -14,8 +14,7 @@ from attnport.artifacts import Manifest, Session
 from attnport.cases.choosing import read_feeds
 from attnport.decoders import decoder_of
 from attnport.errors import UnavailableError, UsageError
-from attnport.folder.openings import opened
-from attnport.folder.workspace import open_folder
+from attnport.folder.workspace import open_folder, opened
 from attnport.options import Note, Option, Progress
 from attnport.printed import Printed
 from attnport.reporting import document as doc

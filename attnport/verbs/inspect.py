@@ -14,8 +14,7 @@ from attnport.bundling.verifying import check
 from attnport.dims import values_of
 from attnport.errors import ArtifactError, IntegrityError
 from attnport.exporter.inspect_graph import GraphFacts, graph_facts
-from attnport.folder.verdicts import read_parity
-from attnport.folder.workspace import check_files, open_folder
+from attnport.folder.workspace import check_files, open_folder, read_parity
 from attnport.jsonfile import digest_file, read
 from attnport.options import Option
 from attnport.printed import Printed

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, TuneReport
 from attnport.errors import AttnportError
 from attnport.folder.machine import machine
-from attnport.folder.verdicts import read_parity
-from attnport.folder.workspace import check_files, load_spec, open_folder, read_report, stage
+from attnport.folder.workspace import check_files, load_spec, open_folder, read_parity, read_report, stage
 from attnport.jsonfile import digest_text
 from attnport.optional import require
 from attnport.options import Folder, Force, Option, Progress

@@ -15,8 +15,7 @@ from attnport.artifacts import FusionReport, LatencyReport, LatencyRow, Manifest
 from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed
 from attnport.folder.given import Given
 from attnport.folder.refusals import as_usage_error
-from attnport.folder.verdicts import read_parity
-from attnport.folder.workspace import open_folder, open_if_there, read_report
+from attnport.folder.workspace import open_folder, open_if_there, read_parity, read_report
 from attnport.options import (
     Force,
     Note,

@@ -34,8 +34,7 @@ from attnport.errors import UsageError
 from attnport.exporter.targets import base as lowerings
 from attnport.folder.loading import require
 from attnport.folder.machine import machine
-from attnport.folder.openings import name_of
-from attnport.folder.workspace import change, check_files, check_source, fresh, open_folder, toolchain
+from attnport.folder.workspace import change, check_files, check_source, fresh, name_of, open_folder, toolchain
 from attnport.jsonfile import digest_file, digest_text, read
 from attnport.latency.choice import NOT_RUN, REFUSED, rank
 from attnport.latency.measuring import BASELINE, Effort, Measuring

@@ -12,8 +12,7 @@ RUNTIMES = ("ort_cpu", "openvino")
 
 def _openings(model: Mapping[str, Any], threads: int | None) -> dict[str, tuple[Any, Any]]:
     """By name: the runtime, and what it opens."""
-    from attnport.folder.openings import model_openings
-    from attnport.folder.workspace import open_folder
+    from attnport.folder.workspace import model_openings, open_folder
     from attnport.runtimes import base
 
     folder = Path(model["ours"])
@@ -50,8 +49,8 @@ def decoder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) 
     import numpy as np
 
     from attnport.decoders import roles_in
-    from attnport.folder.openings import opened as form
     from attnport.folder.workspace import open_folder
+    from attnport.folder.workspace import opened as form
     from attnport_bundle.decoding.caches import Decoding, steps_of
 
     manifest = open_folder(Path(model["ours"]))
@@ -69,8 +68,6 @@ def imports() -> None:
     import onnx  # noqa: F401
     import onnxruntime  # noqa: F401
     import openvino  # noqa: F401
-
-    from attnport.folder import openings, workspace  # noqa: F401
 
 
 def opened(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[Any], Any]:

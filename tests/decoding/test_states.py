@@ -17,8 +17,7 @@ from attnport.cases.choosing import DECODING, cases_of, decoding_cases, few_batc
 from attnport.decoders import roles_in
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import FeedError, SpecError
-from attnport.folder.openings import opened
-from attnport.folder.workspace import open_folder
+from attnport.folder.workspace import open_folder, opened
 from attnport.masks import MaskSpec
 from attnport.verbs.check import check
 from attnport.verbs.export import export

@@ -17,8 +17,7 @@ from attnport.artifacts import Window
 from attnport.cases.choosing import PROMPT, decoding_cases, in_steps, stepped
 from attnport.decoders import roles_in
 from attnport.errors import AttnportError
-from attnport.folder.openings import opened
-from attnport.folder.workspace import open_folder
+from attnport.folder.workspace import open_folder, opened
 from attnport.sources.hf import decoding
 from attnport.sources.load import load
 from attnport.verbs.bundle import bundle

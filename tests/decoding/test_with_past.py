@@ -54,7 +54,7 @@ def test_a_cache_that_loses_a_token_is_found_by_the_steps_alone(tmp_path: Path) 
     folder = exported("llama", tmp_path)
     io = open_folder(folder).io
     (case, *_) = decoding_cases(io)
-    from attnport.folder.openings import opened
+    from attnport.folder.workspace import opened
 
     session = opened(folder, open_folder(folder), "ort_cpu")
     whole = session.run(case.feeds)
@@ -79,7 +79,7 @@ def test_a_cache_that_loses_a_token_is_found_by_the_steps_alone(tmp_path: Path) 
 def test_steps_are_checked_as_they_are_generated_by_the_runtime_that_keeps_the_caches(
     tmp_path: Path, runtime: str
 ) -> None:
-    from attnport.folder.openings import opened
+    from attnport.folder.workspace import opened
 
     folder = exported("llama", tmp_path)
     fuse(folder, targets=[runtime])

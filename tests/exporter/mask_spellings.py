@@ -7,8 +7,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from attnport.exporter.fusion.comparisons import I, J
-from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Read, Size, op
+from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, I, J, Read, Size, op
 from attnport.masks import MaskSpec
 
 B = Axis("b")

@@ -21,8 +21,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from attnport.contrib import CONTRIB
 from attnport.exporter.builder import Builder
 from attnport.exporter.contrib import group_query, multi_head
-from attnport.exporter.forms.masks import MaskWriter
-from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.forms.operands import MaskWriter
+from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.targets import base
 from attnport.exporter.targets.base import Lowered, Lowering, Written
 from attnport.exporter.targets.ort_cpu import LONG, LONG_MASKED

@@ -18,8 +18,7 @@ from attnport.exporter import storage
 from attnport.exporter.targets import base as lowerings
 from attnport.exporter.targets.base import Lowering
 from attnport.exporter.targets.ort_cpu import update_in_place
-from attnport.folder.openings import opened
-from attnport.folder.workspace import open_folder
+from attnport.folder.workspace import open_folder, opened
 from attnport.verbs.fuse import fuse
 from attnport_bundle.decoding.caches import Buffers, Decoding, steps_of
 from attnport_bundle.errors import FeedError

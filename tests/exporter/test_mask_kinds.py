@@ -43,8 +43,7 @@ from mask_spellings import (
     read,
 )  # fmt: skip
 
-from attnport.exporter.fusion.comparisons import CAUSAL, I, J, same
-from attnport.exporter.fusion.formula import ZERO, Const, Expr, Op, Size, conjuncts, op
+from attnport.exporter.fusion.formula import CAUSAL, ZERO, Const, Expr, I, J, Op, Size, conjuncts, op, same
 from attnport.exporter.fusion.kinds import plain, spec_of
 from attnport.masks import CARRIES, COMPUTED, KINDS, MaskSpec
 from attnport.masks.numpy_builders import build

@@ -12,8 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from written_graphs import written
 
 from attnport.artifacts import SourceAttention
-from attnport.exporter.fusion.attention import Recognised
-from attnport.exporter.fusion.recognise import Recognition, recognise, rule_modules
+from attnport.exporter.fusion.recognise import Recognised, Recognition, recognise, rule_modules
 from attnport.exporter.naming import SCOPES, module_of
 from attnport.exporter.targets import base
 from attnport.masks import MaskSpec

@@ -6,8 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from attnport.exporter.fusion.comparisons import linear, size_along, size_sum
-from attnport.exporter.fusion.formula import Axis, Const, Expr, Size
+from attnport.exporter.fusion.formula import Axis, Const, Expr, Size, linear, size_along, size_sum
 
 GRAPH = """
 <ir_version: 10, opset_import: ["": 23]>

@@ -13,8 +13,7 @@ from fake_distributions import install_distribution
 
 from attnport.artifacts import ParityReport
 from attnport.errors import UsageError
-from attnport.folder.verdicts import read_parity
-from attnport.folder.workspace import change, open_folder
+from attnport.folder.workspace import change, open_folder, read_parity
 from attnport.precisions import IntegerPlan, Score
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check

@@ -17,8 +17,7 @@ from attnport.artifacts import CASTS, Capabilities, EngineRecord, Form, Ran, Ses
 from attnport.cli import cli
 from attnport.dims import TensorSpec
 from attnport.errors import ParityFailed, UnavailableError, UsageError
-from attnport.folder.openings import not_in, of_plan, openings_at, why_none
-from attnport.folder.workspace import change, open_folder
+from attnport.folder.workspace import change, not_in, of_plan, open_folder, openings_at, why_none
 from attnport.latencies import Why
 from attnport.parity.comparing import Sliced
 from attnport.runtimes import base

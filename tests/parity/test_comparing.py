@@ -12,8 +12,7 @@ from attnport.artifacts import EngineRecord, Form, Ran
 from attnport.cases.choosing import text_cases
 from attnport.cases.inputs import Case, cases
 from attnport.errors import SpecError
-from attnport.folder.openings import graph_digest, model_openings, why_none
-from attnport.folder.workspace import open_folder
+from attnport.folder.workspace import graph_digest, model_openings, open_folder, why_none
 from attnport.parity.comparing import few_sentences
 from attnport.parity.evaluate import References, make_references, measure_session
 from attnport.runtimes import base

@@ -7,7 +7,7 @@ import pytest
 
 from attnport.artifacts import IOContract
 from attnport.cases import inputs
-from attnport.cases.extremes import EQUAL_ROWS, EXTREMES, LARGE, LARGE_VALUES, ZEROS
+from attnport.cases.inputs import EQUAL_ROWS, EXTREMES, LARGE, LARGE_VALUES, ZEROS
 from attnport.dims import Dim, TensorSpec
 from attnport.masks import MaskSpec
 

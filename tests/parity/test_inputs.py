@@ -5,8 +5,8 @@ import pytest
 
 from attnport.artifacts import IOContract
 from attnport.cases import inputs
+from attnport.cases.inputs import untried
 from attnport.cases.mask_cases import layouts_of
-from attnport.cases.sizes import untried
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import FeedError, UsageError
 from attnport.masks import CARRIES, KINDS, MaskSpec

@@ -13,8 +13,7 @@ from decoders import VOCABULARY, exported
 
 from attnport.cases.inputs import Case
 from attnport.errors import UsageError
-from attnport.folder.openings import opened
-from attnport.folder.workspace import open_folder
+from attnport.folder.workspace import open_folder, opened
 from attnport.parity.scoring import Perplexity
 
 pytest.importorskip("onnxruntime")

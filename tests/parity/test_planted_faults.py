@@ -9,7 +9,7 @@ import pytest
 
 from attnport.artifacts import IOContract
 from attnport.cases import inputs
-from attnport.cases.extremes import LARGE_VALUES
+from attnport.cases.inputs import LARGE_VALUES
 from attnport.dims import Dim, TensorSpec
 from attnport.masks import MaskSpec
 from attnport.parity import bound as parity

@@ -17,8 +17,7 @@ from click.testing import CliRunner
 from attnport import registry, runtimes
 from attnport.cli import cli
 from attnport.errors import FeedError, UnavailableError, UsageError
-from attnport.folder.openings import model_openings
-from attnport.folder.workspace import open_folder
+from attnport.folder.workspace import model_openings, open_folder
 from attnport.processes import isolated
 from attnport.processes.isolated import Died, IsolatedSession, Limits, probe
 from attnport.runtimes import base

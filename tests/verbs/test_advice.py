@@ -16,8 +16,7 @@ from test_check_bisect import SPEC
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.cli import cli
 from attnport.console.terminal import shown as as_text
-from attnport.folder.verdicts import read_parity
-from attnport.folder.workspace import change, open_folder
+from attnport.folder.workspace import change, open_folder, read_parity
 from attnport.jsonfile import read
 from attnport.latency.choice import ratio
 from attnport.reporting.choice import Choice, Deployable

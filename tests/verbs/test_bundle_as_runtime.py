@@ -14,8 +14,7 @@ from click.testing import CliRunner
 
 from attnport.cli import cli
 from attnport.errors import BundleError
-from attnport.folder.openings import bundle_digest
-from attnport.folder.workspace import change
+from attnport.folder.workspace import bundle_digest, change
 from attnport.parity.golden import write_golden
 from attnport.verbs.bench import bench
 from attnport.verbs.bundle import bundle

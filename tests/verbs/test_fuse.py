@@ -14,7 +14,7 @@ import pytest
 from attnport.artifacts import FusionTable
 from attnport.errors import ArtifactError, FusionMissing, IntegrityError, UnavailableError
 from attnport.exporter.fusion import rewrites
-from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.targets import base as lowerings
 from attnport.exporter.targets.base import BLOCKS, REAL_TOKENS, Written
 from attnport.folder.workspace import open_folder

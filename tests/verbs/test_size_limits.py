@@ -11,7 +11,7 @@ import pytest
 
 from attnport import budget
 from attnport.artifacts import IOContract
-from attnport.cases import sizes
+from attnport.cases.inputs import prime_sizes, usual_sizes
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import UsageError
 from attnport.exporter.capture import traced_sizes
@@ -99,15 +99,15 @@ def test_usual_cases_of_a_sequence_and_of_a_picture_have_the_sizes_they_had(
     inputs: tuple[TensorSpec, ...], dims: tuple[Dim, ...]
 ) -> None:
     io = IOContract(inputs, inputs, dims)
-    assert set(sizes.usual(io).values()) == {4, 32}
-    assert list(sizes.primes(io).values()) == [3, 37, 41][: len(dims)]
+    assert set(usual_sizes(io).values()) == {4, 32}
+    assert list(prime_sizes(io).values()) == [3, 37, 41][: len(dims)]
     assert set(traced_sizes(io).values()) <= {63, 511, 510}
 
 
 def test_a_video_has_fewer_positions_in_usual_cases_and_is_traced_at_sizes_that_fit() -> None:
     video = (TensorSpec("video", "float32", ("batch", "frames", "height", "width", 3)),)
     io = IOContract(video, video, (Dim("batch", 1, 8, 64), *(Dim(name, 1, 128, 512) for name in video[0].dims[1:4])))
-    for chosen in (sizes.usual(io), sizes.primes(io)):
+    for chosen in (usual_sizes(io), prime_sizes(io)):
         assert chosen["frames"] * chosen["height"] * chosen["width"] <= 2048
         assert min(chosen.values()) > 1
     assert np.prod(video[0].shape(traced_sizes(io))) <= 1 << 28

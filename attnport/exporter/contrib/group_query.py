@@ -35,12 +35,11 @@ from attnport.exporter.contrib.parts import (
     unsqueezed,
     write,
 )
-from attnport.exporter.forms.masks import MaskWriter
-from attnport.exporter.fusion.attention import Attention
-from attnport.exporter.fusion.comparisons import CAUSAL, ONE, linear, plus, size_sum
+from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.fusion.elements import element
-from attnport.exporter.fusion.formula import Axis
+from attnport.exporter.fusion.formula import CAUSAL, ONE, Axis, linear, plus, size_sum
 from attnport.exporter.fusion.mask import Factor
+from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
 from attnport.onnx_graph import known_size, rank_of
 

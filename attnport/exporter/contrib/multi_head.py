@@ -43,10 +43,10 @@ from attnport.exporter.contrib.parts import (
     unsqueezed,
     write,
 )
-from attnport.exporter.forms.masks import MaskWriter
-from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.fusion.formula import axes_of
 from attnport.exporter.fusion.mask import Mask
+from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
 from attnport.onnx_graph import array_of, dims_of, is_constant, known_size, made_by, perm_of, rank_of
 

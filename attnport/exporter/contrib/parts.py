@@ -12,13 +12,11 @@ import numpy as np
 
 from attnport.contrib import CONTRIB, SCHEMAS
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.forms.standard import can_hide
-from attnport.exporter.fusion.attention import Attention
-from attnport.exporter.fusion.comparisons import J
-from attnport.exporter.fusion.conditions import BATCH, length_of
-from attnport.exporter.fusion.formula import reads_of
+from attnport.exporter.fusion.formula import BATCH, J, length_of, reads_of
 from attnport.exporter.fusion.mask import Factor, Mask
+from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
 from attnport.onnx_graph import known_size, made_by, perm_of
 

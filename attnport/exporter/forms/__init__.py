@@ -1,2 +1,5 @@
-"""Forms of attention that several targets share. `canonical` brings q, k and v into one layout; `operands` and `masks`
-write what goes into a form; `standard`, `contrib` and `blocks` are forms."""
+"""Forms of attention that several targets share.
+
+`canonical` brings q, k and v into one layout; `operands` writes what goes into a form, the mask too; `standard` and
+`blocks` are forms.
+"""

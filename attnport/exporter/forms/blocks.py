@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.masks import MaskWriter
-from attnport.exporter.fusion.attention import Attention
-from attnport.exporter.fusion.conditions import Bound, bound
-from attnport.exporter.fusion.formula import axes_of
+from attnport.exporter.forms.operands import MaskWriter
+from attnport.exporter.fusion.formula import Bound, axes_of, bound
 from attnport.exporter.fusion.mask import Factor
+from attnport.exporter.fusion.recognise import Attention
 from attnport.onnx_graph import attributes_of, dims_of, known_size, made_by, perm_of
 
 if TYPE_CHECKING:

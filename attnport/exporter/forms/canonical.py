@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from attnport.exporter.builder import Builder, CannotLower
-from attnport.exporter.fusion.attention import Attention, Multiplier, Recognised
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op
-from attnport.exporter.fusion.indices import components
-from attnport.exporter.fusion.layout import DEPTH, KEY, ROW, Layout, Lead, Located, depth_first, is_canonical
+from attnport.exporter.fusion.indices import (
+    DEPTH,
+    KEY,
+    ROW,
+    Layout,
+    Lead,
+    Located,
+    components,
+    depth_first,
+    is_canonical,
+)
+from attnport.exporter.fusion.recognise import Attention, Multiplier, Recognised
 from attnport.onnx_graph import dims_of, known_size, scalar
 
 if TYPE_CHECKING:

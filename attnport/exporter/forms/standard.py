@@ -9,10 +9,8 @@ import numpy as np
 
 from attnport.exporter.builder import Builder, node_name
 from attnport.exporter.forms.blocks import Local, local, window_of
-from attnport.exporter.forms.masks import MaskWriter
-from attnport.exporter.forms.operands import key_of, operands, repeated, scaled, sink_bias
-from attnport.exporter.fusion.attention import Attention
-from attnport.exporter.fusion.scores import largest
+from attnport.exporter.forms.operands import MaskWriter, key_of, operands, repeated, scaled, sink_bias
+from attnport.exporter.fusion.recognise import Attention, largest
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -12,8 +12,22 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from attnport.exporter.fusion.comparisons import linear, size_sum, written
-from attnport.exporter.fusion.formula import ELEMENTWISE, TRUE, ZERO, Axis, Const, Expr, Op, Read, Size, is_bool, op
+from attnport.exporter.fusion.formula import (
+    ELEMENTWISE,
+    TRUE,
+    ZERO,
+    Axis,
+    Const,
+    Expr,
+    Op,
+    Read,
+    Size,
+    is_bool,
+    linear,
+    op,
+    size_sum,
+    written,
+)
 from attnport.exporter.fusion.indices import Index, broadcast_index, source_of
 from attnport.onnx_graph import attribute, constant_of, dims_of, node_axis, scalar
 

@@ -1,12 +1,18 @@
-"""Indices of elements: their arithmetic in a reshape, and what operators that only move elements do with them.
+"""Indices of elements, and which of the leading axes of an attention's tensors count batch items and which heads.
 
 `Join(a, b, n)` is `a n + b` with `b` below `n`: the index of two axes merged into one, the second of size n. `FloorDiv`
 and `FloorMod` split it again. Merging and splitting by the same size cancel out.
+
+Attention is written over tensors of many ranks: `[S,D]`, `[B,S,D]` for one head, `[B H,S,D]` with both merged,
+`[B,H,S,D]`, `[B,G,R,S,D]` for grouped heads, `[B,W,H,S,D]` for windows. Each leading axis has an index variable (`l0`,
+`l1`, ...). The canonical axes `b` and `h`, over which masks are read, are made of these. q, k and v are found in the
+form that a lowering needs: rank 4, and each key/value head once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, Size, op
@@ -14,6 +20,7 @@ from attnport.onnx_graph import constant_of, dims_of, perm_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
 
 Dims = Sequence[int | str | None]
 Index = tuple[Expr, ...]
@@ -282,3 +289,264 @@ _MOVES: dict[str, Callable[[Any, Index], Index | None]] = {
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }
+
+
+ROW, KEY, DEPTH = Axis("i"), Axis("j"), Axis("d")
+"""Index variables of queries, keys and the head dim."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """A graph value and, for each of its axes, the index variable (or zero) at which an attention reads it."""
+
+    value: ir.Value
+    index: Index
+
+
+@dataclass(frozen=True)
+class Lead:
+    """One leading axis: its index variable, and its size or the name of its size."""
+
+    axis: Axis
+    dim: int | str | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The leading axes of an attention.
+
+    Attributes:
+        batch: The axes that count batch items, slowest first; empty for an attention without a batch.
+        heads: The axes that count heads, slowest first; empty for one head.
+        raw: The index of the product with v, over its own leading axes.
+    """
+
+    batch: tuple[Lead, ...]
+    heads: tuple[Lead, ...]
+    raw: Index
+
+    @property
+    def batch_index(self) -> Expr:
+        """The index of a batch item, all batch axes merged."""
+        return _merged(self.batch)
+
+    @property
+    def head_index(self) -> Expr:
+        """The index of a head, all head axes merged."""
+        return _merged(self.heads)
+
+    @property
+    def head_count(self) -> int | str | None:
+        """The number of heads, or the name of that size; None if it is not known."""
+        count = 1
+        for lead in self.heads:
+            if not isinstance(lead.dim, int):
+                return lead.dim if len(self.heads) == 1 else None
+            count *= lead.dim
+        return count
+
+    def split(self, axis: Axis, size: Expr) -> Layout | None:
+        """The layout with one leading axis replaced by the two axes that were merged into it, the second of `size`."""
+        number = getattr(size, "value", None) or getattr(size, "dim", None)
+        high, low = Lead(Axis(f"{axis.name}a"), None), Lead(Axis(f"{axis.name}b"), number)
+
+        def parts(leads: tuple[Lead, ...]) -> tuple[Lead, ...]:
+            apart = ((high, low) if lead.axis == axis else (lead,) for lead in leads)
+            return tuple(part for axes in apart for part in axes)
+
+        meaning: dict[Axis, Expr] = {axis: join(high.axis, low.axis, size)}
+        raw = tuple(_replaced(at, meaning) for at in self.raw)
+        return Layout(parts(self.batch), parts(self.heads), raw) if number else None
+
+    def canonical(self, index: Index) -> Index:
+        """An index over the leading axes, as one over `b` and `h`."""
+        meaning: dict[Axis, Expr] = {}
+        for name, leads in (("b", self.batch), ("h", self.heads)):
+            rest: Expr = Axis(name)
+            for lead in reversed(leads[1:]):
+                rest, meaning[lead.axis] = split(rest, size_of(lead.dim))
+            if leads:
+                meaning[leads[0].axis] = rest
+        return tuple(_replaced(at, meaning) for at in index)
+
+
+def _merged(leads: tuple[Lead, ...]) -> Expr:
+    total: Expr = leads[0].axis if leads else ZERO
+    for lead in leads[1:]:
+        total = join(total, lead.axis, size_of(lead.dim))
+    return total
+
+
+def _replaced(at: Expr, meaning: dict[Axis, Expr]) -> Expr:
+    if isinstance(at, Axis):
+        return meaning.get(at, at)
+    if isinstance(at, Op) and at.name == "Join":
+        return join(_replaced(at.args[0], meaning), _replaced(at.args[1], meaning), at.args[2])
+    if isinstance(at, Op) and at.name in ("FloorDiv", "FloorMod"):
+        quotient, remainder = split(_replaced(at.args[0], meaning), at.args[1])
+        return quotient if at.name == "FloorDiv" else remainder
+    return at
+
+
+def layout_of(output: ir.Value, v: ir.Value) -> Layout | None:
+    """The layout of an attention, from the output of its product with v; None if a leading size is not known."""
+    dims = dims_of(output)
+    if dims is None or len(dims) < 2 or None in dims[:-2]:
+        return None
+    leads = tuple(Lead(Axis(f"l{at}"), dim) for at, dim in enumerate(dims[:-2]))
+    raw: Index = tuple(lead.axis for lead in leads)
+    if len(leads) == 1:
+        heads = _merged_heads(v)
+        if heads is not None:
+            batch, head = Lead(Axis("l0"), None), Lead(Axis("l1"), heads)
+            return Layout((batch,), (head,), (join(batch.axis, head.axis, size_of(heads)),))
+        return Layout(leads, (), raw)
+    if len(leads) > 2:
+        repeated = _repeats_over(v, leads)
+        if repeated is not None:
+            grouped = tuple(lead for lead in leads[-2:] if lead is not repeated)
+            return Layout(leads[:-2], (*grouped, repeated), raw)
+    return Layout(leads[:-1], leads[-1:], raw)
+
+
+def _merged_heads(v: ir.Value) -> int | str | None:
+    """The number of heads, if the one leading axis of v was merged from a batch axis and a head axis."""
+    if dims_of(v) is None or len(dims_of(v) or ()) != 3:
+        return None
+    at: tuple[ir.Value, Index] | None = (v, (Axis("l0"), KEY, DEPTH))
+    while at is not None:
+        for entry in at[1]:
+            heads = _modulus(entry)
+            if heads is not None:
+                return heads
+        at = relaid(*at)
+    return None
+
+
+def _modulus(entry: Expr) -> int | str | None:
+    """The n of `l0 mod n`, anywhere in an index entry."""
+    if not isinstance(entry, Op):
+        return None
+    if entry.name == "FloorMod" and entry.args[0] == Axis("l0"):
+        size = entry.args[1]
+        return getattr(size, "value", None) or getattr(size, "dim", None)
+    return next((modulus for modulus in map(_modulus, entry.args) if modulus is not None), None)
+
+
+def _repeats_over(v: ir.Value, leads: tuple[Lead, ...]) -> Lead | None:
+    """The axis, among the last two leading ones, over which v is constant, as with grouped key/value heads."""
+    dims = dims_of(v)
+    if dims is None or len(dims) < 3:
+        return None
+    index: Index = (*(lead.axis for lead in leads), KEY, DEPTH)[-len(dims) :]
+    at: tuple[ir.Value, Index] | None = (
+        v,
+        tuple(ZERO if dim == 1 else entry for dim, entry in zip(dims, index, strict=True)),
+    )
+    last = at
+    while at is not None:
+        last, at = at, relaid(*at)
+    assert last is not None
+    unused = [lead for lead in leads[-2:] if lead.dim != 1 and not any(_uses(entry, lead.axis) for entry in last[1])]
+    return unused[0] if len(unused) == 1 else None
+
+
+def _uses(entry: Expr, axis: Axis) -> bool:
+    return entry == axis or (isinstance(entry, Op) and any(_uses(arg, axis) for arg in entry.args))
+
+
+# --- q, k and v ----------------------------------------------------------------------------------------------------
+
+
+def query(layout: Layout, located: Located) -> Located:
+    """q as `[B,H,S,D]` if the graph has it in this form, else as it is."""
+    return next((at for at in sources(located) if is_canonical(layout, at) and _heads_of(layout, at) != "few"), located)
+
+
+def key_and_value(layout: Layout, k: Located, v: Located) -> tuple[Located, Located]:
+    """k and v with equal head counts, without the repeats of grouped heads if possible."""
+    operands = []
+    for operand in (k, v):
+        seen = list(sources(operand))
+        full = next((at for at in seen if is_canonical(layout, at) and _heads_of(layout, at) == "all"), operand)
+        few = next((at for at in seen if is_canonical(layout, at) and _heads_of(layout, at) == "few"), None)
+        operands.append((full, few))
+    (k_full, k_few), (v_full, v_few) = operands
+    if k_few is not None and v_few is not None and _head_dim(k_few) == _head_dim(v_few):
+        return k_few, v_few
+    return k_full, v_full
+
+
+def sources(located: Located) -> list[Located]:
+    """The value itself, then the values before it that hold the same elements in another layout, nearest first."""
+    result = [located]
+    at = relaid(located.value, located.index)
+    while at is not None:
+        result.append(Located(*at))
+        at = relaid(*at)
+    return result
+
+
+def is_canonical(layout: Layout, at: Located) -> bool:
+    """Whether a value is `[B,H|G,.,.]`: batch and heads in one axis each, at full batch size."""
+    dims = dims_of(at.value)
+    if dims is None or len(dims) != 4 or len(at.index) != 4:
+        return False
+    batch_fits = at.index[0] == layout.batch_index and (at.index[0] != ZERO or dims[0] == 1)
+    return batch_fits and _heads_of(layout, at) is not None and all(isinstance(entry, Axis) for entry in at.index[2:])
+
+
+def _heads_of(layout: Layout, at: Located) -> str | None:
+    """`all` if the second axis counts heads, `few` if it counts groups of heads, else None."""
+    dims = dims_of(at.value) or []
+    entry: Expr = at.index[1] if len(at.index) == 4 else ZERO
+    if entry == layout.head_index and (entry != ZERO or dims[1] == 1):
+        return "all"
+    if not layout.heads:
+        return None
+    if entry == ZERO and dims[1] == 1:
+        return "few"
+    heads = layout.head_count
+    if isinstance(heads, int) and isinstance(dims[1], int) and dims[1] and heads % dims[1] == 0:
+        return "few" if entry == split(layout.head_index, Const(heads // dims[1]))[0] else None
+    return None
+
+
+def _head_dim(at: Located) -> int | str | None:
+    dims = dims_of(at.value)
+    return dims[1] if dims else None
+
+
+def bringable(layout: Layout, at: Located, *last: Axis) -> bool:
+    """Whether `forms.canonical` can bring a value to `[B,H,.,.]`: its axes are the attention's, merged or moved."""
+    if is_canonical(layout, at) and set(at.index[2:]) == set(last):
+        return True
+    dims = dims_of(at.value)
+    wanted = [lead.axis for lead in (*layout.batch, *layout.heads)] + list(last)
+    parts = components(at.index)
+    return (
+        dims is not None
+        and len(dims) == len(at.index)
+        and parts is not None
+        and len(set(parts)) == len(parts)
+        and set(parts) <= set(wanted)
+    )
+
+
+def depth_first(at: Located) -> bool:
+    """Whether a key tensor is transposed: the head dim before the keys."""
+    order: list[Expr] = [entry for entry in at.index if entry in (KEY, DEPTH)]
+    return order == [DEPTH, KEY]
+
+
+def at_product(value: ir.Value | None, leads: Index, *last: Expr) -> Located | None:
+    """An operand of a matrix product, indexed by the leading axes of the product and `last`."""
+    dims = dims_of(value)
+    if value is None or dims is None or len(dims) < 2 or len(dims) > len(leads) + 2 or None in dims[:-2]:
+        return None
+    index = (*leads, *last)[len(leads) + 2 - len(dims) :]
+    lead_count = len(dims) - 2
+    own_index = tuple(
+        ZERO if at < lead_count and dim == 1 else entry for at, (dim, entry) in enumerate(zip(dims, index, strict=True))
+    )
+    return Located(value, own_index)

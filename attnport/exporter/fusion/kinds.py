@@ -9,24 +9,41 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from attnport.exporter.fusion.comparisons import CAUSAL, I, J, linear, same, size_sum, terms, written
-from attnport.exporter.fusion.comparisons import normal as plain
-from attnport.exporter.fusion.conditions import (
+from attnport.exporter.fusion.formula import (
     BATCH,
+    CAUSAL,
+    TRUE,
+    ZERO,
+    Axis,
     Bound,
+    Const,
+    Expr,
     Held,
+    I,
+    J,
     Lengths,
+    Op,
+    Read,
     always,
+    axes_of,
     bound,
+    conjuncts,
     disjuncts,
     is_of_keys,
     length_of,
+    linear,
     moved,
+    op,
     position,
+    reads_of,
+    same,
     same_at_query,
+    size_sum,
+    terms,
     truth_of,
+    written,
 )
-from attnport.exporter.fusion.formula import TRUE, ZERO, Axis, Const, Expr, Op, Read, axes_of, conjuncts, op, reads_of
+from attnport.exporter.fusion.formula import normal as plain
 from attnport.masks import MaskSpec
 
 __all__ = ["CAUSAL", "plain", "spec_of"]

@@ -11,7 +11,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from attnport.exporter.fusion.comparisons import size_along
 from attnport.exporter.fusion.elements import element
 from attnport.exporter.fusion.formula import (
     FALSE,
@@ -25,10 +24,10 @@ from attnport.exporter.fusion.formula import (
     conjuncts,
     is_bool,
     op,
+    size_along,
 )
-from attnport.exporter.fusion.indices import Index, broadcast_index, relaid
+from attnport.exporter.fusion.indices import Index, Layout, Located, broadcast_index, relaid
 from attnport.exporter.fusion.kinds import CAUSAL, Rows, last_sees_all, plain, rows_without_key, spec_of
-from attnport.exporter.fusion.layout import Layout, Located
 from attnport.masks import MaskSpec
 from attnport.onnx_graph import scalar
 

@@ -16,14 +16,12 @@ from attnport.errors import UsageError, whole_cause
 from attnport.exporter.builder import Builder, CannotLower, clean_up, inline_functions
 from attnport.exporter.forms.blocks import Local, to_blocks
 from attnport.exporter.forms.canonical import Layouts, attention_of
-from attnport.exporter.forms.masks import MaskWriter
-from attnport.exporter.forms.operands import repeated, with_sink_key
+from attnport.exporter.forms.operands import MaskWriter, repeated, with_sink_key
 from attnport.exporter.forms.standard import decomposed
 from attnport.exporter.fusion import rewrites
-from attnport.exporter.fusion.attention import Attention, Recognised, cost_of_weights
+from attnport.exporter.fusion.indices import Located
 from attnport.exporter.fusion.kinds import hides_padding
-from attnport.exporter.fusion.layout import Located
-from attnport.exporter.fusion.recognise import recognise
+from attnport.exporter.fusion.recognise import Attention, Recognised, cost_of_weights, recognise
 from attnport.exporter.graph.opset import to_opset
 from attnport.exporter.graph.sizes import infer_sizes
 from attnport.exporter.precision.plan import apply_plan, widen

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.forms.standard import attention_op, form_name
-from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.targets.base import Lowering, Written
 
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.masks import MaskWriter
-from attnport.exporter.forms.operands import repeated
+from attnport.exporter.forms.operands import MaskWriter, repeated
 from attnport.exporter.forms.standard import attention_op, form_name, in_blocks
-from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.sizes import infer_sizes
 from attnport.exporter.targets.base import Lowering, Written
 

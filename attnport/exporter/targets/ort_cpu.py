@@ -33,9 +33,9 @@ from attnport.contrib import CONTRIB
 from attnport.exporter.builder import Builder
 from attnport.exporter.contrib.group_query import group_query_attention, why_not_group_query
 from attnport.exporter.contrib.multi_head import hides_keys_alone, multi_head_attention, why_not_multi_head
-from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.forms.standard import attention_op, form_name, in_blocks
-from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.targets.base import Lowering, Written
 from attnport.onnx_graph import attribute, attributes_of, dims_of, known_size, made_by
 from attnport_bundle.format.decoder import IN_PLACE

@@ -18,9 +18,9 @@ from attnport.exporter.contrib.multi_head import (
     why_not_multi_head,
 )
 from attnport.exporter.contrib.parts import guarded
-from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.forms.standard import attention_op, form_name
-from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.targets.base import Lowering, Written
 from attnport.onnx_graph import dims_of
 

@@ -23,13 +23,11 @@ import numpy as np
 
 from attnport.artifacts import PLANS
 from attnport.exporter.builder import Builder, node_name
-from attnport.exporter.forms.masks import Change, MaskWriter, reindexed
-from attnport.exporter.forms.operands import key_of, operands, repeated, sink_bias
+from attnport.exporter.forms.operands import Change, MaskWriter, key_of, operands, reindexed, repeated, sink_bias
 from attnport.exporter.forms.standard import attention_op
-from attnport.exporter.fusion.attention import Attention
-from attnport.exporter.fusion.comparisons import I
-from attnport.exporter.fusion.formula import ELEMENTWISE, Axis, Const, Expr, Op, Read, Size, axes_of, reads_of
+from attnport.exporter.fusion.formula import ELEMENTWISE, Axis, Const, Expr, I, Op, Read, Size, axes_of, reads_of
 from attnport.exporter.fusion.mask import Factor
+from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.precision.islands import STAYS
 from attnport.exporter.targets.base import Lowering, Written
 from attnport.onnx_graph import dims_of

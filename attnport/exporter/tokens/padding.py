@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from attnport.exporter.fusion.attention import Recognised
+from attnport.exporter.fusion.indices import ROW, Located
 from attnport.exporter.fusion.kinds import hides_padding
-from attnport.exporter.fusion.layout import ROW, Located
+from attnport.exporter.fusion.recognise import Recognised
 from attnport.exporter.naming import module_of
 from attnport.exporter.tokens.rows import (
     DOMAINS,

@@ -5,11 +5,22 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from attnport.exporter.fusion.attention import Context, NotRecognised, Recognised
 from attnport.exporter.fusion.formula import Axis, Const
-from attnport.exporter.fusion.indices import broadcast_index, split
-from attnport.exporter.fusion.layout import DEPTH, KEY, ROW, Layout, Lead, Located, bringable, key_and_value, query
+from attnport.exporter.fusion.indices import (
+    DEPTH,
+    KEY,
+    ROW,
+    Layout,
+    Lead,
+    Located,
+    bringable,
+    broadcast_index,
+    key_and_value,
+    query,
+    split,
+)
 from attnport.exporter.fusion.mask import MaskReader
+from attnport.exporter.fusion.recognise import Context, NotRecognised, Recognised
 from attnport.onnx_graph import attribute, dims_of
 
 if TYPE_CHECKING:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnport.exporter.fusion.attention import Context, NotRecognised, Recognised
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, op
-from attnport.exporter.fusion.indices import Index, reshaped
-from attnport.exporter.fusion.layout import (
+from attnport.exporter.fusion.indices import (
     DEPTH,
     KEY,
     ROW,
+    Index,
     Layout,
     Located,
     at_product,
@@ -19,17 +18,22 @@ from attnport.exporter.fusion.layout import (
     key_and_value,
     layout_of,
     query,
+    reshaped,
 )
 from attnport.exporter.fusion.mask import MaskReader
-from attnport.exporter.fusion.probabilities import (
+from attnport.exporter.fusion.recognise import (
+    Context,
+    NotRecognised,
     Probabilities,
+    Recognised,
+    Scores,
     Zeroed,
     comes_from,
     of_every_key,
     product_of,
     read_probabilities,
+    read_scores,
 )
-from attnport.exporter.fusion.scores import Scores, read_scores
 from attnport.onnx_graph import attribute, dims_of
 
 if TYPE_CHECKING:
