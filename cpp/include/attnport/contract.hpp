@@ -31,7 +31,7 @@ struct TensorSpec {
     DType dtype = DType::Float32;
     std::vector<Axis> dims;
     std::optional<std::int64_t> high;
-    std::vector<std::string> labels;
+    std::vector<std::string> labels = {};
 
     /// Such as `input_ids=int64[batch,seq]`.
     [[nodiscard]] ATTNPORT_API std::string text() const;
