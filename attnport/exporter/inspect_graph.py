@@ -203,17 +203,16 @@ def _dim(dim: int | ir.SymbolicDim) -> str:
 
 def _attentions(model: ir.Model, masks: Collection[MaskSpec]) -> list[GraphAttention]:
     """Every attention operator, and every softmax whose result reaches a matrix product, recognised or not."""
-    from attnport.exporter.fusion.recognise import Context, NotRecognised, rule_modules
+    from attnport.exporter.fusion.recognise import Context, Recognised, matched, rule_modules
 
-    rules, context = {rule.OP_TYPE: rule for rule in rule_modules()}, Context(tuple(masks))
+    known, context = {rule.OP_TYPE for rule in rule_modules()}, Context(tuple(masks))
     attentions = []
     for node in model.graph:
-        name, operator, rule = _text(node.name), _operator(node), rules.get(_operator(node))
-        if rule is not None and rule.applies(node):
-            try:
-                attentions.append(GraphAttention(name, operator, str(rule.match(node, context).mask.spec), ""))
-            except NotRecognised as err:
-                attentions.append(GraphAttention(name, operator, "", str(err)))
-        elif rule is None and operator.endswith("Attention"):
+        name, operator, found = _text(node.name), _operator(node), matched(node, context)
+        if isinstance(found, Recognised):
+            attentions.append(GraphAttention(name, operator, str(found.mask.spec), ""))
+        elif found is not None:
+            attentions.append(GraphAttention(name, operator, "", found.reason))
+        elif operator not in known and operator.endswith("Attention"):
             attentions.append(GraphAttention(name, operator, "", "a runtime's own attention operator"))
     return attentions

@@ -391,7 +391,8 @@ def _items(
     items = []
     for name in (attention.name for attention in manifest.attentions):
         proof = evidence.get(name)
-        unproved = problem if name in lowered.forms else "no reason was recorded"
+        of_form = [problem, lowered.notes.get(name)] if name in lowered.forms else [lowered.notes.get(name)]
+        reason = "; ".join(filter(None, of_form)) or "no reason was recorded"
         items.append(
             FusionItem(
                 attention=name,
@@ -399,7 +400,7 @@ def _items(
                 mask=lowered.masks.get(name, "unknown"),
                 kernel=proof.kernel if proof else None,
                 fused=proof is not None,
-                reason="" if proof else lowered.notes.get(name) or unproved,
+                reason="" if proof else reason,
                 evidence=proof.text if proof else "",
                 cost=lowered.costs.get(name, ""),
             )

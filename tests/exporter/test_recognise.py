@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,16 @@ from onnx.reference import ReferenceEvaluator
 from written_graphs import written
 
 from attnport.artifacts import SourceAttention
-from attnport.exporter.fusion.recognise import Recognised, Recognition, recognise, rule_modules
+from attnport.exporter.fusion.recognise import (
+    Context,
+    Miss,
+    NotRecognised,
+    Recognised,
+    Recognition,
+    matched,
+    recognise,
+    rule_modules,
+)
 from attnport.exporter.naming import SCOPES, module_of
 from attnport.exporter.targets import base
 from attnport.masks import MaskSpec
@@ -307,6 +317,24 @@ def test_module_paths_that_are_no_paths_are_none() -> None:
     for text, expected in (("['', 'a.b', 'x']", "a.b"), ("['', 'x']", ""), ("[", None), ("", None), ("f()", None)):
         node.metadata_props[SCOPES] = text
         assert module_of(node) == expected
+
+
+def test_of_two_rules_for_an_operator_the_first_that_recognises_a_node_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    (usual,) = (rule for rule in rule_modules() if rule.OP_TYPE == "Attention")
+    tried: list[str] = []
+
+    def refuses(node: object, context: object) -> None:
+        tried.append("first")
+        raise NotRecognised("not mine")
+
+    first = SimpleNamespace(OP_TYPE="Attention", applies=lambda node: True, match=refuses)
+    for rules, recognised in (([first, usual], True), ([usual, first], True), ([first], False)):
+        monkeypatch.setattr("attnport.exporter.fusion.recognise.rule_modules", lambda rules=rules: rules)
+        found = matched(model("y = Attention(q, k, v)").graph.node(0), Context(()))
+        assert isinstance(found, Recognised) == recognised
+    assert tried == ["first", "first"]
+    assert isinstance(found, Miss)
+    assert found.reason == "not mine"
 
 
 def test_every_rule_file_is_found_by_its_name() -> None:

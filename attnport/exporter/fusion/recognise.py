@@ -6,11 +6,12 @@ returned is an attention of a graph, or the place that was not recognised and th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from attnport import registry
 from attnport.artifacts import SourceAttention
@@ -643,6 +644,7 @@ class Recognition:
     reasons: dict[str, str]
 
 
+@functools.cache
 def rule_modules() -> list[ModuleType]:
     """The rules: files in `rules/` with `OP_TYPE`, `applies(node)` and `match(node, context) -> Recognised`."""
     package = "attnport.exporter.fusion.rules"
@@ -657,21 +659,22 @@ def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, masks: Col
         counted: The attentions counted in the torch graph.
         masks: The mask contracts of the graph's inputs.
     """
-    rules = {rule.OP_TYPE: rule for rule in rule_modules()}
     context = Context(tuple(masks))
-    matches: list[_Match] = []
-    for node in model.graph:
-        rule = rules.get(node.op_type) if node.domain == "" else None
-        if rule is None or not rule.applies(node):
-            continue
-        module = module_of(node)
-        item: Recognised | Miss
-        try:
-            item = rule.match(node, context)
-        except NotRecognised as err:
-            item = Miss(node.name or "", module or "", str(err), err.change)
-        matches.append(_Match(module, item, counts(node)))
-    return _assign(matches, counted, _in_branches(model, rules))
+    found = ((node, matched(node, context)) for node in model.graph)
+    matches = [_Match(module_of(node), item, counts(node)) for node, item in found if item is not None]
+    return _assign(matches, counted, _in_branches(model, {rule.OP_TYPE for rule in rule_modules()}))
+
+
+def matched(node: ir.Node, context: Context) -> Recognised | Miss | None:
+    """What the first rule says that recognises a node; else why the last one does not; None if no rule applies."""
+    item = None
+    for rule in rule_modules() if node.domain == "" else ():
+        if node.op_type == rule.OP_TYPE and rule.applies(node):
+            try:
+                return cast("Recognised", rule.match(node, context))
+            except NotRecognised as err:
+                item = Miss(node.name or "", module_of(node) or "", str(err), err.change)
+    return item
 
 
 @dataclass(frozen=True)
