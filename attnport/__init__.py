@@ -1,7 +1,7 @@
 """attnport ports PyTorch attention and transformer modules to ONNX Runtime, OpenVINO and TensorRT, with proof.
 
 `attnport.export(model, "out")` and `attnport.open("out")` return an `Artifact`, which has the verbs of the command line
-as methods. The verbs are functions here too, on the same values; a path may be text. Each is imported on first use;
+as methods. The verbs are functions here too: `attnport.fuse("out")` does the same. Each is imported on first use;
 `import attnport` imports nothing heavy. On a terminal and in a notebook, a line says what a verb does and how far it
 is; `attnport.quiet = True` turns it off, as `progress=None` does for one call.
 """
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 quiet = False
 _DOOR = ("Artifact", "export", "open")
+"""Found in `artifact`, whose `export` returns an Artifact; all others are found in `verbs`."""
 __all__ = [
     "Artifact",
     "audit",

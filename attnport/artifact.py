@@ -99,7 +99,7 @@ class Artifact:
     def __init__(self, folder: Path, manifest: Manifest, spec: ModelSpec | None = None) -> None:
         self.folder = folder
         self._manifest = manifest
-        self._spec = spec  # a module in memory is found by later verbs for as long as somebody holds it
+        self._spec = spec  # while it is held, later verbs use the module in memory, not its stored program
 
     @property
     def manifest(self) -> Manifest:

@@ -64,7 +64,8 @@ MANY = "/many"
 is the operator for a single one."""
 
 IN_MEMORY = " (in memory)"
-"""Ends the text of a source that is no SPEC. There is no colon in it, so that it never names code to run."""
+"""Ends the text of a source that is no SPEC. There is no colon in it, so that it is never read as FILE.py:FUNCTION;
+the code that is run for such a source is the program in the folder (`sources.program`)."""
 
 # --- what goes in -------------------------------------------------------------------------------------------------
 
@@ -140,13 +141,14 @@ class Window:
 
 @dataclass(frozen=True)
 class IOContract(IO):
-    """Inputs and outputs, and whether the module uses positions. All shapes are derived from this declaration.
+    """Inputs and outputs, and what is known of the module. All shapes are derived from this declaration.
 
     Attributes:
         stop: Of a decoder, the token ids behind which a text ends.
         start: Of a decoder behind an encoder, the token ids that a text begins with.
         rules: Of a decoder, how its tokens are chosen unless a call says otherwise; None = by the scores alone.
         window: Of a decoder with caches that need not hold all tokens, what they hold.
+        positions: `none` = `check` also pads on the left, where outputs should stay the same; `absolute` = it does not.
         examples: By name, inputs whose values in tests are those of an example (`example_values.packed`).
     """
 
@@ -187,8 +189,8 @@ class ModelSpec:
     """A model before export: its contract and how to make its module.
 
     Attributes:
-        make: Returns the module, float32, in eval mode; called with the inputs by keyword, in `io.inputs` order, it
-            returns a tensor or a tuple of tensors in `io.outputs` order.
+        make: Takes no arguments and returns the module, in float32 and in eval mode. The module takes the inputs by
+            keyword, in `io.inputs` order, and returns a tensor or a tuple of tensors in `io.outputs` order.
         tokenizer: For models that read text: a `tokenizer.json`, or the text of one.
         observed: Whether the sizes of outputs come from a few runs of the module, and not from its author. Export takes
             what the torch graph says of them; declared ones it only checks.
@@ -292,7 +294,7 @@ class Evidence:
 class FusionItem:
     """Whether one attention is fused on one target; `reason` is never empty if `fused` is false.
 
-    `cost` names costs in addition to the kernel, such as a second branch for its weights; "" if there are none.
+    `form` says in words how it is written. `cost` names costs beside the kernel, as a second branch for its weights.
     """
 
     attention: str

@@ -59,9 +59,9 @@ def _gigabytes(size: float) -> str:
 class Budget:
     """What a model took at the sizes at which it ran, and what it may take at others.
 
-    A run takes at most as much more as the squares of the lengths have grown, as attention does, and another time as
-    much as the one that has grown most, as attention over pairs does; a batch takes as much more as it has grown.
-    Of the bounds by all runs so far, the lowest holds.
+    Time grows at most by the square of each length, as in attention. Memory grows at most by that, times the length
+    that has grown most, as in attention over pairs. Both grow in proportion to the batch. Of the bounds by all runs so
+    far, the lowest holds.
     """
 
     def __init__(self, counts: Collection[str] = ()) -> None:
@@ -96,7 +96,7 @@ class Budget:
             runs: Whether the model runs at sizes.
 
         Returns:
-            Whether it does at `sizes`, or at none so large; None if they do not fit.
+            Whether it does; False also if it does not at smaller sizes on the way. None if `sizes` do not fit.
         """
         with contextlib.suppress(MemoryError):  # of a bound that was wrong
             known_well = len(self._known) > 1

@@ -28,7 +28,7 @@ class Symbol:
 
     Attributes:
         name: A name, or an expression of names where the size follows from others.
-        smallest, largest: The sizes that are known to be allowed; None = any.
+        smallest, largest: The sizes that are known to be allowed; `largest` None = no limit.
         by: Who says that it is dynamic: torch's `trace`; the `module`, which runs at other sizes where the trace has
             one; or the `user`.
     """

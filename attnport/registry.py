@@ -1,6 +1,6 @@
-"""Finds runtimes, targets and rules: each is a file in a folder of this package, and has the file's name.
+"""Finds runtimes, targets, rules, rewrites, translations, bundle layouts and files of models, each a file in a folder.
 
-`base` and files whose names begin with `_` are helpers.
+A new file is found without being listed anywhere. `base` and files whose names begin with `_` are helpers.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def judge(folder: Path, manifest: Manifest, backends: Sequence[Backend], parity:
     """The backends with their verdicts; raises as `jsonfile.read`.
 
     Args:
-        parity: The report as far as it is still true of the folder: `folder.verdicts.read_parity`.
+        parity: As `folder.workspace.read_parity` returns it: rows that are no longer true of the folder are NOT_RUN.
     """
     fusion = read(FusionReport, folder / FUSION) if FUSION in manifest.files else None
     judged = []

@@ -58,7 +58,7 @@ def trace(
     """Returns the module as a torch graph in which every named dim is dynamic, and what the graph needs of sizes.
 
     If torch cannot prove the graph for all sizes of the contract, it is traced again with dims of torch's choice; the
-    caller has to try the graph at the sizes of the guards. torch knows no steps of sizes, so it always chooses those.
+    caller has to try the graph at the sizes of the guards. With steps, which torch cannot be told, that is so at once.
 
     Raises:
         ExportError: torch cannot trace the module, or a dim froze; the message names the dim, its inputs, and the line
@@ -259,7 +259,7 @@ _ELEMENTS = 1 << 28
 class Capture:
     """An exported graph, and what was found in the torch graph before: attentions, sizes of outputs, and guards.
 
-    A graph with guards is only right if it is at their sizes too.
+    torch did not prove a graph with guards for all sizes: the caller has to compare it at theirs with the module.
 
     Attributes:
         reads: The first line of code that makes sizes of values, as ` (model.py, line 7: x[mask])`; "" if none does.

@@ -25,7 +25,7 @@ _COMBINED = 24
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition on sizes that the graph needs, false at `sizes`.
+    """A condition on sizes that held in the trace and that the graph may need. At `sizes` it does not hold.
 
     Attributes:
         text: The condition in names of dims.

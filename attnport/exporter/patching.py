@@ -1,8 +1,9 @@
-"""What an export changes in torch, transformers and onnxscript while it runs.
+"""What is changed in torch, transformers and onnxscript while a module is traced and translated, and then put back.
 
 Each function that returns a tuple of `Patch` is one table. `patched` enters tables under one lock, and undoes them when
 its block ends. Tables that are subjects of their own are in `loops` and `translations.recurrent`, for a trace, and in
-`decomposing`, for the translation to ONNX.
+`decomposing`, for the translation to ONNX. What stays changed in the copy of a module is in
+`sources.hf.modules.make_traceable`.
 """
 
 from __future__ import annotations

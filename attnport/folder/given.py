@@ -276,7 +276,11 @@ class Given:
     def _found(
         self, module: nn.Module, inputs: Sequence[str], dims: Sequence[str], progress: Progress
     ) -> tuple[Arguments, dict[str, Dim], tuple[str, ...]]:
-        """What the forward is called with by the examples, the ranges of dims, and what users are told."""
+        """What the forward is called with by the examples, the ranges of dims, and what users are told.
+
+        Dims are first those that torch's trace keeps dynamic; then runs of the module at other sizes decide. Dims get
+        names, inputs get marks and, if they need them, the values of their examples. Further runs give the ranges.
+        """
         from attnport.exporter.dynamic import refuse_frozen
         from attnport.sources.declare import called, steps_note
         from attnport.sources.moving import Trials, from_zero, frozen, grown, in_truth, joined

@@ -1,9 +1,8 @@
 """From a SPEC to a ModelSpec, by `sources` and the project's own `models`; and whose code may run for that.
 
-Loading takes seconds and gigabytes. What was found by it, that code and weights are those of the export, stays true for
-as long as no file that it depends on changed its size or its times, and no file came or went beside one: who finds the
-files as they were need not load the model. The records lie in this user's cache, since paths of this machine do not
-belong into an artifact.
+Loading takes seconds and gigabytes. A model that was loaded and had the code and weights of the export need not be
+loaded again for as long as no file that it depends on changes its size or its times, and no file comes or goes beside
+one. The records lie in this user's cache, since paths of this machine do not belong into an artifact.
 
 A manifest is text that anybody can write, so that a folder from elsewhere may name any file or package of this machine.
 Whoever exports names the code by hand; that is recorded, and `check`, `bench` and `build --precision auto` compare it

@@ -93,7 +93,7 @@ def open_folder(folder: Path) -> Manifest:
             raise IntegrityError(
                 f"{folder / MANIFEST} uses {name} and has no digest of it.", hint="Somebody edited it; export again."
             )
-    note(manifest.source, Stored(folder, manifest.name, manifest.io, manifest.files))
+    note(manifest.source, Stored(folder, manifest.name, manifest.io, manifest.files))  # so code_of finds a program
     return manifest
 
 
@@ -213,7 +213,7 @@ class Change:
         self.path(name).write_text(to_json(value), encoding="utf-8")
 
     def remove(self, name: str) -> None:
-        """Deletes a file that the folder no longer holds."""
+        """Deletes a file of the folder, and its digest in the manifest."""
         self._staged.remove(name)
         files = {file: digest for file, digest in self.manifest.files.items() if file != name}
         self.manifest = dataclasses.replace(self.manifest, files=files)

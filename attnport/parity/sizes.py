@@ -84,8 +84,8 @@ def check_dims(
     left out, after smaller ones on the way to it.
 
     Args:
-        reference, eager: The module in float64 and in float32. The first is asked only where the graph is not as near
-            to the second as rounding takes it in any case.
+        reference, eager: The module in float64 and in float32. The graph is compared with `eager`; `reference` is run
+            only where the two differ by more than rounding is always allowed.
         moved: The module with weights and inputs moved by one rounding, drawn by a seed. It is asked where a graph is
             far off: what a model that ranks its queries by scores computes jumps where two scores change places.
         tell: Called with a line for each size that is left out.

@@ -1,7 +1,7 @@
 """What is shown of a value, independent of the format: text, tables, lists and charts; and how numbers are written.
 
 `blocks` describes a value of any type that has a description: it stands beside the type, or in the file of this folder
-about its subject. `page` renders blocks to HTML, `markdown` to Markdown, and `console.terminal` to a terminal. Text is
+about its subject. `html` renders blocks to HTML, `markdown` to Markdown, and `console.terminal` to a terminal. Text is
 never markup: each renderer escapes it.
 """
 

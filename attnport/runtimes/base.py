@@ -401,7 +401,7 @@ class Opening:
         spec: The module, for the torch runtimes.
         engine: The engine's record, for the TensorRT runtimes; checked before the file is deserialised.
         threads: Compute threads, 1 or more; None = the physical cores.
-        contract: torch eager only: where the module gives NaN, an attention row with no allowed key counts as zero.
+        contract: torch eager only: where the module gives NaN, attention without an allowed key is computed as zero.
         ordered: torch eager only: of equal elements `topk` takes the first, as ONNX does and torch leaves open; as
             with `contract` and in float64. Not where the module is timed.
         float64: torch only: computes in float64, as the reference.
@@ -581,7 +581,7 @@ def names() -> list[str]:
 
 @dataclass(frozen=True)
 class Key:
-    """A runtime with what it opens, as reports, tables and users name it: `openvino`, `openvino.bf16`.
+    """A runtime or target and a precision, as reports, tables and users name them: `openvino`, `openvino.bf16`.
 
     Attributes:
         precision: Of the form; of several engines, or of a bundle's forms, the name of one. In a report, "" is the

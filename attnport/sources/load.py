@@ -72,7 +72,7 @@ def load(
 
 
 def sealed(spec: ModelSpec, module: nn.Module) -> ModelSpec:
-    """`spec` with what its module depends on and the digests of that; its `make` returns the module at first.
+    """`spec` with what its module depends on and the digests of that; the first call of its `make` returns `module`.
 
     Raises:
         SpecError: it is not a module, a parameter has no data, or `make` gives other weights each time.

@@ -1,4 +1,4 @@
-"""Modules that have no file: later verbs find them in this process, for as long as somebody holds them."""
+"""Modules given in Python: later verbs use one while somebody in this process holds it, then the stored program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HELD: weakref.WeakValueDictionary[Source, ModelSpec] = weakref.WeakValueDiction
 def kept_copy(module: nn.Module) -> nn.Module:
     """A copy to export: on the processor, in eval mode, in float32 where the module is in half precision or in float64.
 
-    The caller's module stays as it is, and may be trained on.
+    The caller's module stays as it is, and may be trained on. In the copy, models of transformers are set for a trace.
 
     Raises:
         SpecError: it cannot be copied.

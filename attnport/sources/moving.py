@@ -73,7 +73,7 @@ class Trials:
         return {(name, at): int(n) for name, tensor in self.tensors.items() for at, n in enumerate(tensor.shape)}
 
     def groups(self, axis: Axis) -> list[tuple[Axis, ...]]:
-        """An axis with those that may have to be as long: none, those at its place, all that are so now."""
+        """Axes that may have to be equally long: `axis` alone; with equal ones of its number; with all equal ones."""
         sizes = self.axes()
         same = [other for other, size in sizes.items() if size == sizes[axis]]
         at_its_place = tuple(other for other in same if other[1] == axis[1])
@@ -135,7 +135,7 @@ def in_truth(dims: Dims, trials: Trials, kept: Collection[Axis]) -> tuple[dict[s
     fixed: dict[Axis, str] = {}
     failed: set[tuple[Axis, ...]] = set()
 
-    def moves(tried: Dims, name: str) -> str | None:
+    def why_fixed(tried: Dims, name: str) -> str | None:
         """Why a dim has one size: what the module raises with another one; None where it takes others."""
         sizes, problem = trials.sizes(tried), ""
         if name not in sizes:
@@ -151,7 +151,7 @@ def in_truth(dims: Dims, trials: Trials, kept: Collection[Axis]) -> tuple[dict[s
 
     for name in trials.sizes(found):
         chosen = any(said_by(dim) == "user" and dim.name == name for own in found.values() for dim in own)
-        if not chosen and (problem := moves(found, name)) is not None:
+        if not chosen and (problem := why_fixed(found, name)) is not None:
             places = [(each, axis) for each, own in found.items() for axis, dim in enumerate(own)
                       if not isinstance(dim, int) and dim.name == name]  # fmt: skip
             fixed |= dict.fromkeys(places, problem)
@@ -161,7 +161,7 @@ def in_truth(dims: Dims, trials: Trials, kept: Collection[Axis]) -> tuple[dict[s
         if not isinstance(found[axis[0]][axis[1]], int) or axis in kept:
             continue
         groups = [group for group in trials.groups(axis) if size > 1 and group not in failed]
-        tried, why = _moved_with(found, axis, groups, kept, moves)
+        tried, why = _moved_with(found, axis, groups, kept, why_fixed)
         if tried is None:
             failed |= set(groups)
             fixed[axis] = fixed.get(axis) or why
@@ -175,25 +175,25 @@ def _moved_with(
     axis: Axis,
     groups: Sequence[tuple[Axis, ...]],
     kept: Collection[Axis],
-    moves: Callable[[Dims, str], str | None],
+    why_fixed: Callable[[Dims, str], str | None],
 ) -> tuple[dict[str, tuple[Any, ...]] | None, str]:
     """The dims with one at an axis and the fewest others that have to be as long; None and the reason if none moves.
 
     Args:
         groups: The axes to try, see `Trials.groups`.
-        moves: Why a dim has one size; None where it takes others.
+        why_fixed: Why a dim has one size; None where it takes others.
     """
     why = ""
     for group in groups:
         tried, name = _as_one(dims, group, axis, kept)
-        problem = moves(tried, name) if name else "it goes with others"
+        problem = why_fixed(tried, name) if name else "it goes with others"
         if problem is not None:
             why = why or problem  # of the axis alone
             continue
         for other in group:  # some are as long by chance
             fewer = tuple(each for each in group if each != other)
             smaller, name = _as_one(dims, fewer, axis, kept)
-            if other != axis and name and moves(smaller, name) is None:
+            if other != axis and name and why_fixed(smaller, name) is None:
                 group, tried = fewer, smaller
         return tried, ""
     return None, why or "it is broadcast"

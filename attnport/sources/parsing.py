@@ -87,7 +87,7 @@ class Beside(NamedTuple):
 
     Attributes:
         declared: The input; None where the example says what it is.
-        marks: Marks that are added to what the example says.
+        marks: Marks of the input. If there are any, those by its name and the `high` that was found do not count.
         forced: Whether the input has the values of its example in every test.
     """
 

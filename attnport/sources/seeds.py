@@ -33,7 +33,7 @@ def seeded(factory: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def made_alike(module: nn.Module, spec: ModelSpec, digest: str) -> Callable[[], nn.Module]:
-    """A `make` that returns `module` at first and new ones afterwards, the first of which must have its weights.
+    """A `make` that returns `module` once and then new ones, the first of which must have its weights.
 
     Raises:
         SpecError: as the returned function does: the new weights are others. Of a small module that is found at once.

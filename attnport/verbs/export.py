@@ -106,7 +106,7 @@ def exported(
 ) -> tuple[Manifest, ModelSpec | None]:
     """As `export`; also returns the model, unless another process made it.
 
-    A module in memory is only known to other verbs while somebody holds it.
+    Later verbs use a module in memory while somebody in this process holds it, and its stored program otherwise.
 
     Args:
         needs_text: Refuse a model without a tokenizer before it is traced, which takes the longest.
@@ -162,31 +162,31 @@ def exported_here(
         to_json(spec.io),
         "with weights" if with_weights else "without weights",
     )
-    earlier = open_if_there(folder)
-    if earlier is not None and earlier.source.text != spec.source.text:
-        tell(f"{folder} held {earlier.name}, of {earlier.source.text}: it is replaced")
-    if earlier is None or force or not fresh(folder, earlier, STAGE, digest):
+    manifest = open_if_there(folder)
+    if manifest is not None and manifest.source.text != spec.source.text:
+        tell(f"{folder} held {manifest.name}, of {manifest.source.text}: it is replaced")
+    if manifest is None or force or not fresh(folder, manifest, STAGE, digest):
         make = partial(_made, folder, digest, with_weights, progress, began_s, tell)
-        earlier, whole = _made_or_fixed(make, given, spec, progress, tell)
+        manifest, whole = _made_or_fixed(make, given, spec, progress, tell)
     else:
-        for note in earlier.notes:
+        for note in manifest.notes:
             if note not in spec.notes:
                 tell(note)
-    if earlier.source.in_memory:
-        code = code_of(open_folder(folder).source)  # of the program that was written
+    if manifest.source.in_memory:
+        code = code_of(open_folder(folder).source)  # the program that was written: open_folder makes it known
     if code is not None:
         remember(code)
-    note_read(earlier.source, spec.read)
+    note_read(manifest.source, spec.read)
     if untold := [str(one) for one in spec.io.inputs if _is_untold(one, spec.io)]:
         tell(
             f"no :high=N says which whole numbers {', '.join(untold)} may have, so 0 and 1 alone are tried; "
             f"declare it: {untold[0]}:high=N"
         )
-    kept = {output.name for output in earlier.io.outputs}
+    kept = {output.name for output in manifest.io.outputs}
     hidden = [output.name for output in declared if output.name not in kept]
     if hidden:
         tell(f"outputs that are attention weights were left out (--with-weights keeps them): {', '.join(hidden)}")
-    return earlier, whole
+    return manifest, whole
 
 
 def _is_untold(spec: TensorSpec, io: IOContract) -> bool:
@@ -204,8 +204,8 @@ def _made_or_fixed(
     progress: Callable[[str], None],
     tell: Callable[[str], None],
 ) -> tuple[Manifest, ModelSpec]:
-    """The export of a model; where dims froze that its user can do nothing about, the export with these dims limited to
-    the sizes at which they did not, or else fixed.
+    """Exports a model; if dims of `spec.fixable` froze, again with these limited to the sizes that are right, or fixed.
+    Where there are none, as in a module of the user's, the error is raised.
     """
     try:
         return make(spec), spec

@@ -98,7 +98,7 @@ def fuse(
 
 
 def asked(targets: Sequence[str], precision: str | None) -> tuple[list[Lowering], dict[str, str]]:
-    """The targets, and the plan of those that do not use their default; arguments and errors as of `fuse`."""
+    """The targets that are named, and by target the plan that is not its default. Raises as `fuse`."""
     keys = [Key.parse(name) for name in targets or lowerings.names()]
     chosen = list(dict.fromkeys(lowerings.get(key.runtime) for key in keys))
     plans = plans_of(chosen, precision.replace("-", "_") if precision else None, named=bool(targets))
@@ -219,11 +219,11 @@ class _Refused(ArtifactError):
 def _accepted(
     attempt: Callable[..., tuple[Form, FusionTable]], steps: Sequence[str], attentions: Sequence[str]
 ) -> tuple[Form, FusionTable]:
-    """The form without the few steps and attentions that the runtime refuses, each with what the runtime said.
+    """The form that the runtime takes: few steps and attentions are left out, each with what the runtime said.
 
     Args:
-        attempt: Writes and proves a form without some parts, each with the reason; or only writes it, if it is given a
-            reason why nothing is proved.
+        attempt: Writes and proves a form, without the parts in its first argument, each with the reason. A second
+            argument says why nothing is proved; then it only writes the form.
         steps: Steps of the lowering, which are left out rather than attentions.
         attentions: The names of the attentions.
 
@@ -303,7 +303,7 @@ class _Fusing:
     progress: Progress
 
     def attempt(self, without: Mapping[str, str], problem: str = "") -> tuple[Form, FusionTable]:
-        """Writes the form and proves it, see `_accepted`."""
+        """Writes the form into the folder, also for a trial of `_accepted`, and proves it; the last one stays."""
         key = self.lowering.form_key(self.plan)
         self.progress(f"{key}: lowering")
         lowered, form = self._write(key, without)

@@ -81,7 +81,7 @@ class Work:
         version: Of attnport, here.
         files: A zip file with the artifact and with what paths in `options` name, each under the option's name.
         options: Arguments of the verb; a path is relative to what was unpacked.
-        trusted: What `trust.passes` says of the artifact's source.
+        trusted: What `folder.loading.passes` returns for the artifact's source: the code that may be run there.
     """
 
     verb: str

@@ -26,7 +26,7 @@ def attention_op(
     *,
     compute: ir.DataType | None = None,
 ) -> tuple[ir.Value, tuple[str, ...]]:
-    """Writes `Attention(q, k, v, mask)`; returns its output, shaped as `attention.output`, and the node's name.
+    """Writes `Attention(q, k, v, mask)`; returns its output, `[B,H,S,Dv]`, and a tuple with the node's name.
 
     Args:
         style: The mask that the runtime takes: bool broadcast over queries (`[B,1,1,T]`, as the standard allows), or

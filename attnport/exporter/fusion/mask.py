@@ -76,7 +76,7 @@ class Mask:
     """A mask read from the graph: a key is allowed if every factor holds; each bias is added to the scores.
 
     Attributes:
-        empty: The rows that may have no allowed key though their item has keys.
+        empty: The rows that may have no allowed key though their item has keys: none, those of padding alone, or any.
         gives: What the graph itself gives in a row with no allowed key: zero (or NaN, for which zero stands), the mean
             of all values, or anything else.
         last: Whether the last query has a key in every item that has keys.

@@ -655,8 +655,8 @@ def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, masks: Col
     """Recognises the attentions of `model`; each of `counted` is either recognised or has a reason.
 
     Args:
-        model: As exported; shapes of the values are used.
-        counted: The attentions counted in the torch graph.
+        model: As `infer_sizes` leaves it; shapes of the values are used.
+        counted: The attentions counted at export.
         masks: The mask contracts of the graph's inputs.
     """
     context = Context(tuple(masks))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 REAL_TOKENS, BLOCKS = "the pass that leaves padding out", "attention in blocks"
-"""Steps of a lowering that can be left out as an attention can."""
+"""Names of steps of a lowering that can be left out: they stand among those of attentions, and in messages."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Lowering(abc.ABC):
         return MaskWriter(build)
 
     def form_key(self, plan: str) -> str:
-        """The key of a form in manifests: the target, followed by the plan unless the default plan fp32 is used."""
+        """The key of a form in manifests: the target, and the plan unless it is fp32 and that is the default."""
         return self.name if plan == self.plans[0] == "fp32" else f"{self.name}.{plan}"
 
     def graph_plan(self, plan: str) -> str:
@@ -127,7 +127,7 @@ class Lowering(abc.ABC):
         return plan
 
     def table_key(self, plan: str) -> str:
-        """The key of a table in `fusion.json`: the target, followed by the plan if it is not the default."""
+        """The key of a table in `fusion.json`: the target, and the plan if it is not the default, whichever that is."""
         return self.name if plan == self.plans[0] else f"{self.name}.{plan}"
 
     def lower(
@@ -203,7 +203,7 @@ class Lowering(abc.ABC):
         sizes: Mapping[str, int] | None = None,
         without: Mapping[str, str] | None = None,
     ) -> Lowered:
-        """The first step of `lower`: writes the attentions in the target's form, all in float32, as searches need it.
+        """The first step of `lower`: writes the attentions in the target's form. A search repeats only the second step.
 
         Args:
             model: As exported; changed in place.

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 LONG, LONG_MASKED = 256, 1024
-"""Usual key lengths from which the runtime's own operators are used: the first with the causal mask, and where only
-keys are hidden, or nothing, which the flash kernel computes in memory that is linear in the length; the second with any
-other mask (at 512 the gain is within the variation between runs) or with grouped heads, which are repeated."""
+"""Usual numbers of keys from which the runtime's own operators are used. `LONG`: with the causal mask, and where only
+keys are hidden, or nothing, without grouped heads (the flash kernel takes memory that is linear in the length).
+`LONG_MASKED`: with other masks (at 512 the gain is within the variation between runs) or repeated, grouped heads."""
 _LENGTH = 2
 """The axis of tokens in a cache, `[B,G,P,D]`."""
 
@@ -67,7 +67,7 @@ class OrtCpu(Lowering):
         update_in_place(model)
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
-        """`Attention` with one additive mask that all layers share, unless the usual length is known to be large."""
+        """Windows in blocks; many keys by the runtime's own operators; else `Attention`, one mask for all layers."""
         blocks = in_blocks(build, masks, attention, "float_full")
         if not isinstance(blocks, str):
             output, anchors, name, local = blocks

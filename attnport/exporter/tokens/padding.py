@@ -169,17 +169,17 @@ def picked_positions(
 
 
 def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: Collection[MaskSpec]) -> dict[str, str]:
-    """The attentions whose rows without an allowed key are not proved to be out of sight of all other rows.
+    """The attentions in which other rows may see a row without an allowed key: all for which that is not ruled out.
 
     Such a row may be set to zero only where nothing sees it, unless the module gives zero (or NaN) there too.
 
     Args:
-        graph: As exported, with the standard's names of dims on its values.
+        graph: Before attentions are written, as `infer_sizes` leaves it: equal sizes have equal names.
         attentions: Those recognised in it.
         masks: The mask contracts of the graph's inputs.
 
     Returns:
-        By name of the attention, why not: the node that lets other rows see them.
+        By name of the attention, why: the node that lets other rows see them.
     """
     inputs = {value.name: value for value in graph.inputs}
     found: dict[str, str] = {}

@@ -39,7 +39,7 @@ def run_real_tokens(model: ir.Model, mask: MaskSpec, hiding: Collection[str]) ->
     """Runs the real tokens of one padding mask alone, in place.
 
     Args:
-        model: A lowered graph with the standard's names of dims on its values.
+        model: A lowered graph as `infer_sizes` leaves it: equal sizes have equal names.
         mask: The padding mask: an input `[batch, seq]`.
         hiding: The names of the attention nodes whose mask hides the keys of padding.
 

@@ -49,6 +49,8 @@ _BETWEEN = frozenset(
         *("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Slice", "Concat", "Expand", "Split", "Pad", "Gather"),
     )
 )
+"""Operators between a softmax and a product for it to be a possible attention. More than `product_of` goes through: one
+that it does not go through gives a reason why the attention is not recognised."""
 
 
 def applies(node: ir.Node) -> bool:
