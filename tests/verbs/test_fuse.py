@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx_ir as ir
@@ -219,3 +220,20 @@ def test_a_model_that_the_runtime_refuses_ends_nothing_and_every_attention_has_t
         assert "NoSuchOperator" in item.reason
     with pytest.raises(FusionMissing, match="NoSuchOperator"):
         require(report, ["ort_cpu"])
+
+
+@pytest.mark.parametrize(
+    ("forms", "said"),
+    [
+        ({"a": "Attention"}, "ort_cpu runs it as several kernels; not in blocks: the mask has no window"),
+        ({}, "not in blocks: the mask has no window"),
+    ],
+)
+def test_an_attention_that_is_not_proved_has_the_runtimes_reason_and_that_of_its_form(
+    forms: dict[str, str], said: str
+) -> None:
+    attention = SimpleNamespace(name="a")
+    lowered = SimpleNamespace(forms=forms, masks={}, notes={"a": "not in blocks: the mask has no window"}, costs={})
+    manifest: Any = SimpleNamespace(attentions=(attention,))
+    (item,) = verb._items(manifest, lowered, {}, "ort_cpu runs it as several kernels")  # type: ignore[arg-type]
+    assert item.reason == said
