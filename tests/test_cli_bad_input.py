@@ -16,6 +16,9 @@ import pytest
 from refusing import call, contents, refused
 from representatives import representatives
 
+import attnport
+from attnport.errors import AttnportError
+
 MODEL = '''
 from pathlib import Path
 import numpy as np
@@ -249,3 +252,25 @@ def test_the_check_for_a_clean_refusal_sees_what_is_not_one(tmp_path: Path) -> N
         refused(call("check", tmp_path, "--traceback"))
     shutil.copy(__file__, tmp_path / "copy")
     assert contents(tmp_path) != {}
+
+
+def test_a_bundle_is_no_artifact_and_says_what_takes_it(tiny_artifact: Path) -> None:
+    (tiny_artifact / "bundle.json").write_text("{}")
+    refused(call("check", tiny_artifact), "is a bundle, and no artifact folder", "attnport verify")
+
+
+def test_a_form_that_is_not_there_is_made_or_meant_otherwise(tiny_artifact: Path, tmp_path: Path) -> None:
+    for form, said in (("ort_cup", "Is it ort_cpu?"), ("ort_cpu.int8", "attnport tune")):
+        refused(call("bundle", tiny_artifact, "-o", tmp_path / "app", "--form", form), "has no form", said)
+
+
+def test_a_factory_with_arguments_says_how_to_call_it(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("class Net:\n    def __init__(self, width): pass\n")
+    refused(call("export", f"{tmp_path / 'net.py'}:Net", "-o", tmp_path / "out"), "called without arguments")
+
+
+def test_a_hint_is_a_note_of_the_error_in_python(tmp_path: Path) -> None:
+    with pytest.raises(AttnportError) as caught:
+        attnport.check(tmp_path)
+    assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
+    assert str(tmp_path) in caught.value.hint

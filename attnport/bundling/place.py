@@ -64,7 +64,7 @@ def _told(out: Path) -> Iterator[None]:
             raise UsageError(
                 f"{out}: {err.strerror}; what was there before is untouched.", hint="Free some space and try again."
             ) from err
-        if err.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
+        if err.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOENT):
             raise UsageError(
                 f"{out} cannot be written: {err.strerror} ({err.filename}).",
                 hint="Choose a folder that you may write to.",

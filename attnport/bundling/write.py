@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from attnport.bundling.model_file import dtypes, external_files, oldest_onnxrunt
 from attnport.bundling.readme import package_of, readme
 from attnport.bundling.readme_cpp import readme_cpp
 from attnport.decoders import decoder_of, is_declared
-from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
+from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError, nearest
 from attnport.example_values import without_examples
 from attnport.jsonfile import read
 from attnport.masks import MaskSpec
@@ -115,6 +116,16 @@ def choose_backends(folder: Path, manifest: Manifest, names: Iterable[str]) -> l
     return list(backends.values())
 
 
+def _made_by(key: str, folder: Path, known: Sequence[str]) -> str:
+    """How a form that a folder lacks is made, or which one may be meant."""
+    target, _, plan = key.partition(".")
+    if target not in RUNS:
+        return nearest(key, known)
+    if plan.startswith("int"):
+        return f"Made by attnport tune {shlex.quote(str(folder))} --text FILE, if it is the fastest."
+    return f"Make it with: attnport fuse {shlex.quote(str(folder))}"
+
+
 def _backend(folder: Path, manifest: Manifest, name: str) -> Backend:
     if name in manifest.engines:
         return _engine(folder, manifest, name)
@@ -128,7 +139,7 @@ def _backend(folder: Path, manifest: Manifest, name: str) -> Backend:
     if form is None:
         raise ArtifactError(
             f"{folder} has no form {key!r}; it has {', '.join((*manifest.forms, *manifest.engines)) or 'none'}.",
-            hint=f"Make it with: attnport fuse {folder}",
+            hint=_made_by(key, folder, (*manifest.forms, *manifest.engines)),
         )
     if form.target not in RUNS or form.target in ENGINES:
         raise UsageError(

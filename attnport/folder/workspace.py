@@ -74,6 +74,11 @@ def open_folder(folder: Path) -> Manifest:
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder.", hint=as_command(_MADE_BY, folder))
     settle(folder)
+    if (folder / BUNDLE_MANIFEST).is_file():
+        raise ArtifactError(
+            f"{folder} is a bundle, and no artifact folder.",
+            hint=as_command("To test it: attnport verify FOLDER. Other verbs take what it was made of.", folder),
+        )
     if not (folder / MANIFEST).is_file():
         raise ArtifactError(f"{folder} is no artifact: it has no {MANIFEST}.", hint=as_command(_MADE_BY, folder))
     manifest = read(Manifest, folder / MANIFEST)

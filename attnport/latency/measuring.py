@@ -408,7 +408,7 @@ class Measuring:
         """Adds a note if the fewest rounds, with starts and warm-up, took longer than was asked for."""
         took_s, budget_s = time.monotonic() - self._began, self._effort.budget_s
         if (left_s := self._until - self._began) < budget_s:
-            self._notes.append(f"only {max(0.0, left_s):.0f} s of its budget of {budget_s:.0f} s were left")
+            self._notes.append(f"{max(0.0, left_s):.1f} s of its budget of {budget_s:.0f} s were left when it began")
         if took_s > budget_s * (1 + _OVER_BUDGET):
             self._notes.append(
                 f"it took {took_s:.0f} s of a budget of {budget_s:.0f} s: {MIN_ROUNDS} rounds of each workload are the "

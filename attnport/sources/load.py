@@ -184,6 +184,8 @@ def _advice(err: BaseException) -> str:
         return f"Install what it imports, or put the folder of {err.name!r} on PYTHONPATH, by its absolute path."
     if isinstance(err, SystemExit):
         return "A file that is loaded must not end the process: put its script under if __name__ == '__main__'."
+    if isinstance(err, TypeError) and "required" in str(err) and "argument" in str(err):
+        return "It is called without arguments: name a function that gives them, as def make(): return Module(...)."
     return "Run with --traceback to see where."
 
 

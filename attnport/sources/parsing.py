@@ -359,7 +359,10 @@ def _sorted(spec: TensorSpec, marks: Sequence[str]) -> dict[str, list[str]]:
         category = next((name for name, pattern in _PATTERNS.items() if re.fullmatch(pattern, mark)), None)
         if category is None:
             raise UsageError(
-                f"input {spec}: got mark {mark!r}; expected {', '.join(MARKS)}, high=N, or example beside examples."
+                f"input {spec}: got mark {mark!r}; expected {', '.join(MARKS)}, high=N, or example beside examples.",
+                hint=nearest(
+                    mark.partition("=")[0], [*(known.partition("=")[0] for known in MARKS), "high", "example"]
+                ),
             )
         by_category[category].append(mark.partition("=")[2] or mark)
         if category != "kind" and len(by_category[category]) > 1:

@@ -62,6 +62,8 @@ def verb(function: Callable[P, T]) -> Callable[P, T]:
         except AttnportError as err:
             if isinstance(folder := given.get("folder"), Path):
                 err.hint = as_command(err.hint, folder)
+            if err.hint and not getattr(err, "__notes__", ()):
+                err.add_note(f"hint: {err.hint}")  # which a traceback shows
             raise
 
     call.__signature__ = signature  # type: ignore[attr-defined]  # what help() reads

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,7 @@ def test_the_end_of_the_verb_that_runs_it_counts_whatever_its_own_budget_is(
     with ending_at(began_s + 12):
         report = measured(tiny_artifact, budget_s=1000.0, within=1e-9)
     assert time.monotonic() - began_s < 16
-    assert [note for note in report.notes if re.match(r"only \d+ s of its budget of 1000 s were left", note)]
+    assert [note for note in report.notes if "s of its budget of 1000 s were left" in note]
     assert report.settings["budget_s"] == 1000
     assert report.settings[f"ended by {CALL}"] == "time"
 
