@@ -70,7 +70,7 @@ the code that is run for such a source is the program in the folder (`sources.pr
 # --- what goes in -------------------------------------------------------------------------------------------------
 
 
-# OWNER/NAME of the hub. A folder within a folder looks the same, and is kept as well.
+# OWNER/NAME of the hub; the path of a folder in a folder has the same form, and is kept too.
 _HUB_ID = re.compile(r"hf:[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.onnx)", re.ASCII)
 
 

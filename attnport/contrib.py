@@ -64,9 +64,9 @@ def operands(op_type: str, inputs: Sequence[Any], attributes: Mapping[str, Any])
     """
     names, defaults = SCHEMAS[op_type].inputs, SCHEMAS[op_type].attributes
     if any(value is not None for value in inputs[len(names) :]):
-        raise NotImplementedError(f"{op_type} with inputs behind {names[-1]}")
+        raise NotImplementedError(f"{op_type} with inputs behind {names[-1]}")  # not evaluated, rather than wrongly
     if unknown := [name for name, value in attributes.items() if value and name not in defaults]:
-        raise NotImplementedError(f"{op_type} with {unknown[0]}")
+        raise NotImplementedError(f"{op_type} with {unknown[0]}")  # likewise
     named = itertools.zip_longest(names, inputs[: len(names)])
     return SimpleNamespace(**{**defaults, **attributes, **dict(named)})
 

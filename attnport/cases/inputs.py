@@ -125,7 +125,7 @@ def prime_sizes(io: IOContract) -> Sizes:
         prime = next((prime for prime in wanted if dim.min <= prime <= largest_size(io, dim)), max(dim.min, 1))
         sizes[dim.name] = dim.at_least(prime)
         if dim.name != batch_dim(io) and len(left) > 1:
-            # With a step, other primes may be the same size.
+            # A step may round two primes to the same size.
             left = [other for other in left if dim.at_least(other) != sizes[dim.name]] or left
     return _fewer_positions(io, sizes)
 

@@ -580,7 +580,7 @@ def model_files(manifest: Manifest) -> list[str]:
 
 
 def stage_of(stage: str, file: str, plan: str | None) -> tuple[str, str]:
-    """A verb's stage and report; those of one precision plan alone, such as `check:fp16` and `parity.fp16.json`.
+    """The names of a verb's stage and report; of one precision alone, `check:fp16` and `parity.fp16.json`.
 
     Raises:
         UsageError: there is no such plan.
@@ -691,7 +691,7 @@ def graph_digest(folder: Path, manifest: Manifest, file: str) -> str:
 
     try:
         model = onnx.load_model(folder / file, load_external_data=False)
-    except Exception:  # unreadable: opening it says so, and how
+    except Exception:  # whatever onnx raises for a damaged file; opening it tells the user
         return digest_file(folder / file)
     for tensor in model.graph.initializer:
         if uses_external_data(tensor):

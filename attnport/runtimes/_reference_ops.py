@@ -119,7 +119,7 @@ def _tensor(array: Any) -> Any:
     """The torch tensor of an array; both may share their memory."""
     import torch
 
-    # Constants are read-only arrays, of which torch warns, as it could write to them.
+    # Constants are read-only arrays; torch warns of these, since a tensor could write to them.
     own = np.require(array, requirements=["C", "W"])
     if own.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16).reshape(np.shape(array))

@@ -52,13 +52,18 @@ def next_commands(folder: Path, manifest: Manifest, deployable: tuple[Deployable
     """The command that bundles the form which is recommended, or the first that passed parity, or what is missing."""
     if not manifest.forms:
         return (f"attnport fuse {shlex.quote(str(folder))}",)
-    parity = read_parity(folder, manifest)
-    choice = advise(folder, manifest, parity, _read(LatencyReport, folder, manifest, "latency.json"))
+    choice = recommended(folder, manifest)
     passed = [one.name for one in deployable if one.parity == "PASS"]
     if choice.deploy is not None or not passed:
         return choice.commands
     name = "ort_cpu" if "ort_cpu" in passed else passed[0]
     return (f"attnport bundle {shlex.quote(str(folder))} -o app/ --form {shlex.quote(name)} --lang python",)
+
+
+def recommended(folder: Path, manifest: Manifest) -> Choice:
+    """As `advise`, by the reports that the folder holds."""
+    parity, latency = read_parity(folder, manifest), _read(LatencyReport, folder, manifest, "latency.json")
+    return advise(folder, manifest, parity, latency)
 
 
 def advise(folder: Path, manifest: Manifest, parity: ParityReport | None, latency: LatencyReport | None) -> Choice:

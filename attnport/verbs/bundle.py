@@ -29,6 +29,7 @@ from attnport.reporting.document import mebibytes
 from attnport.runtimes import base
 from attnport.user_cache import cache
 from attnport.verbs._arguments import verb
+from attnport.verbs._deployables import recommended
 from attnport.verbs._needs import lacks, write_form
 from attnport_bundle.format.manifest import ENGINES, MANIFEST, SIGNATURE
 from attnport_bundle.format.manifest import Manifest as BundleManifest
@@ -136,7 +137,7 @@ def bundle(
             laid_out.write(layouts.Packed(packed, written, lambda: _described(manifest), tell), staged)
             shutil.rmtree(packed)
     if laid_out is None:
-        tell(_contents(written))
+        tell(_contents(written) + ("" if forms else _better(folder, manifest, written)))
         if tried and (kept := cache()) is not None:
             kept.write(_record(out), _made(out, inputs))
     return out
@@ -199,6 +200,12 @@ def _contents(manifest: BundleManifest) -> str:
     if manifest.tokenizer and manifest.tokenizer.chars is None:
         packages.append("tokenizers")
     return f"{forms}, {size} MiB in {len(manifest.files)} files; an application needs: pip install {' '.join(packages)}"
+
+
+def _better(folder: Path, manifest: Manifest, written: BundleManifest) -> str:
+    """The form that is recommended for this machine, if the usual one is another."""
+    best = recommended(folder, manifest).deploy
+    return f"; {best.name} is recommended here: --form {best.name}" if best and best.name not in written.forms else ""
 
 
 def _refuse_with_layout(layout: str, lang: Sequence[str], sign: Path | None, unverified: bool, force: bool) -> None:

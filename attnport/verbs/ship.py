@@ -195,7 +195,7 @@ class _Ship:
 
     def bundle(self) -> str:
         """Writes the bundle, and verifies one that was written now."""
-        from attnport.verbs.bundle import bundle
+        from attnport.verbs.bundle import FORMS, bundle
         from attnport.verbs.verify import raise_for, verify
 
         before = self.done("bundle")
@@ -205,7 +205,7 @@ class _Ship:
         self.progress("verifying the bundle")
         result = verify(path)
         raise_for(result)
-        return f"{path}, verified: {count(len(result.rows), 'check')}"
+        return f"{path} with {', '.join(FORMS)}, verified: {count(len(result.rows), 'check')}"
 
     def report(self) -> str:
         from attnport.verbs.report import report

@@ -11,6 +11,7 @@ import hf_folders
 import pytest
 from representatives import representatives
 
+from attnport.artifacts import IOContract
 from attnport.bundling import readme
 from attnport.errors import AttnportError, MissingDependency, SpecError, UsageError
 from attnport.exporter.capture import Capture, capture
@@ -62,11 +63,17 @@ def test_a_classifier_has_the_labels_of_its_config_and_none_that_say_nothing(fol
     assert load(f"hf:{made('bert_classes', folders)}").io.outputs[0].labels == ()  # LABEL_0, ...
     folder = Path(shutil.copytree(made("bert_classes", folders), tmp_path / "named"))
     config = json.loads((folder / "config.json").read_text())
-    named = {"0": "no", "1": "yes|no", "2": "yes"}
-    (folder / "config.json").write_text(json.dumps(config | {"id2label": named}))
-    spec = load(f"hf:{folder}")
-    assert spec.io.outputs[0].labels == tuple(named.values())
-    table = readme.contract(spec.io)
+
+    def named(labels: dict[str, str]) -> IOContract:
+        (folder / "config.json").write_text(json.dumps(config | {"id2label": labels}))
+        return load(f"hf:{folder}").io
+
+    assert named({"0": "a", "2": "b", "5": "c"}).outputs[0].labels == ()  # of a class without a name
+    hostile = named({"0": "\ud800", "1": "a\nb\x1b[31m", "2": "x" * 2000}).outputs[0].labels
+    assert hostile == ("\\ud800", "a\\nb\\x1b[31m", "x" * 1000)
+    io = named({"0": "no", "1": "yes|no", "2": "yes"})
+    assert io.outputs[0].labels == ("no", "yes|no", "yes")
+    table = readme.contract(io)
     assert "no, yes\\|no, yes |" in table[0]
     assert "0 to 59" in table[0]
 

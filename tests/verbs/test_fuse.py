@@ -233,7 +233,9 @@ def test_an_attention_that_is_not_proved_has_the_runtimes_reason_and_that_of_its
     forms: dict[str, str], said: str
 ) -> None:
     attention = SimpleNamespace(name="a")
-    lowered = SimpleNamespace(forms=forms, masks={}, notes={"a": "not in blocks: the mask has no window"}, costs={})
+    lowered: Any = SimpleNamespace(
+        forms=forms, masks={}, notes={"a": "not in blocks: the mask has no window"}, costs={}
+    )
     manifest: Any = SimpleNamespace(attentions=(attention,))
-    (item,) = verb._items(manifest, lowered, {}, "ort_cpu runs it as several kernels")  # type: ignore[arg-type]
+    (item,) = verb._items(manifest, lowered, {}, "ort_cpu runs it as several kernels")
     assert item.reason == said

@@ -44,7 +44,7 @@ def expand_all(model: ir.Model) -> int:
                 value.dtype = ir.DataType.FLOAT  # inference stops at operators that are not ONNX's
         try:
             made = OPERATORS[node.op_type].expand(build, operands(node.op_type, node.inputs, attributes_of(node)))
-        except NotImplementedError:
+        except NotImplementedError:  # `operands` or `expand` does not know this use: the operator stays
             continue
         pairs = list(zip(node.outputs, [*made, *[None] * len(node.outputs)], strict=False))
         if any(new is None and (old.uses() or old.is_graph_output()) for old, new in pairs):

@@ -27,7 +27,7 @@ _BROADCAST = (
 
 
 def infer_sizes(model: ir.Model) -> int:
-    """Gives every value of the graph a shape in which equal sizes have equal names, and makes known integers constants.
+    """Gives every value a shape in which equal sizes have equal names, and turns known integers into constants.
 
     Returns how many integer tensors became constants. Values inside control flow keep their shapes. A size that no rule
     gives gets a new name.

@@ -54,6 +54,8 @@ from attnport.sources.hf.modules import (
 )
 from attnport.sources.parsing import parse_dims
 from attnport.sources.ranges import range_by_trying
+from attnport_bundle.errors import escape_all
+from attnport_bundle.format.strict_json import MAX_TEXT
 
 _NOT_TRIED = ("batch", "choices")
 _MOST_TRIED = 4096
@@ -294,9 +296,12 @@ def text_contract(
 
 
 def labelled(output: TensorSpec, model: Any) -> TensorSpec:
-    """The output with the labels of its classes, if the model is a classifier whose config names them."""
+    """The output with the labels of its classes, if the model is a classifier whose config names every class.
+
+    They are escaped and cut as text of a bundle has to be: a model is not refused for its labels.
+    """
     names = getattr(model.config, "id2label", None) or {}
-    labels = tuple(str(names.get(place)) for place in range(len(names)))
+    labels = tuple(escape_all(str(names[place]))[:MAX_TEXT] for place in range(len(names)) if place in names)
     unnamed = all(label == f"LABEL_{place}" for place, label in enumerate(labels))
     if "Classification" not in type(model).__name__ or output.name not in ("logits", "scores") or unnamed:
         return output
