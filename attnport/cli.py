@@ -15,7 +15,7 @@ from attnport.console.arguments import refuse
 from attnport.console.command import Finish, Verbs
 from attnport.console.run import Reporter, complain, start
 from attnport.module_path import leave_current_folder
-from attnport.options import Option
+from attnport.options import Option, command_line
 from attnport.version import __version__
 
 Run = partial[Any]
@@ -142,7 +142,6 @@ def check(
     from attnport.parity.evaluate import Means
     from attnport.processes.isolated import Limits
     from attnport.verbs import check as checking
-    from attnport.verbs._arguments import command_line
     from attnport.verbs._saving import check_target, save
 
     options = run.keywords
@@ -171,7 +170,7 @@ def check(
             out.print(workflow_commands(report, annotated(bisected) if bisected else ()))
         else:
             out.show(bisected or report, "whole" if out.verbose else "brief")
-        again = command_line(checking.check, **options | {"runtimes": (), "force": False})
+        again = command_line("check", checking.check, **options | {"runtimes": (), "force": False})
         checking.raise_for(report, options["runtimes"], "" if bisect or options["precision"] else again)
 
     return finish

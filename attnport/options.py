@@ -116,6 +116,31 @@ def parameters(verb: Callable[..., Any]) -> dict[str, Parameter]:
     return found
 
 
+def command_line(name: str, /, *functions: Callable[..., Any], **arguments: Any) -> str:
+    """The command that calls a verb with these arguments; those with their default are left out.
+
+    Args:
+        name: What the command is called.
+        functions: The verb, and what else has options of the command.
+        arguments: Their arguments by name.
+    """
+    words = ["attnport", name]
+    for one in (one for function in functions for one in parameters(function).values()):
+        value = arguments.get(one.name, one.default)
+        if not isinstance(one.note, Option) or value == one.default or value is None:
+            continue
+        if one.type is bool:
+            words.append(one.flags[-1] if value else f"--no-{one.flags[-1][2:]}")
+            continue
+        for each in value if isinstance(value, Sequence) and not isinstance(value, str) else (value,):
+            if isinstance(each, tuple):
+                words += [one.flags[-1], *map(str, each)]
+            else:
+                text = str(each).removesuffix(".0") if isinstance(each, float) else str(each)
+                words.append(f"{one.flags[-1]}={text}" if one.flags else text)
+    return shlex.join(words)
+
+
 def owners(verb: Callable[..., Any]) -> dict[str, Any]:
     """The dataclasses that a verb takes, by the name of their parameter."""
     return {each.name: kind for each, kind in _annotated(verb) if dataclasses.is_dataclass(kind)}

@@ -96,9 +96,10 @@ def test_a_dry_run_prints_the_command_with_what_the_project_adds(
     Path("pyproject.toml").write_text("[tool.attnport.check]\nruntime = ['ort_cpu', 'openvino']\ntimeout = 30\n")
     result = call("check", "no folder", "--text", "s.txt", "--bisect", "--dry-run")
     assert result.exit_code == 0, result.stderr
-    written = "check 'no folder' --runtime ort_cpu --runtime openvino --text s.txt --timeout 30 --bisect"
+    written = "check 'no folder' --runtime=ort_cpu --runtime=openvino --text=s.txt --timeout=30 --bisect"
     assert result.stdout == f"attnport {written}\n"
     assert call(*shlex.split(written), "--dry-run").stdout == result.stdout
+    assert call("list", "models", "--dry-run").stdout == "attnport list models\n"
     compared = call("bench", "--compare", "a", "b", "--compare", "c", "d", "--dry-run").stdout
     assert compared == "attnport bench --compare a b --compare c d\n"
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import shlex
 from collections.abc import Callable, Collection
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from attnport.console.arguments import FOLDER, as_click, refuse
 from attnport.console.run import Reporter, carry_out
 from attnport.console.spread import on_cluster
-from attnport.options import Option, parameters
+from attnport.options import Option, command_line, parameters
 
 Finish = Callable[[], None]
 """Prints the result of a verb, and raises for its verdict."""
@@ -102,14 +100,18 @@ class Verb(click.Command):
         found: Callable[..., Any] = getattr(importlib.import_module(f"attnport.verbs.{name}"), name)
         return found
 
+    @property
+    def _functions(self) -> tuple[Callable[..., Any], ...]:
+        """Whose parameters the command has: the verb's, its own, and those of every command."""
+        return (self._verb, self._work, Reporter, *[on_cluster] * self._several)
+
     @cached_property
     def params(self) -> list[click.Parameter]:  # type: ignore[override]  # a field there, made on demand here
         """Those of the verb, of the command itself, and of every command."""
         found: list[click.Parameter] = []
         if self._several:
             found.append(click.Argument(["folder"], type=FOLDER, nargs=-1, required=self._needs_folder))
-        functions: list[Callable[..., Any]] = [self._verb, self._work, Reporter]
-        for function in functions + [on_cluster] * self._several:
+        for function in self._functions:
             taken = (one for one in parameters(function).values() if isinstance(one.note, Option))
             found += [as_click(one) for one in taken if not (self._several and one.name == "folder")]
         return sorted(found, key=lambda one: (one.param_type_name == "option", not one.required))
@@ -173,26 +175,9 @@ class Verb(click.Command):
         with formatter.section("Example"):
             formatter.write(f"{'':{formatter.current_indent}}{self.example}\n")
 
-    def _command(self) -> str:
-        """The command line with every value that was given, by hand or by the project."""
-        context = click.get_current_context()
-        words = ["attnport", str(self.name)]
-        for one in self.params:
-            value = context.params[str(one.name)]
-            if context.get_parameter_source(str(one.name)) is ParameterSource.DEFAULT or one.name == "dry_run":
-                continue
-            if isinstance(one, click.Option) and one.is_flag:
-                words += (one.opts if value else one.secondary_opts)[-1:]
-                continue
-            for each in value if one.multiple or one.nargs == -1 else (value,):
-                words += [*one.opts[-1:]] * isinstance(one, click.Option)
-                words += [
-                    f"{part:g}" if isinstance(part, float) else str(part)
-                    for part in (each if isinstance(each, tuple) else (each,))
-                ]
-        return shlex.join(words)
-
     def _run(self, **values: Any) -> None:
+        command = f"{command_line(str(self.name), *self._functions, **values | {'dry_run': False})}\n"
+
         def taken(function: Callable[..., Any]) -> dict[str, Any]:
             return {name: values.pop(name) for name, one in parameters(function).items() if one.note}
 
@@ -201,7 +186,7 @@ class Verb(click.Command):
 
         def work() -> Finish:
             if out.dry_run:
-                return lambda: out.print(f"{self._command()}\n")
+                return lambda: out.print(command)
             if self._several:
                 folders = values.pop("folder")
                 if cluster["address"] is not None:

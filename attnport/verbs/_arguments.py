@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import inspect
 import os
-import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
@@ -15,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from attnport.errors import AttnportError, UsageError
 from attnport.folder.portable import as_command
-from attnport.options import REQUIRED, Option, Parameter, owners, parameters
+from attnport.options import REQUIRED, Parameter, owners, parameters
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,21 +73,6 @@ def verb(function: Callable[P, T]) -> Callable[P, T]:
 def verb_of_fields(function: Callable[..., T]) -> Callable[..., T]:
     """As `verb`, of a function that takes dataclasses, in whose place callers give their fields."""
     return verb(function)
-
-
-def command_line(function: Callable[..., Any], **arguments: Any) -> str:
-    """The command that calls a verb with these arguments; those with their default are left out."""
-    words = ["attnport", function.__name__.replace("_", "-")]
-    for one in parameters(function).values():
-        value = arguments.get(one.name, one.default)
-        if not isinstance(one.note, Option) or value == one.default or value is None:
-            continue
-        values = value if one.several else (value,)
-        if one.type is bool:
-            words.append(one.flags[-1] if value else f"--no-{one.flags[-1][2:]}")
-        else:
-            words += [f"{one.flags[-1]}={each}" if one.flags else str(each) for each in values]
-    return shlex.join(words)
 
 
 def _signature(function: Callable[..., Any], known: Mapping[str, Parameter]) -> inspect.Signature:

@@ -27,6 +27,7 @@ from attnport.options import (
     Shapes,
     Tell,
     Text,
+    command_line,
 )
 from attnport.printed import Printed
 from attnport.reporting import document as doc
@@ -34,7 +35,7 @@ from attnport.reporting.choice import Choice
 from attnport.reporting.facts import count, lacking, short_shape, without
 from attnport.reporting.fusion import total
 from attnport.reporting.parity import forms
-from attnport.verbs._arguments import command_line, verb_of_fields
+from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs._deployables import advise
 from attnport.verbs.bundle import BUNDLE
 from attnport.verbs.export import WithWeights, exported
@@ -181,7 +182,7 @@ class _Ship:
         problem = why_no_layers(
             self.folder, report, CaseOptions(self.text), Means(progress=self.progress), force=self.force
         )
-        raise_for(report, again=command_line(check, folder=self.folder, text=self.text))
+        raise_for(report, again=command_line("check", check, folder=self.folder, text=self.text))
         verdicts = Counter(row.verdict for row in (*report.runtimes.values(), *report.forms.values()))
         counts = ", ".join(f"{verdicts[one]} {one}" for one in ("PASS", "FAIL", "NOT_RUN") if verdicts[one])
         return counts + (f"; {problem}" if problem else "")

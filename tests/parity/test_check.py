@@ -15,8 +15,8 @@ from attnport.artifacts import Capabilities, CaseResult, Form, ParityReport, Ran
 from attnport.errors import IntegrityError, ParityFailed, UnavailableError, UsageError
 from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import read
+from attnport.options import command_line
 from attnport.runtimes import base
-from attnport.verbs._arguments import command_line
 from attnport.verbs.check import check, raise_for
 
 Outputs = dict[str, np.ndarray]
@@ -373,7 +373,7 @@ def failed(runtime: str, provider: str, form: RuntimeParity | None = None, error
     return ParityReport("FAIL", {runtime: row}, {runtime: form} if form else {})
 
 
-def hint_of(report: ParityReport, again: str = command_line(check, folder=Path("my out"))) -> str:
+def hint_of(report: ParityReport, again: str = command_line("check", check, folder=Path("my out"))) -> str:
     with pytest.raises(ParityFailed) as caught:
         raise_for(report, again=again)
     return caught.value.hint
@@ -405,7 +405,7 @@ def test_no_search_is_advised_where_there_is_nothing_to_search() -> None:
 
 def test_a_form_that_fails_is_searched_by_a_check_of_all() -> None:
     wrong = failed("openvino", "openvino 1").runtimes["openvino"]
-    again = command_line(check, folder=Path("out"), text=Path("a b.txt"), shapes=("batch=2",), thorough=True)
+    again = command_line("check", check, folder=Path("out"), text=Path("a b.txt"), shapes=("batch=2",), thorough=True)
     hint = hint_of(ParityReport("FAIL", {}, {"onnx": wrong}), again)
     options = "'--text=a b.txt' --shape=batch=2 --thorough"
     assert hint.endswith(f"Where it goes wrong: attnport check out {options} --bisect")
