@@ -136,6 +136,8 @@ def run_files(
             printed = err.stdout.decode(errors="replace") if isinstance(err.stdout, bytes) else err.stdout or ""
             output = f"{printed}\n{' '.join(files)}: stopped after {limit_s / 60:.0f} minutes; split it.\n"
             total = Counts(failed=1, seconds=time.monotonic() - began)
+        except FileNotFoundError as err:  # its environment could not be made
+            output, total = f"{' '.join(files)}: {err}\n", Counts(failed=1)
         if len(files) == 1:
             return {files[0]: total}, output
         counts = {file: count(report, file) for file in files}

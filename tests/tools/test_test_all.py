@@ -113,6 +113,14 @@ def test_a_file_that_cannot_be_imported_is_a_failure(tool: ModuleType, project: 
     assert run(tool, project, "test_broken") == (0, 1, 0)
 
 
+def test_a_file_whose_environment_is_not_there_is_a_failure_and_the_others_run(tool: ModuleType, project: Path) -> None:
+    (project / "tests" / "serving").mkdir()
+    (project / "tests" / "serving" / "test_server.py").write_text("def test_one(): pass\n")
+    groups = tool.test_groups(project)
+    assert groups[0] == ["tests/serving/test_server.py"]
+    assert run_groups(tool, project, groups) == (3, 2, 1)
+
+
 def test_a_report_cut_short_is_a_failure(tool: ModuleType, tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     assert tool.count(report).failed == 1
