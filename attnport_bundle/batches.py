@@ -198,10 +198,10 @@ def embedding(io: IO) -> str:
     """The output that is a vector for each item.
 
     Raises:
-        FeedError: there is none, or there are several.
+        FeedError: there is none or there are several, or a number for each item too, as of a reranker.
     """
     found = [spec.name for spec in io.outputs if len(spec.dims) == 2 and isinstance(spec.dims[1], int)]
-    if len(found) != 1:
+    if len(found) != 1 or any(len(spec.dims) == 1 for spec in io.outputs):
         raise FeedError(f"embed: got the outputs {', '.join(map(str, io.outputs))}; expected one [batch, number].")
     return found[0]
 

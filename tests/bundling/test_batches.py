@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,6 +182,9 @@ def test_what_does_not_fit_is_refused_with_words() -> None:
     with pytest.raises(FeedError, match="expected one"):
         batches.embedding(IO((IDS, MASK), (ROWS,), DIMS, (MaskSpec(("padding",), "mask"),)))
     assert batches.embedding(TEXT) == "vector"
+    scores = (*TEXT.outputs, TensorSpec("scores", "float32", ("batch",)))
+    with pytest.raises(FeedError, match=r"scores=float32\[batch\]"):  # of a reranker, whose texts are pairs
+        batches.embedding(dataclasses.replace(TEXT, outputs=scores))
 
 
 class Embedder(Model):

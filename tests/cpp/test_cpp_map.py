@@ -112,6 +112,14 @@ def test_inputs_that_do_not_fit_are_refused_before_a_call(cpp_build: Build, wron
     assert "ids" in done.stdout
 
 
+def test_a_vector_is_embedded_and_not_beside_a_score_of_a_reranker(cpp_build: Build) -> None:
+    done = cpp_build.run("map_calls", given="".join(f"{Case((5, 3)).line} {word}\n" for word in ("vector", "scores")))
+    name, refused = done.stdout.splitlines()
+    assert name == "vector"
+    assert "embed: got the outputs" in refused
+    assert "scores=float32[batch]" in refused
+
+
 def embed(build: Build, app: Path, form: str, texts: list[str], tokens: int = 100) -> subprocess.CompletedProcess[str]:
     given = "".join(text.encode().hex() + "\n" for text in texts)
     return build.run("embed_texts", app, form, str(tokens), given=given)

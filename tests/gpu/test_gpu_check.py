@@ -171,8 +171,9 @@ def test_what_there_is_not_is_refused_before_a_gpu_is_looked_for(
 
 def test_without_a_gpu_it_says_what_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "find_gpus", lambda: ((), "no NVIDIA driver: libcuda.so.1 cannot be loaded.", ""))
-    with pytest.raises(UnavailableError, match=r"no CUDA GPU here: .*libcuda\.so\.1 cannot be loaded\.$") as caught:
+    with pytest.raises(UnavailableError, match=r"no CUDA GPU here: .*libcuda\.so\.1 cannot be loaded\.") as caught:
         gpu_check(tmp_path)
+    assert str(caught.value).endswith("cannot be loaded.")
     assert "docs/gpu.md" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
 

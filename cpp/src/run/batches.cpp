@@ -404,15 +404,14 @@ Outputs map_batches(const std::function<Outputs(const Inputs&)>& run, const IO& 
 
 const TensorSpec& embedding(const IO& io) {
     std::vector<std::string> given;
-    const TensorSpec* found = nullptr;
-    std::size_t vectors = 0;
+    std::vector<const TensorSpec*> found;
+    bool numbers = false;  // one for each item, as of a reranker
     for (const auto& spec : io.outputs) {
         given.push_back(spec.text());
-        if (spec.dims.size() != 2 || !std::holds_alternative<std::int64_t>(spec.dims[1])) continue;
-        found = &spec;
-        ++vectors;
+        numbers = numbers || spec.dims.size() == 1;
+        if (spec.dims.size() == 2 && std::holds_alternative<std::int64_t>(spec.dims[1])) found.push_back(&spec);
     }
-    if (vectors == 1) return *found;
+    if (found.size() == 1 && !numbers) return *found[0];
     throw FeedError("embed: got the outputs " + joined(given) + "; expected one [batch, number].");
 }
 

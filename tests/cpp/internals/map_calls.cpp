@@ -46,6 +46,7 @@ attnport::IO contract(const Case& asked) {
     io.inputs = {{"ids", DType::Int64, places, std::nullopt}, {"mask", DType::Int64, places, std::nullopt}};
     io.outputs = {{"rows", DType::Float32, {"batch", "seq", std::int64_t{2}}, std::nullopt},
                   {"vector", DType::Float32, {"batch", std::int64_t{3}}, std::nullopt}};
+    if (asked.word == "scores") io.outputs.push_back({"scores", DType::Float32, {"batch"}, std::nullopt});
     io.dims = {{"batch", asked.least, std::max(asked.least, asked.step), 64 / asked.step * asked.step, asked.step},
                {"seq", 1, 8, 512, 1}};
     io.masks = {{{"padding"}, "mask", "keep", "upper_left", 0, "mask", std::nullopt}};
@@ -115,6 +116,7 @@ std::string answer(const Case& asked) {
     const auto run = [&](const attnport::Inputs& part) { return model.run(part); };
     std::string said;
     try {
+        if (asked.word == "vector" || asked.word == "scores") return attnport::reader::embedding(io).name;
         const auto outputs = attnport::reader::map_batches(run, io, inputs, asked.tokens, "");
         said = digits(outputs.at("rows")) + " " + digits(outputs.at("vector"));
     } catch (const attnport::FeedError& err) {
