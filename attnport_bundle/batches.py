@@ -194,34 +194,46 @@ def real_places(masks: Sequence[MaskSpec], feeds: Mapping[str, Array]) -> Array:
     return real
 
 
+def scoring(io: IO) -> str:
+    """The output with the scores of each item, `[batch]` or `[batch, classes]`: `scores`, else `logits`, else ""."""
+    found = {spec.name for spec in io.outputs if len(spec.dims) == 1 or _is_vector(spec)}
+    return next((name for name in ("scores", "logits") if name in found), "")
+
+
+def _is_vector(spec: TensorSpec) -> bool:
+    return len(spec.dims) == 2 and isinstance(spec.dims[1], int)
+
+
 def embedding(io: IO) -> str:
     """The output that is a vector for each item.
 
     Raises:
-        FeedError: there is none or there are several, or a number for each item too, as of a reranker.
+        FeedError: there is none or there are several, or the model gives scores, as a reranker or a classifier.
     """
-    found = [spec.name for spec in io.outputs if len(spec.dims) == 2 and isinstance(spec.dims[1], int)]
-    if len(found) != 1 or any(len(spec.dims) == 1 for spec in io.outputs):
-        raise FeedError(f"embed: got the outputs {', '.join(map(str, io.outputs))}; expected one [batch, number].")
+    found = [spec.name for spec in io.outputs if _is_vector(spec)]
+    if len(found) != 1 or scoring(io):
+        got = ", ".join(map(str, io.outputs))
+        raise FeedError(f"embed: got the outputs {got}; expected one [batch, number], and neither scores nor logits.")
     return found[0]
 
 
 def embedded(
     run: Callable[..., Arrays],
     io: IO,
-    encode: Callable[[Sequence[str], int], Mapping[str, Array]],
-    texts: Iterable[str],
+    output: str,
+    encode: Callable[[Sequence[Any], int], Mapping[str, Array]],
+    texts: Iterable[Any],
     tokens: int,
 ) -> Array:
-    """The vectors of any number of texts, `[texts, width]`, `WINDOW` of them at a time.
+    """An output of any number of texts, a row each, `WINDOW` of them at a time.
 
     Args:
         encode: Makes the inputs of texts, the first of which has the given number among all.
 
     Raises:
-        FeedError: there is no text, or as `embedding` and `mapped`.
+        FeedError: there is no text, or as `mapped`.
     """
-    output, rest = embedding(io), several("texts", texts, "several texts")
+    rest = several("texts", texts, "several texts")
     vectors: Array | None = None
     while window := list(itertools.islice(rest, WINDOW)):
         count = 0 if vectors is None else len(vectors)

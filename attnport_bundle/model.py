@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .decoding.generate import Prompts
-    from .text import Tokenizer
+    from .text import Text, Tokenizer
 
 HERE = Path(__file__).resolve().parents[2]
 """The bundle that this package was copied into, as `python/attnport_bundle`."""
@@ -158,9 +158,42 @@ class Model:
                 not installed.
         """
         before = self.manifest.prompts.chosen(prompt)
-        batches.embedding(self.io)  # a model that is no embedder is refused before its tokenizer is read
+        output = batches.embedding(self.io)  # a model that is no embedder is refused before its tokenizer is read
         encode = functools.partial(self._text().encode, prompt=before)
-        return batches.embedded(self.run, self.io, encode, texts, tokens)
+        return batches.embedded(self.run, self.io, output, encode, texts, tokens)
+
+    def predict(self, texts: Iterable[Text], *, tokens: int = batches.TOKENS) -> np.ndarray[Any, Any]:
+        """The scores of any number of pairs of texts, or of texts, in their order: `[texts]` or `[texts, classes]`.
+
+        Of a cross-encoder of sentence-transformers, they are those of its `predict`; of another classifier its logits.
+        What the classes mean is in `labels` of the output.
+
+        Raises:
+            FeedError: the model gives no scores; else as `embed`.
+            BundleError: as `embed`.
+        """
+        output = batches.scoring(self.io)
+        arguments.require(bool(output), "predict", ", ".join(map(str, self.io.outputs)), "an output scores or logits")
+        return batches.embedded(self.run, self.io, output, self._text().encode, texts, tokens)
+
+    def rank(
+        self, query: str, documents: Iterable[str], *, top_k: int | None = None, tokens: int = batches.TOKENS
+    ) -> list[dict[str, Any]]:
+        """The documents by their score for a query, the best first, as sentence-transformers' `rank` gives them.
+
+        Returns:
+            For each document its place among those given, `corpus_id`, and its `score`; of the best `top_k`, if given.
+
+        Raises:
+            FeedError: the model gives a score for each of several classes; else as `predict`.
+            BundleError: as `embed`.
+        """
+        most = None if top_k is None else arguments.integer("top_k", top_k, 1)
+        given = arguments.several("documents", documents, "several texts")
+        scores = self.predict(((query, document) for document in given), tokens=tokens)
+        arguments.require(scores[:1].size == 1, "rank", scores.shape, "one score for each document")
+        found = scores.reshape(-1)
+        return [{"corpus_id": int(at), "score": float(found[at])} for at in (-found).argsort(kind="stable")[:most]]
 
     def generate(self, prompts: Prompts, *, encoder: Model | None = None, **options: Any) -> Any:
         """Continues prompts token by token. All run as one batch, and the keys and values of earlier tokens are kept.

@@ -21,7 +21,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -214,34 +214,27 @@ def save(embedder: Embedder, folder: Path) -> Any:
     return st.SentenceTransformer(str(folder), device="cpu")
 
 
-def feeds_of(out: Path, io: Any, pairs: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
-    """A padded batch of pairs, by nothing but the artifact's file."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
-    longest = io.dim("seq").max
-    tokenizer.enable_truncation(longest)
-    rows = tokenizer.encode_batch(list(pairs))
-    named = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-    return {spec.name: np.array([getattr(row, named[spec.name]) for row in rows], spec.dtype) for spec in io.inputs}
-
-
 def compare(embedder: Embedder, peer: Any, folder: Path, result: Result) -> None:
-    """The artifact's bundle in each runtime against `encode`, or the artifact against `predict`."""
-    if embedder.labels:
-        compare_scores(peer, folder / "out", result)
-        return
+    """The bundle in each runtime against `encode`, or against `predict` of a cross-encoder."""
     from attnport.verbs.bundle import bundle
     from attnport_bundle import load
 
     app = bundle(folder / "out", folder / "app", forms=RUNTIMES, unverified=True)
-    named = {"prompt_name": embedder.prompt} if embedder.prompt else {}
-    expected = peer.encode(TEXTS, batch_size=BATCH, show_progress_bar=False, **named)
+    if embedder.labels:
+        pairs = list(zip(SENTENCES, [*SENTENCES[7:], *SENTENCES[:7]], strict=True))
+        expected = peer.predict(pairs, batch_size=BATCH, show_progress_bar=False)
+    else:
+        named = {"prompt_name": embedder.prompt} if embedder.prompt else {}
+        expected = peer.encode(TEXTS, batch_size=BATCH, show_progress_bar=False, **named)
     for runtime in RUNTIMES:
         with load(app, form=runtime) as model:
-            got = model.embed(TEXTS, prompt=embedder.prompt)
+            got = model.predict(pairs) if embedder.labels else model.embed(TEXTS, prompt=embedder.prompt)
         if got.shape != expected.shape:
             raise ValueError(f"{runtime}: got shape {got.shape}; sentence-transformers gives {expected.shape}.")
+        if embedder.labels:
+            scale = max(1.0, float(np.abs(expected).max()))
+            result.score = (result.score or {}) | {runtime: float(np.abs(got - expected).max()) / scale}
+            continue
         lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(expected, axis=1)
         # A text of no token gives zeros on both sides.
         empty = ~got.any(1) & ~expected.any(1)
@@ -250,26 +243,6 @@ def compare(embedder: Embedder, peer: Any, folder: Path, result: Result) -> None
         ratio = np.linalg.norm(got, axis=1)[~empty] / np.linalg.norm(expected, axis=1)[~empty]
         if np.abs(ratio - 1).max() > 1e-4:
             raise ValueError(f"{runtime}: a vector is {ratio.max()} times as long as sentence-transformers' own.")
-
-
-def compare_scores(peer: Any, out: Path, result: Result) -> None:
-    """The artifact of a reranker in each runtime against `predict`."""
-    import attnport
-
-    artifact = attnport.open(out)
-    pairs = list(zip(SENTENCES, [*SENTENCES[7:], *SENTENCES[:7]], strict=True))
-    expected = peer.predict(pairs, batch_size=BATCH, show_progress_bar=False)
-    for runtime in RUNTIMES:
-        rows = []
-        with artifact.open(runtime) as session:
-            for start in range(0, len(pairs), BATCH):
-                feeds = feeds_of(out, artifact.manifest.io, pairs[start : start + BATCH])
-                rows.append(session.run(**feeds)["scores"])
-        got = np.concatenate(rows)
-        if got.shape != expected.shape:
-            raise ValueError(f"{runtime}: got shape {got.shape}; sentence-transformers gives {expected.shape}.")
-        scale = max(1.0, float(np.abs(expected).max()))
-        result.score = (result.score or {}) | {runtime: float(np.abs(got - expected).max()) / scale}
 
 
 def measure(embedder: Embedder, folder: Path, *, parity: bool) -> Result:

@@ -127,6 +127,9 @@ def usual_shape(spec: TensorSpec, io: IO) -> tuple[int, ...]:
 
 def _from_text(io: IO, tokenizer: str, folder: Path | None, prompts: Prompts, limit: int | None) -> list[str]:
     install = "" if folder is not None and reads_by_itself(folder / tokenizer) else " (`pip install tokenizers`)"
+    if scores := batches.scoring(io):
+        program = _scores_program(next(spec for spec in io.outputs if spec.name == scores))
+        return [f"From texts, or pairs of texts, to scores{install}. {cut_at(io, limit)}", indent(program)]
     if not is_embedder(io):
         program = _tokenizer_program(tokenizer)
         return [f"From text{install}. {cut_at(io)}", indent(program)]
@@ -183,6 +186,19 @@ def _embed_program() -> str:
         "from attnport_bundle import load",
         '    vectors = model.embed(["A sentence.", "Another one, longer."])',
         "print(vectors.shape)",
+    )
+
+
+def _scores_program(scores: TensorSpec) -> str:
+    """The documents of a query, the best first; or the best class of each text, or pair of texts."""
+    if scores.dims[1:] in ((), (1,)):
+        call = '    ranked = model.rank("A query", ["A document.", "Another one, longer."])'
+        return _program("from attnport_bundle import load", call, "print(ranked)")
+    return _program(
+        "from attnport_bundle import load",
+        f'    labels = next(spec.labels for spec in model.io.outputs if spec.name == "{scores.name}")',
+        '    scores = model.predict(["A text.", ("A text", "and a second one, of a pair")])',
+        "print([labels[best] if labels else best for best in scores.argmax(1)])",
     )
 
 

@@ -24,9 +24,10 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, UsageError
 from attnport.masks.numpy_builders import encode_mask, numpy_dtype
 from attnport.optional import require
+from attnport_bundle.batches import scoring
 from attnport_bundle.decoding.caches import Decoding, MakeSteps, Run, positions, steps_of
 from attnport_bundle.errors import BundleError
-from attnport_bundle.text import PackageTokenizer, told
+from attnport_bundle.text import PackageTokenizer, Text, told
 
 SENTENCES = "sentences "
 """How the name of a batch of them begins."""
@@ -80,7 +81,8 @@ def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, b
     """Sentences in their order, in batches padded to the longest of each batch, on the side that the tokenizer pads.
 
     They are not sorted by length, which would leave hardly any padding: batches in use are not sorted either. Sentences
-    longer than the model takes are truncated. A decoder's cache is empty, and its batches are padded on the left.
+    longer than the model takes are truncated. A decoder's cache is empty, and its batches are padded on the left. For a
+    model that gives scores, a tab in a sentence separates a pair of texts, such as a query and a document.
 
     Raises:
         MissingDependency: the tokenizers package is not installed.
@@ -98,7 +100,8 @@ def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, b
     ids = next(spec for spec in io.inputs if spec.name == "input_ids")
     B, T = (io.dim(dim) if isinstance(dim, str) else None for dim in ids.dims)
     longest = T.max if T else int(ids.dims[1])
-    rows, pad_id, left = _tokenise(sentences, tokenizer_path, longest)
+    texts = [_pair(each) for each in sentences] if scoring(io) else sentences
+    rows, pad_id, left = _tokenise(texts, tokenizer_path, longest)
     batch = min(batch, B.max) if B else int(ids.dims[0])
     batches = []
     for start in range(0, len(rows), batch):
@@ -112,19 +115,24 @@ def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, b
     return batches
 
 
+def _pair(sentence: str) -> Text:
+    first, tab, second = sentence.partition("\t")
+    return (first, second) if tab else sentence
+
+
 def _tokenise(
-    sentences: Sequence[str], tokenizer_path: Path, longest: int
+    texts: Sequence[Text], tokenizer_path: Path, longest: int
 ) -> tuple[list[tuple[list[int], list[int]]], int, bool]:
     """Token ids and type ids of each sentence, the id of padding, and whether it stands on the left."""
     require("tokenizers")
     with tokenizers_errors(tokenizer_path, "cannot tokenise these sentences"):
         tokenizer = PackageTokenizer(tokenizer_path, longest)
-        rows = [(list(row.ids), list(row.type_ids)) for row in tokenizer.encode_batch(sentences)]
+        rows = [(list(row.ids), list(row.type_ids)) for row in tokenizer.encode_batch(texts)]
     if tokenizer.around > longest:
         raise UsageError(f"got {longest} positions; expected {tokenizer.around} or more for the tokens around a text.")
     empty = next((index for index, row in enumerate(rows) if not row[0]), None)
     if empty is not None:
-        raise UsageError(f"sentence {empty + 1} has no token: {sentences[empty][:60]!r}.")
+        raise UsageError(f"sentence {empty + 1} has no token: {texts[empty]!r:.60}.")
     return rows, tokenizer.pad_id, tokenizer.left
 
 

@@ -17,8 +17,9 @@ from attnport.cases.inputs import Array, Case, case
 from attnport.decoders import roles_in
 from attnport.errors import AttnportError, SpecError, UsageError, first_line
 from attnport.sources.load import function_of
-from attnport_bundle.batches import embedding, mapped
+from attnport_bundle.batches import embedding, mapped, scoring
 from attnport_bundle.decoding.caches import Decoding, steps_of
+from attnport_bundle.text import Text
 
 FEWEST = 20
 """Items that must be scored, at least: with fewer, one of them decides."""
@@ -237,12 +238,20 @@ class ScoredModel:
 
     def embed(self, texts: Sequence[str]) -> Array:
         """The vectors of texts, `[texts, width]`, for models that read text and give one vector for each."""
+        return self._output_of(embedding(self._io), texts)
+
+    def predict(self, texts: Sequence[Text]) -> Array:
+        """The scores of texts or pairs of texts, `[texts]` or `[texts, classes]`, for rerankers and classifiers."""
+        if not (output := scoring(self._io)):
+            raise UsageError("the model has no output scores or logits of items; use run or map.")
+        return self._output_of(output, [text if isinstance(text, str) else "\t".join(text) for text in texts])
+
+    def _output_of(self, output: str, sentences: Sequence[str]) -> Array:
         if self._tokenizer is None:
             raise UsageError("the model has no tokenizer; use run or map.")
-        output = embedding(self._io)
-        rows = [self._session.run(one.feeds)[output] for one in text_cases(self._io, texts, self._tokenizer, batch=1)]
-        vectors: Array = np.concatenate(rows)
-        return vectors
+        tried = text_cases(self._io, sentences, self._tokenizer, batch=1)
+        found: Array = np.concatenate([self._session.run(one.feeds)[output] for one in tried])
+        return found
 
 
 class UserMetric:

@@ -59,7 +59,7 @@ Join = Callable[[Callable[[list[Any]], Awaitable[list[Any]]]], Callable[[Any], A
 """What an engine makes of a function for several requests: one for a single request, which others join."""
 
 TEXT = "text"
-"""The input that takes texts in place of tensors, where a bundle has a tokenizer and gives one vector for a text."""
+"""The input that takes texts, or pairs of them, where a bundle has a tokenizer and gives a vector or scores of each."""
 MALFORMED = (ValueError, TypeError, KeyError, struct.error)
 """What KServe's readers of requests raise for one that is not of the protocol."""
 _LABELS = 100
@@ -128,11 +128,11 @@ class Served(Model):  # type: ignore[misc]  # as above
         self.options = options
         self._waiting = 0
         self._model = load_tested(folder, options.threads or None, key)
-        # Of an embedder, requests that name no output get its vectors alone, as the others may be much larger.
+        # Requests that name no output get vectors or scores of texts alone, as the others may be much larger.
         self._usual = [spec.name for spec in self._model.io.outputs]
         self._tokenizer: Tokenizer | None = None
         with suppress(FeedError):
-            self._usual = [batches.embedding(self._model.io)]
+            self._usual = [batches.scoring(self._model.io) or batches.embedding(self._model.io)]
             with suppress(BundleError):  # without a tokenizer, or with one that cannot be read
                 self._tokenizer = self._model._text()
         self.input_names = [each["name"] for each in self.get_input_types()]
@@ -208,14 +208,13 @@ class Served(Model):  # type: ignore[misc]  # as above
             if len(feeds) > 1:
                 raise FeedError(f"got {', '.join(feeds)}; expected {TEXT} alone, or the tensors without it.")
             prompt, values = self._model.manifest.prompts.chosen(asked.prompt), feeds[TEXT]
-            if values.dtype != object or values.ndim != 1:
-                shape = list(values.shape)
-                raise FeedError(f"input {TEXT!r}: got {values.dtype}, shape {shape}; expected BYTES [number].")
-            texts: list[str] = list(values)
-            within(len(texts), most, "texts", "Send them in several requests.")
-            letters = sum(map(len, texts)) + len(texts) * len(prompt)
+            if values.dtype != object or values.shape[:1] == () or values.shape[1:] not in ((), (2,)):
+                got = f"{values.dtype}, shape {list(values.shape)}"
+                raise FeedError(f"input {TEXT!r}: got {got}; expected BYTES [number], or [number, 2] of pairs.")
+            within(len(values), most, "texts", "Send them in several requests.")
+            letters = sum(map(len, values.flat)) + len(values) * len(prompt)
             within(letters, LETTERS * most, "letters of text", "Send fewer at a time; a long text is cut anyway.")
-            feeds = self._tokenizer.encode(texts, prompt=prompt, places=PLACES * most)
+            feeds = self._tokenizer.encode(values.tolist(), prompt=prompt, places=PLACES * most)
         sizes = {
             dim: size
             for spec in self._model.io.inputs

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 IDS, TYPES, POOLED = "input_ids", "token_type_ids", "pooled_mask"
 """Inputs of text models. The last says which tokens are pooled: all of them, but not those of a prompt."""
+Text = str | tuple[str, str]
+"""A text, or a pair of texts such as a query and a document, which become one row."""
 
 
 class Tokenizer:
@@ -60,11 +62,12 @@ class Tokenizer:
         self._left = self._words.left and all(mask.carries == "mask" for mask in io.padding_masks())
 
     def encode(
-        self, texts: Sequence[str], first: int = 0, *, prompt: str = "", places: int | None = None
+        self, texts: Sequence[Text], first: int = 0, *, prompt: str = "", places: int | None = None
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """A row for each text, padded to the longest on the side that the file says.
+        """A row for each text or pair of texts, padded to the longest on the side that the file says.
 
-        A text that is too long is cut at its end, or at its beginning if the file says so; the tokens around it stay.
+        A text that is too long is cut at its end, or at its beginning if the file says so, and of a pair the longer
+        text first; the tokens around it stay.
 
         Args:
             first: The number of the first text in messages.
@@ -76,7 +79,7 @@ class Tokenizer:
                 padding mask and the texts have different lengths.
         """
         require(isinstance(prompt, str), "prompt", prompt, "the text to put before each text")
-        rows = self._rows([prompt + text for text in _checked(texts, first)])
+        rows = self._rows([_begun(prompt, text) for text in _checked(texts, first)])
         size = self._length.at_least(max(len(row.ids) for row in rows))
         if places is not None and len(rows) * size > places:
             raise FeedError(
@@ -137,7 +140,7 @@ def text_feeds(
     return feeds
 
 
-def _read(path: Path, longest: int) -> tuple[WordPiece | PackageTokenizer, Callable[[Sequence[str]], list[Tokens]]]:
+def _read(path: Path, longest: int) -> tuple[WordPiece | PackageTokenizer, Callable[[Sequence[Text]], list[Tokens]]]:
     """What reads the file, and the rows that it makes of texts."""
     table = path.with_suffix(".chars")
     if importlib.util.find_spec("tokenizers") is not None or not table.is_file():
@@ -151,19 +154,26 @@ def _read(path: Path, longest: int) -> tuple[WordPiece | PackageTokenizer, Calla
     return own, lambda texts: [own.encode(text, longest) for text in texts]
 
 
-def _checked(texts: Sequence[str], first: int) -> Sequence[str]:
-    """The texts. Raises FeedError for what is none, by its number."""
-    texts = list(several("texts", texts, "a list of one text or more"))
-    if not texts:
-        raise FeedError("texts: got []; expected a list of one text or more.")
-    for number, text in enumerate(texts, first):
-        if not isinstance(text, str):
-            raise FeedError(f"texts[{number}]: got {shown(text)}; expected text.")
-        try:
-            text.encode()
-        except UnicodeEncodeError as err:
-            raise FeedError(f"texts[{number}]: got half of a surrogate pair; expected text.") from err
-    return texts
+def _checked(texts: Sequence[Text], first: int) -> Sequence[Text]:
+    """The texts and pairs. Raises FeedError for what is none, by its number."""
+    wanted = "a list of one text or more"
+    found = [tuple(each) if isinstance(each, list) else each for each in several("texts", texts, wanted)]
+    if not found:
+        raise FeedError(f"texts: got []; expected {wanted}.")
+    for number, each in enumerate(found, first):
+        parts = each if isinstance(each, tuple) and len(each) == 2 else (each,)
+        for text in parts:
+            if not isinstance(text, str):
+                raise FeedError(f"texts[{number}]: got {shown(each)}; expected text, or a pair of texts.")
+            try:
+                text.encode()
+            except UnicodeEncodeError as err:
+                raise FeedError(f"texts[{number}]: got half of a surrogate pair; expected text.") from err
+    return found
+
+
+def _begun(prompt: str, text: Text) -> Text:
+    return prompt + text if isinstance(text, str) else (prompt + text[0], text[1])
 
 
 _AT_ONCE = 64
@@ -215,8 +225,8 @@ class PackageTokenizer:
         self._made.no_padding()
         self._made.enable_truncation(max(longest, self.around), direction=truncation.get("direction", "right"))
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
-        """The ids of each text with the tokens around it, which stay if the text is cut.
+    def encode_batch(self, texts: Sequence[Text]) -> list[Tokens]:
+        """The ids of each text or pair with the tokens around it, which stay if the text is cut.
 
         Raises:
             BundleError: the rules of the file cannot be applied to these texts.
@@ -302,20 +312,32 @@ class WordPiece:
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if self._added else None
         known = [self._added[token] for token in PAD_TOKENS if token in self._added]
         self.pad_id = _id(next(iter(known), 0) if padding is None else padding["pad_id"])
-        self._parts: list[tuple[tuple[int, ...] | None, int]] = []  # ids, None for those of the text, and the type id
-        for part in after["single"]:
-            ((kind, place),) = part.items()
-            ids = None if kind == "Sequence" else tuple(map(_id, after["special_tokens"][place["id"]]["ids"]))
-            self._parts.append((ids, _id(place["type_id"])))
-        self.around = sum(len(ids) for ids, _ in self._parts if ids is not None)
+        # Of one text and of two: the ids of special tokens or the number of a text, and the type id.
+        self._parts: list[list[tuple[tuple[int, ...] | int, int]]] = [[], []]
+        for parts, which, names in zip(self._parts, ("single", "pair"), ("A", "AB"), strict=True):
+            for part in after[which]:
+                ((kind, place),) = part.items()
+                ids = names.index(place["id"]) if kind == "Sequence" else None
+                special = after["special_tokens"][place["id"]]["ids"] if ids is None else ()
+                parts.append((tuple(map(_id, special)) if ids is None else ids, _id(place["type_id"])))
+        self.around = self._around(1)
 
-    def encode(self, text: str, longest: int) -> Tokens:
-        """The ids of `text` with the tokens around it, the text cut at its end so that there are at most `longest`."""
-        text_ids = [index for part in self._split_added(text) for index in part][: max(longest - self.around, 0)]
+    def _around(self, texts: int) -> int:
+        return sum(len(ids) for ids, _ in self._parts[texts - 1] if isinstance(ids, tuple))
+
+    def encode(self, text: Text, longest: int) -> Tokens:
+        """The ids of a text or pair with the tokens around it, cut at its end so that there are at most `longest`."""
+        texts = (text,) if isinstance(text, str) else text
+        found = [tuple(index for part in self._split_added(each) for index in part) for each in texts]
+        room = max(longest - self._around(len(texts)), 0)
+        short = min(range(len(found)), key=lambda at: len(found[at]))
+        if sum(map(len, found)) > room:  # of two, as the package: the shorter one is cut to no less than half
+            kept = min(len(found[short]), room // 2 if len(found) == 2 else room)
+            found = [ids[: kept if at == short else room - kept] for at, ids in enumerate(found)]
         ids: list[int] = []
         types: list[int] = []
-        for fixed, type_id in self._parts:
-            here = text_ids if fixed is None else fixed
+        for part, type_id in self._parts[len(texts) - 1]:
+            here = part if isinstance(part, tuple) else found[part]
             ids += here
             types += [type_id] * len(here)
         return Tokens(tuple(ids), tuple(types))

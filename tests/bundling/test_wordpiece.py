@@ -92,6 +92,17 @@ def test_long_texts_are_cut_like_the_packages(minilm: Path, pair: tuple[WordPiec
         Tokenizer(minilm, io)
 
 
+def test_pairs_of_texts_are_cut_like_the_packages(minilm: Path, pair: tuple[WordPiece, Any]) -> None:
+    lengths = (0, 1, 2, 7, 8, 9, 30)
+    pairs = [("word " * first, "other " * second) for first in lengths for second in lengths]
+    pairs += list(zip(SENTENCES[:20], HARD, strict=False))
+    for longest in (3, 4, 5, 16, 17, 18, 128):
+        other = theirs(minilm, longest)
+        for each in pairs:
+            ours, wanted = pair[0].encode(each, longest), other.encode(*each)
+            assert [*ours.ids, *ours.type_ids] == [*wanted.ids, *wanted.type_ids], (longest, each)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -110,6 +110,16 @@ def test_a_classifier_names_its_classes(client: Any, feeds: Any) -> None:
     assert json.loads(said) == ["bad", "poor", "fair", "good", "best"]
 
 
+def test_a_classifier_scores_texts_and_pairs_of_texts(client: Any, small: Path) -> None:
+    pairs = list(zip(TEXTS, reversed(TEXTS), strict=True))
+    given = np.array([[text.encode() for text in pair] for pair in pairs], object)
+    with load(small) as model:
+        for values, asked in ((texts(TEXTS), TEXTS), ({"text": given}, pairs)):
+            answer = client.infer("two", tensors(client, values))
+            np.testing.assert_allclose(answer.as_numpy("logits"), model.predict(asked), atol=2e-5)
+    assert "expected BYTES [number], or [number, 2]" in refusal(client, "two", {"text": given.reshape(1, -1, 2)})
+
+
 def test_an_embedder_gives_its_vectors_alone_and_other_outputs_by_their_names(client: Any, feeds: Any) -> None:
     answer = client.infer("minilm", tensors(client, feeds))
     assert answer.as_numpy(VECTOR).shape == (3, 384)

@@ -405,14 +405,14 @@ Outputs map_batches(const std::function<Outputs(const Inputs&)>& run, const IO& 
 const TensorSpec& embedding(const IO& io) {
     std::vector<std::string> given;
     std::vector<const TensorSpec*> found;
-    bool numbers = false;  // one for each item, as of a reranker
+    bool scores = false;  // as of a reranker or a classifier
     for (const auto& spec : io.outputs) {
         given.push_back(spec.text());
-        numbers = numbers || spec.dims.size() == 1;
+        scores = scores || ((spec.name == "scores" || spec.name == "logits") && spec.dims.size() <= 2);
         if (spec.dims.size() == 2 && std::holds_alternative<std::int64_t>(spec.dims[1])) found.push_back(&spec);
     }
-    if (found.size() == 1 && !numbers) return *found[0];
-    throw FeedError("embed: got the outputs " + joined(given) + "; expected one [batch, number].");
+    if (found.size() == 1 && !scores) return *found[0];
+    throw FeedError("embed: got the outputs " + joined(given) + "; expected one [batch, number], and neither scores nor logits.");
 }
 
 }  // namespace attnport::reader

@@ -1,0 +1,129 @@
+"""`predict` and `rank` of a bundle give the scores of sentence-transformers' cross-encoders, of pairs of texts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_embedders import Embedder, bundled, save
+from tokenizer_files import SENTENCES
+
+from attnport_bundle import FeedError, Model, load
+
+PAIRS = [
+    *zip(SENTENCES[:8], SENTENCES[8:16], strict=True),
+    ("short", "word " * 60),
+    ("word " * 60, "a " * 60),
+    ("", "x"),
+]
+
+
+def save_cross(folder: Path, kind: Embedder, labels: int) -> Path:
+    """A cross-encoder: the small embedder's model and tokenizer with a head of classes."""
+    import torch
+    import transformers
+
+    save(kind, folder)
+    for name in ("modules.json", "sentence_bert_config.json"):
+        (folder / name).unlink()
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder"}))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.num_labels = labels
+    torch.manual_seed(1)
+    made: Any = getattr(transformers, f"{kind.model}ForSequenceClassification")
+    model = made.from_pretrained(folder, config=config, ignore_mismatched_sizes=True)
+    with torch.no_grad():
+        for weight in model.classifier.parameters():
+            weight.normal_(0, 0.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+def expected(folder: Path, longest: int, texts: Any, labels: int) -> np.ndarray[Any, Any]:
+    """What `predict` of sentence-transformers gives, one at a time, so that there is no padding."""
+    import torch
+    import transformers
+
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    model: Any = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    rows = []
+    for each in texts:
+        given = each if isinstance(each, tuple) else (each,)
+        with torch.no_grad():
+            logits = model(**tokenizer(*given, truncation=True, max_length=longest, return_tensors="pt")).logits[0]
+        rows.append((torch.sigmoid(logits[0]) if labels == 1 else logits).numpy())
+    return np.stack(rows)
+
+
+@pytest.fixture(
+    scope="module", params=[("word_pieces", "Bert", 1), ("byte_pairs", "Roberta", 3)], ids=["BERT", "RoBERTa"]
+)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, int]:
+    kind, model, labels = request.param
+    folder = tmp_path_factory.mktemp("cross")
+    save_cross(folder / "model", Embedder(kind, model), labels)
+    return folder / "model", bundled(folder / "model", folder, ["ort_cpu"]), labels
+
+
+def limit_of(model: Model) -> int:
+    return model.manifest.text_limit or model.io.dim("seq").max
+
+
+def test_scores_are_those_of_a_cross_encoder(made: tuple[Path, Path, int]) -> None:
+    folder, app, labels = made
+    with load(app) as model:
+        texts = [*PAIRS, "a text alone"]
+        got = model.predict(iter(texts), tokens=64)
+        wanted = expected(folder, limit_of(model), texts, labels)
+        assert got.shape == wanted.shape
+        assert np.abs(got - wanted).max() < 1e-4
+        assert np.abs(got - model.predict([*((b, a) for a, b in PAIRS), "another"])).max() > 1e-3
+        with pytest.raises(FeedError, match="neither scores nor logits"):
+            model.embed(["a text"])
+
+
+def test_the_reader_of_its_own_cuts_pairs_as_the_package(
+    made: tuple[Path, Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, app, labels = made
+    if labels != 1:
+        return  # byte pairs are read by the package alone
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tokenizers" else found(name))
+    with load(app) as model:
+        assert type(model._text()._words).__name__ == "WordPiece"
+        assert np.abs(model.predict(PAIRS) - expected(folder, limit_of(model), PAIRS, labels)).max() < 1e-4
+
+
+def test_documents_are_ranked_by_their_scores(made: tuple[Path, Path, int]) -> None:
+    _, app, labels = made
+    documents = list(SENTENCES[:6])
+    with load(app) as model:
+        if labels > 1:
+            with pytest.raises(FeedError, match=r"rank: got \(6, 3\); expected one score for each document"):
+                model.rank("a query", documents)
+            return
+        scores = model.predict([("a query", document) for document in documents])
+        ranked = model.rank("a query", documents, top_k=4)
+        assert [each["corpus_id"] for each in ranked] == list(np.argsort(-scores))[:4]
+        assert [each["score"] for each in ranked] == pytest.approx(sorted(scores, reverse=True)[:4], abs=1e-6)
+        with pytest.raises(FeedError, match="top_k: got 0"):
+            model.rank("a query", documents, top_k=0)
+
+
+@pytest.mark.parametrize("wrong", [3, ("a",), ("a", "b", "c"), ("a", 3), ["a", None], ("a", "\ud800")])
+def test_what_is_no_text_and_no_pair_is_refused_by_its_number(made: tuple[Path, Path, int], wrong: Any) -> None:
+    with load(made[1]) as model, pytest.raises(FeedError, match=r"texts\[1\]: got"):
+        model.predict(["a text", wrong])
+
+
+def test_the_page_of_the_bundle_scores_texts(made: tuple[Path, Path, int]) -> None:
+    _, app, labels = made
+    page = (app / "README.md").read_text("utf-8")
+    assert ("model.rank(" in page) is (labels == 1)
+    assert ("model.predict(" in page) is (labels == 3)
+    assert "model.embed(" not in page
