@@ -235,11 +235,7 @@ class Described(NamedTuple):
 
 
 def described(name: str, tensor: Any) -> Any:
-    """What is compared with the contract: an array itself, or a tensor's shape and dtype.
-
-    Raises:
-        FeedError: the value is neither an array nor a tensor with `__dlpack__`.
-    """
+    """An array itself, or a tensor's shape and dtype. Raises FeedError for anything without `__dlpack__`."""
     import numpy as np
 
     if isinstance(tensor, np.ndarray):
@@ -286,11 +282,7 @@ def bound(module: Any, session: Any, feeds: Mapping[str, Any], place: str) -> An
 
 
 def through_numpy(feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The feeds as arrays, for runtimes that take no other library's memory.
-
-    Raises:
-        FeedError: a tensor is not on the CPU, is not contiguous or carries gradients.
-    """
+    """The feeds as arrays, for runtimes that take no other library's memory. Raises FeedError as `bound`."""
     import numpy as np
 
     arrays = dict(feeds)

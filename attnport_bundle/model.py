@@ -334,12 +334,7 @@ def open_form(folder: Path, manifest: Manifest, form: str, threads: int | None =
 
 
 def _proved(model: Model, folder: Path) -> Model:
-    """The model, after the goldens if its form is `graph-only`; otherwise closes it.
-
-    Raises:
-        NumbersOff: an output exceeds its bound here.
-        IntegrityError: the goldens differ from the manifest.
-    """
+    """The model, after the goldens if its form is `graph-only`. Closes it and raises NumbersOff if one fails."""
     if model.manifest.forms[model.form].proof == "device":
         return model
     try:

@@ -270,11 +270,7 @@ def _require_dtype(spec: TensorSpec, got: np.dtype[Any]) -> None:
 
 
 def _item(spec: TensorSpec, value: object) -> Array:
-    """What a row has for an input, in the input's dtype.
-
-    Raises:
-        FeedError: it is no array of this rank and kind, or has a number that the dtype cannot hold.
-    """
+    """What a row has for an input, in its dtype. Raises FeedError: it is another rank or kind, or does not fit."""
     import numpy as np
 
     array = _array(value)
@@ -301,11 +297,7 @@ def _array(value: object) -> Array:
 
 
 def _names(batch: Any) -> list[str]:
-    """The names of a batch's columns.
-
-    Raises:
-        FeedError: it is none of the three.
-    """
+    """The names of a batch's columns. Raises FeedError for what is no batch."""
     if _is_table(batch):
         return list(batch.column_names)
     if isinstance(batch, Mapping) or _is_frame(batch):
@@ -317,11 +309,7 @@ def _names(batch: Any) -> list[str]:
 
 
 def _column(batch: Any, name: str) -> Array:
-    """A column with an item for each row; of lists, and of texts, the items are objects.
-
-    Raises:
-        FeedError: there is none of this name.
-    """
+    """A column, whose items are objects where they are lists or texts. Raises FeedError if it is not there."""
     import numpy as np
 
     if name not in _names(batch):
@@ -339,10 +327,7 @@ def _column(batch: Any, name: str) -> Array:
 def _joined(batch: Any, outputs: Mapping[TensorSpec, Sequence[Array | None]], texts: Mapping[str, list[str]]) -> Any:
     """The batch with more columns, as what it was.
 
-    Args:
-        outputs: An array for each row, by the output that it is of; None for a row without one. That is null in a
-            DataFrame and a table. In a dict of arrays, which has no null, it is NaN, or 0 of an output of integers.
-        texts: A text for each row, by the column's name.
+    An output of a row may be None: null in a DataFrame and a table, in a dict of arrays NaN, or 0 of integers.
     """
     if _is_table(batch):
         return _joined_table(batch, outputs, texts)

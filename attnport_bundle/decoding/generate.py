@@ -478,12 +478,7 @@ class Ruled:
     """Rules on the scores of texts that grow."""
 
     def __init__(self, rules: Rules, stop: Collection[int], max_tokens: int) -> None:
-        """Keeps what the rules are about.
-
-        Args:
-            stop: The tokens that end a text.
-            max_tokens: The most new tokens of a text.
-        """
+        """Keeps the rules, the tokens that end a text, and the most new tokens of one."""
         self._rules, self._stop, self._max_tokens = rules, sorted(stop), max_tokens
         self._bad_words = [word for word in rules.bad_words if len(word) > 1 or word[0] not in self._stop]
         plain = Rules(beams=rules.beams, length_penalty=rules.length_penalty, early_stopping=rules.early_stopping)

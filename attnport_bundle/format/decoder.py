@@ -193,11 +193,7 @@ class Roles:
     """
 
     def __init__(self, io: IO, decoder: Decoder) -> None:
-        """Finds the inputs and outputs that a decoder names.
-
-        Raises:
-            UsageError: one is missing, or does not fit its use.
-        """
+        """Finds what a decoder names. Raises UsageError: an input or output is missing, or does not fit its use."""
         self._io, self._decoder, window = io, decoder, decoder.window
         inputs, outputs = {spec.name: spec for spec in io.inputs}, {spec.name: spec for spec in io.outputs}
         own_mask = window.mask if window else None

@@ -95,22 +95,14 @@ class Stepping:
     """Makes the caches of a decoder's batches; the model with its caches as states is compiled with the first."""
 
     def __init__(self, graph: Any, compile_graph: Callable[[Any], Any], guard: Guard) -> None:
-        """Keeps the graph if it has caches.
-
-        Args:
-            compile_graph: As `compiled`, of a graph alone.
-        """
+        """Keeps the graph if it has caches; `compile_graph` is `compiled`, of a graph alone."""
         self._graph = graph if has_caches(graph) else None
         self._compile, self._guard = compile_graph, guard
         self._made: Any = None
         self._lock = threading.Lock()
 
     def __call__(self, roles: Roles) -> _States | None:
-        """See `decoding.caches.steps_of`; none either of a model that the plugin does not take with states.
-
-        Raises:
-            RuntimeMissing: as of `compiled`.
-        """
+        """As `decoding.caches.steps_of`; none of a model that the plugin takes without states. Raises as `compiled`."""
         with self._lock:
             if self._made is None:
                 graph, self._graph = self._graph, None

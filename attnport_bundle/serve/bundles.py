@@ -114,15 +114,10 @@ class Served(Model):  # type: ignore[misc]  # as above
     """One bundle, open."""
 
     def __init__(self, name: str, folder: Path, options: Options, key: Path | None, join: Join) -> None:
-        """Opens a bundle after its self-test.
+        """Opens a bundle, which clients ask for by `name`, after its self-test. Raises as `model.load_tested`.
 
         Args:
-            name: What clients ask for.
-            key: The public key that it must be signed with, or None.
             join: Joins requests, if the contract allows it.
-
-        Raises:
-            BundleError: as `model.load_tested`.
         """
         super().__init__(name)
         self.options = options

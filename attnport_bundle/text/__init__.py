@@ -205,14 +205,7 @@ class PackageTokenizer:
     """
 
     def __init__(self, path: Path, longest: int) -> None:
-        """Reads the file.
-
-        Args:
-            longest: The most tokens of a text, those around it included.
-
-        Raises:
-            BundleError: as `open_file`.
-        """
+        """Reads the file, for rows of at most `longest` tokens. Raises BundleError, as `open_file`."""
         self._path = path
         self._made = open_file(path)
         padding, truncation = self._made.padding or {}, self._made.truncation or {}
@@ -276,14 +269,7 @@ class WordPiece:
     left = False  # a file that pads texts at their beginning has no `tokenizer.chars`
 
     def __init__(self, path: Path, characters: Mapping[int, str]) -> None:
-        """Reads the file.
-
-        Args:
-            characters: What each character becomes.
-
-        Raises:
-            BundleError: the file does not exist, or is not a BERT tokenizer; `tokenizers` reads every kind.
-        """
+        """Reads the file. Raises BundleError: it is missing or no BERT tokenizer; `tokenizers` reads every kind."""
         self._characters = characters
         try:
             self._read(parse(path.read_bytes(), str(path)))
@@ -377,11 +363,7 @@ class Characters(dict[int, str]):
     """What `str.translate` puts in the place of each character: spaces around words of their own, and between words."""
 
     def __init__(self, data: bytes) -> None:
-        """Reads the content of `tokenizer.chars`.
-
-        Raises:
-            ValueError: it is malformed; says where.
-        """
+        """Reads the content of `tokenizer.chars`. Raises ValueError, which says where it is malformed."""
         super().__init__()
         self._rules = [_rule(line) for line in data.decode("ascii").splitlines()]
         self._firsts = [rule.first for rule in self._rules]
