@@ -163,7 +163,6 @@ def audit_text(file: str, path: Path, builder: Builder, *, words: bool = True, a
 
     Args:
         words: Look for the builder's names too; False for vocabularies, which contain most first names.
-        advice: What to do about it, since such files are never changed.
     """
     seen = set[tuple[Kind, str]]()
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):

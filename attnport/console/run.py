@@ -185,7 +185,6 @@ def carry_out(out: Reporter, name: str, options: Mapping[str, Any], work: Callab
     """Does the work of a command, and turns errors into messages and exit codes.
 
     Args:
-        name: What the command is called.
         options: All that it was given.
         work: Computes, and returns what prints the result and raises for its verdict.
     """

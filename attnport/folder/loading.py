@@ -153,7 +153,6 @@ def load(text: str, **options: Any) -> ModelSpec:
     """Loads the model that a SPEC names, the project's own ones included.
 
     Args:
-        text: The SPEC.
         options: As of `attnport.sources.load`, which raises what this does.
     """
     from attnport.models import base
@@ -203,11 +202,7 @@ def without_outputs(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
 
 
 def note_read(source: Source, read: Collection[str]) -> None:
-    """Records the files of a source that this process has just loaded.
-
-    Args:
-        read: As of `ModelSpec`.
-    """
+    """Records the files of a source that this process has just loaded: `ModelSpec.read`."""
     if not source.in_memory and (kept := cache()) is not None:
         folders = {str(Path(path).parent) for path in read}
         seen = {

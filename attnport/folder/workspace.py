@@ -227,7 +227,6 @@ class Change:
         """Records the stage and the digests of what it staged, and stages the manifest.
 
         Args:
-            stage: The name of the stage.
             inputs: The digest of what it is made from; see `fresh`.
             extra: Files that belong to the stage though an earlier change wrote them.
         """
@@ -307,8 +306,7 @@ def create(folder: Path, manifest: Manifest, began_s: float | None = None) -> It
 
     Args:
         folder: A new or empty folder, or an artifact; see `refuse_stranger`.
-        manifest: The first manifest of the new artifact.
-        began_s: When the stage began, by `time.monotonic`; None = now.
+        began_s: As of `change`.
 
     Raises:
         ArtifactError, IntegrityError: the earlier artifact cannot be read.
@@ -326,7 +324,6 @@ def change(folder: Path, began_s: float | None = None) -> Iterator[Change]:
     """Opens an artifact for one verb's change; all of it becomes visible at the end, or none.
 
     Args:
-        folder: An artifact folder.
         began_s: When the stage began, by `time.monotonic`; None = now.
 
     Raises:
@@ -343,11 +340,8 @@ def stage(folder: Path, name: str, inputs: str, *, force: bool = False, began_s:
     """Opens an artifact for one stage of a verb: `if run.kept`, return the earlier result; else `run.record()`.
 
     Args:
-        folder: An artifact folder.
-        name: The name of the stage.
         inputs: A digest of everything that the result depends on.
-        force: Do it again even if nothing has changed.
-        began_s: When it began, by `time.monotonic`; None = now.
+        began_s: As of `change`.
 
     Raises:
         ArtifactError, IntegrityError, UsageError: as `change`.

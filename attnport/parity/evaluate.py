@@ -214,16 +214,8 @@ def invariance_cases(cases: Sequence[Case]) -> list[str]:
 def measure_items(
     session: Session, io: IOContract, case: Case, outputs: Mapping[str, Array], found: SessionErrors, limit: int
 ) -> None:
-    """Runs items of a case alone and with more padding, and adds what changes to `found.spreads`.
-
-    Args:
-        session: A session that gave `outputs` for the case.
-        io: The contract.
-        case: A case with padding on the right.
-        outputs: By name.
-        found: What the session gave so far.
-        limit: The number of items.
-    """
+    """Runs `limit` items of a case with padding on the right, for which the session gave `outputs`, alone and with more
+    padding, and adds what changes to `found.spreads`."""
     for count, variant in enumerate(variants(io, case)):
         by_size = [spec for spec in io.outputs if follows(io, variant.keys, spec)]
         outputs_told = [spec for spec in io.outputs if spec in by_size or tells_items(io, variant.keys, spec)]

@@ -184,8 +184,6 @@ class Variants(abc.ABC):
 
         Args:
             folder: An artifact folder, with the weights that the graphs read.
-            model: As lowered.
-            runtime: What runs the graphs.
             opening: Their contract, precision plan and threads.
             scratch: An empty folder, which the caller deletes.
         """
@@ -366,12 +364,10 @@ def plan_precision(
 
     Args:
         folder: An artifact folder, whose files were checked.
-        manifest: Its manifest.
         lowering: The target, which takes fp16.
         budget: How many times PyTorch eager's RMS error is allowed; see `docs/precision.md`.
         most: The most graphs to evaluate.
         threads: Compute threads; None = the physical cores.
-        progress: Called with a line about each step.
 
     Raises:
         ParityFailed: no islands around the attentions keep the bound; says whether an attention is why.
@@ -547,14 +543,11 @@ def plan_integers(
     hardly depends on the others.
 
     Args:
-        graphs: The graphs of one target.
-        metric: The metric.
         reference: The score of the same target's form in float32.
         max_drop: The largest drop that is allowed, as a share of `reference`.
         scored: The number of inputs that the metric is taken of.
         inputs: See `IntegerPlan`.
         until_s: The time (of `time.monotonic`) after which no layer is tried alone any more; the others are kept.
-        progress: Called with a line about each step.
     """
     if not graphs.layers:
         return "it has no linear layer with a weight of its own"

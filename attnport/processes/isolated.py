@@ -128,7 +128,6 @@ class Child:
         """Starts the process in a session of its own, so that Ctrl-C reaches only the parent, which then kills it.
 
         Args:
-            threads: Compute threads of its libraries.
             command: Arguments of Python; None = the worker.
             memory_bytes: The process is killed if it holds more, which is checked while the parent waits for an answer.
                 None = no limit.

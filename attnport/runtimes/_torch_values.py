@@ -41,7 +41,6 @@ class TracedModule:
         Args:
             program: The traced module, cast to half precision if the plan is.
             outputs: The names of its outputs, in order.
-            plan: The precision plan.
             float64: Run in float64; `program` is then traced from the float32 module.
         """
         self._program, self._plan, self._float64 = program, plan, float64

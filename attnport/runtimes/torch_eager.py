@@ -351,10 +351,6 @@ def named_outputs(result: Any, io: IOContract) -> dict[str, torch.Tensor]:
 def attention_weights(spec: ModelSpec, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """The softmax probabilities of every attention of the module in float32, for display.
 
-    Args:
-        spec: The model.
-        feeds: Arrays that fit its contract.
-
     Returns:
         [B, H, S, T] by attention name (`SourceAttention.name`, in call order); rows with no allowed key are zero.
 

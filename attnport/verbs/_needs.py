@@ -22,9 +22,7 @@ def ready(folder: Path, names: Sequence[str], progress: Callable[[str], None], p
     Engines, bundles and forms that have to be searched are not made, nor is a form for a runtime that cannot run here.
 
     Args:
-        folder: An artifact folder.
         names: Runtimes, also with a precision, as `openvino.bf16`.
-        progress: Called with a line about each step.
         plan: The precision of names that do not tell it; None = any, or if there is none, the default of `fuse`.
 
     Raises:

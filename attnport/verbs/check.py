@@ -223,7 +223,6 @@ def bisect(
 
     Args:
         report: What `check` gave, without a precision of its own.
-        options: What chose its cases.
         force: Measure errors by layer again, though parity was not checked anew since.
         tell: Called with a line if they could not be measured; the verdict of the check is not affected.
 
@@ -241,12 +240,7 @@ def bisect(
 def why_no_layers(
     folder: Path, report: ParityReport, options: CaseOptions, means: Means, *, force: bool = False
 ) -> str:
-    """Measures errors by layer, for a report; why that was not possible, which takes no verdict from the check.
-
-    Args:
-        report: What `check` gave.
-        options: What chose its cases.
-        force: Measure again, though parity was not checked anew since.
+    """As `bisect` measures errors by layer; returns why that was not possible, which takes no verdict from the check.
     """
     from attnport.parity.layers import layers, read_layers
 
@@ -427,11 +421,7 @@ def _as_named(report: ParityReport, keys: Sequence[Key]) -> ParityReport:
 def _together(
     known: ParityReport | None, report: ParityReport, asked: Asked, thorough: bool, ran: Sequence[Key]
 ) -> ParityReport:
-    """A report, and what is known from earlier ones, with a note on rows whose cases were others.
-
-    Args:
-        ran: What the report is of.
-    """
+    """A report of `ran`, and what is known from earlier ones, with a note on rows whose cases were others."""
     if known is None:
         return report
     again = rows_of(known, *ran)

@@ -164,13 +164,8 @@ def fuse_form(
     """Writes and proves the form of one target and precision plan, unless nothing has changed; raises as `fuse`.
 
     Args:
-        folder: An artifact folder.
-        lowering: The target.
-        plan: The precision plan.
         kept: What stays finer, as a search found it: for the plan `auto`, and for plans in integers.
         rewrite: Writes the linear layers in integers, for an `IntegerPlan`.
-        force: Run again even if nothing has changed.
-        progress: Called with a line about each step.
     """
     began_s = time.monotonic()
     manifest = open_folder(folder)
@@ -225,7 +220,6 @@ def _accepted(
         attempt: Writes and proves a form, without the parts in its first argument, each with the reason. A second
             argument says why nothing is proved; then it only writes the form.
         steps: Steps of the lowering, which are left out rather than attentions.
-        attentions: The names of the attentions.
 
     Raises:
         _Refused: there is no attention that could carry the reason.

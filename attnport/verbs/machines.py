@@ -109,10 +109,7 @@ def on_machines(
     names is run there as here: where it was asked for, and only if it is the same code in the same place.
 
     Args:
-        verb: `check`, `bench` or `tune`.
-        folders: Artifact folders.
         address: As of `ray.init`: a cluster's, `auto` for the one that runs here, `local` for one of this machine.
-        trust_source: As of the verb.
         options: Other arguments of the verb, by name.
 
     Raises:
