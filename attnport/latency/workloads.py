@@ -70,8 +70,6 @@ def workloads(
 
     Args:
         shapes: Grids of sizes, see `grid`.
-        lengths: The number of sequences of each length.
-        batch: The number of sentences or lengths in a padded batch.
 
     Raises:
         ProfileError: a shape is malformed or exceeds the model's limit.

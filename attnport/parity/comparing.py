@@ -204,7 +204,6 @@ class Sliced:
     """A session that is given one batch item after the other: in float64 a whole batch of scores may not fit.
 
     Attributes:
-        ran: As the session's.
         undefined: As of a session of PyTorch eager, for the last call.
         gave_numbers: The same.
     """

@@ -367,7 +367,6 @@ def plan_precision(
         lowering: The target, which takes fp16.
         budget: How many times PyTorch eager's RMS error is allowed; see `docs/precision.md`.
         most: The most graphs to evaluate.
-        threads: Compute threads; None = the physical cores.
 
     Raises:
         ParityFailed: no islands around the attentions keep the bound; says whether an attention is why.

@@ -88,7 +88,6 @@ def line_chart(
 
     Args:
         what: The name of the values, with their unit, for the heading and the description.
-        show: A value as text.
         styles: From `kinds`.
     """
     known = [value for line in series.lines.values() for value in line if value is not None and value > 0]

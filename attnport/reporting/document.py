@@ -240,7 +240,6 @@ class Heatmap:
     """One attention's weights.
 
     Attributes:
-        attention: Its name, as in the manifest.
         queries: The S tokens that attend.
         keys: The T tokens that are attended to.
         weights_HST: Weights in 0..1; every row sums to 1.
@@ -259,7 +258,6 @@ class Maps:
     """The attention weights of a model.
 
     Attributes:
-        heatmaps: One for each attention.
         inputs: What the model read.
         quoted: Whether that is a sentence of the user's.
         note: Why there are no heatmaps.
@@ -333,9 +331,7 @@ class Document:
 
     Attributes:
         about: What it is, above the title.
-        title: Its heading.
         facts: What the title stands for, in a line.
-        head: The blocks before the sections.
         end: The last line; "" for none.
     """
 

@@ -395,7 +395,6 @@ class Opening:
     """What a runtime should open, and how.
 
     Attributes:
-        io: The contract that feeds are checked against.
         plan: The precision plan to run in, one of `artifacts.PLANS`; a runtime that cannot compute in it refuses.
         model: The ONNX form, or the engine; None for runtimes that run the module itself.
         spec: The module, for the torch runtimes.
@@ -548,7 +547,6 @@ class Runtime(abc.ABC):
         """The evidence for each attention that one kernel covers; attentions that are not fused are left out.
 
         Args:
-            model: The ONNX form.
             anchors: Node names by attention: one attention operator, or (QK^T product, softmax, PV product).
             plan: The form's precision plan, for a runtime whose precision is a setting and not part of the graph.
             io: The inputs, for a runtime that runs the form once; None = what the file tells.

@@ -240,8 +240,7 @@ def bisect(
 def why_no_layers(
     folder: Path, report: ParityReport, options: CaseOptions, means: Means, *, force: bool = False
 ) -> str:
-    """As `bisect` measures errors by layer; returns why that was not possible, which takes no verdict from the check.
-    """
+    """Measures errors by layer, as `bisect`; returns why that was not possible, which changes no verdict."""
     from attnport.parity.layers import layers, read_layers
 
     try:

@@ -77,7 +77,6 @@ class Work:
     """What a machine is told.
 
     Attributes:
-        verb: Of `VERBS`.
         version: Of attnport, here.
         files: A zip file with the artifact and with what paths in `options` name, each under the option's name.
         options: Arguments of the verb; a path is relative to what was unpacked.
@@ -110,7 +109,6 @@ def on_machines(
 
     Args:
         address: As of `ray.init`: a cluster's, `auto` for the one that runs here, `local` for one of this machine.
-        options: Other arguments of the verb, by name.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: as the verb, for what is known before it is sent.
