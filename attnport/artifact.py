@@ -9,9 +9,19 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
+from attnport import artifacts
 from attnport.artifacts import Manifest, ModelSpec
 from attnport.folder.given import Given
+from attnport.folder.workspace import open_folder, opened, read_parity, read_report
 from attnport.options import Force, Output, Progress, ReadMemory, ReadTimeout, Tell
+from attnport.reporting import document as doc
+from attnport.reporting.fusion import total
+from attnport.reporting.html import html
+from attnport.reporting.markup import el
+from attnport.runtimes.torch_eager import to_array
+from attnport.sources.memory import given_again
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs.audit import audit
 from attnport.verbs.bench import bench
@@ -19,7 +29,7 @@ from attnport.verbs.build import build
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.export import WithWeights, exported
-from attnport.verbs.fuse import fuse
+from attnport.verbs.fuse import FILE, fuse
 from attnport.verbs.inspect import inspect
 from attnport.verbs.report import report
 from attnport.verbs.tune import tune
@@ -70,8 +80,6 @@ def open(folder: Place) -> Artifact:  # noqa: A001  # called as attnport.open
     Raises:
         ArtifactError, IntegrityError: it is not an artifact folder, or its manifest was changed.
     """
-    from attnport.folder.workspace import open_folder
-
     return Artifact(Path(folder), open_folder(Path(folder)))
 
 
@@ -104,8 +112,6 @@ class Artifact:
     @property
     def manifest(self) -> Manifest:
         """The folder's manifest as it is now."""
-        from attnport.folder.workspace import open_folder
-
         return open_folder(self.folder)
 
     @property
@@ -133,8 +139,6 @@ class Artifact:
             SpecError: `module` is not the one that was exported.
         """
         if module is not None:
-            from attnport.sources.memory import given_again
-
             self._spec = given_again(module, self.manifest.source)
         return check(self.folder, *args, **options)
 
@@ -149,8 +153,6 @@ class Artifact:
             UsageError: there is no such runtime.
             UnavailableError: it is not available here, or the folder holds nothing for it, which says what makes it.
         """
-        from attnport.folder.workspace import opened
-
         return Running(opened(self.folder, self.manifest, runtime, threads))
 
     def generate(
@@ -179,11 +181,6 @@ class Artifact:
 
     def _repr_html_(self) -> str:
         """A short table for a notebook."""
-        from attnport.reporting import document as doc
-        from attnport.reporting.fusion import total
-        from attnport.reporting.html import html
-        from attnport.verbs.fuse import FILE
-
         manifest = self.manifest
         rows: list[tuple[doc.Line, doc.Line]] = [("folder", doc.Name(str(self.folder)))]
         for side, specs in (("inputs", manifest.io.inputs), ("outputs", manifest.io.outputs)):
@@ -198,14 +195,9 @@ class Artifact:
         return str(html([doc.Table(manifest.name, doc.words("what", "value"), doc.rows(rows))]))
 
     def _report(self) -> ParityReport | None:
-        from attnport.folder.workspace import read_parity
-
         return read_parity(self.folder, self.manifest)
 
     def _read(self, file: str, kind: str) -> Any:
-        from attnport import artifacts
-        from attnport.folder.workspace import read_report
-
         return read_report(getattr(artifacts, kind), self.folder, self.manifest, file)
 
 
@@ -244,8 +236,6 @@ class Page(type(Path())):  # type: ignore[misc]  # a path that a notebook shows 
 
     def _repr_html_(self) -> str | None:
         """The page itself, in a frame of its own."""
-        from attnport.reporting.markup import el
-
         if self.suffix != ".html":
             return None
         page = self.read_text(encoding="utf-8")
@@ -253,10 +243,6 @@ class Page(type(Path())):  # type: ignore[misc]  # a path that a notebook shows 
 
 
 def _array(value: Any) -> Any:
-    import numpy as np
-
     if hasattr(value, "detach"):
-        from attnport.runtimes.torch_eager import to_array
-
         return to_array(value)
     return value if isinstance(value, np.ndarray) else np.asarray(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -109,7 +110,6 @@ def this_builder() -> Builder:
     """The current account and machine, without generic names (`root`, `localhost`)."""
     import getpass
     import socket
-    from contextlib import suppress
 
     users = {Path.home().name} if Path.home().name else set()
     with suppress(OSError, KeyError):  # the account may have no entry, as in containers

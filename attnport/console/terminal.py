@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +43,6 @@ def shown(value: Any, detail: doc.Detail = "brief", *, colour: bool = False) -> 
 
 def render(blocks: Iterable[doc.Block], *, colour: bool = False, width: int = WIDTH) -> str:
     """Blocks as text, in lines of at most `width` columns."""
-    import io
-
     from rich.console import Console
 
     text = io.StringIO()

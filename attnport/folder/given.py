@@ -15,7 +15,9 @@ from attnport.dims import Dim, Symbol
 from attnport.errors import ExportError, UsageError
 from attnport.folder.loading import load, with_outputs
 from attnport.options import Note, Option
+from attnport.sources.choices import Choices
 from attnport.sources.code import Code, code_of, runs_code
+from attnport.sources.declare import called, declared_arguments, narrow, refuse_inputs, steps_note
 from attnport.sources.digests import reading
 from attnport.sources.examples import (
     dim_ranges,
@@ -25,8 +27,14 @@ from attnport.sources.examples import (
     with_dims,
     with_needed_values,
 )
+from attnport.sources.load import factory_of
+from attnport.sources.memory import hold, kept_copy, memory_spec
 from attnport.sources.onnx_file import is_onnx
 from attnport.sources.package import with_prefix
+from attnport.sources.parsing import declarations, parse_beside, parse_dims, parse_leaves, text_of
+from attnport.sources.plain import in_float32, plain_module, precision_of
+from attnport.sources.ranges import found_ranges
+from attnport.sources.seeds import seeded
 from attnport.sources.structure import Arguments, Input, Observed, adapted, of_examples, own_copy
 
 if TYPE_CHECKING:
@@ -156,8 +164,6 @@ class Given:
 
     def check_declarations(self) -> None:
         """Raises UsageError for declarations that cannot be read, before anything slow is imported."""
-        from attnport.sources.parsing import declarations, parse_beside, parse_dims, parse_leaves
-
         inputs, dims = _input_texts(self.inputs), listed(self.dims)
         if self._examples:  # which may have further dims, as a graph may
             parse_beside(inputs)
@@ -180,8 +186,6 @@ class Given:
             ExportError: torch cannot trace the module on the examples.
         """
         from torch import nn
-
-        from attnport.sources.parsing import text_of
 
         inputs, dims, outputs = _input_texts(self.inputs), listed(self.dims), listed(self.outputs)
         for option, value in (("task", self.task), ("part", self._part)):
@@ -211,10 +215,6 @@ class Given:
             raise UsageError(
                 f"got {type(self.model).__name__} for the model; expected a torch.nn.Module, a SPEC or a ModelSpec."
             )
-        from attnport.sources.declare import declared_arguments
-        from attnport.sources.memory import kept_copy, memory_spec
-        from attnport.sources.plain import precision_of
-
         if not inputs and not self._examples:
             raise UsageError(
                 f"the inputs of {self.name} are not known.",
@@ -244,10 +244,6 @@ class Given:
         return tuple(self.args) if isinstance(self.args, tuple | list) else (self.args,)
 
     def _of_spec(self, spec: ModelSpec, dims: Sequence[str], outputs: Sequence[str]) -> ModelSpec:
-        from attnport.sources.declare import narrow, refuse_inputs
-        from attnport.sources.memory import hold
-        from attnport.sources.seeds import seeded
-
         refuse_inputs(spec.name, _input_texts(self.inputs))
         if self._examples:
             raise UsageError(f"{spec.name} declares its own inputs; examples do not apply.", hint="Leave them out.")
@@ -260,14 +256,10 @@ class Given:
         from torch import nn
 
         if text.startswith("hf:") and not self._part:
-            from attnport.sources.choices import Choices
             from attnport.sources.hf.load import model_of
 
             found: nn.Module = model_of(text.removeprefix("hf:"), Choices(self.trust_remote_code, self.task))
             return found
-        from attnport.sources.load import factory_of
-        from attnport.sources.plain import in_float32, plain_module
-
         module = factory_of(text)() if ":" in text and not text.startswith(("hf:", "onnx:")) else None
         if not isinstance(module, nn.Module):
             raise UsageError(f"{text} declares its own inputs; examples do not apply.", hint="Leave them out.")
@@ -282,10 +274,7 @@ class Given:
         names, inputs get marks and, if they need them, the values of their examples. Further runs give the ranges.
         """
         from attnport.exporter.dynamic import refuse_frozen
-        from attnport.sources.declare import called, steps_note
         from attnport.sources.moving import Trials, from_zero, frozen, grown, in_truth, joined
-        from attnport.sources.parsing import parse_beside, parse_dims
-        from attnport.sources.ranges import found_ranges
 
         arguments, examples = of_examples(module, self._positional, self._named)
         beside = parse_beside(inputs)

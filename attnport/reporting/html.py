@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from attnport.reporting import charts
 from attnport.reporting import document as doc
 from attnport.reporting.document import NONE
@@ -219,8 +221,6 @@ def png(weights_ST: np.ndarray[Any, Any], hidden_ST: np.ndarray[Any, Any]) -> by
     The root keeps weights near 1/T visible beside those near 1; 8 bits resolve a weight to 0.004. Hidden pairs have
     another colour. As the weight is an opacity, the same image works on the light and the dark page.
     """
-    import numpy as np
-
     rows, columns = weights_ST.shape
     pixels = np.empty((rows, columns, 4), np.uint8)
     pixels[..., :3] = INK

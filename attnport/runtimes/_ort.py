@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from attnport.artifacts import MANY, Evidence, IOContract, Ran
 from attnport.contrib import CONTRIB
 from attnport.errors import ArtifactError, UnavailableError, UsageError, first_line, whole_cause
@@ -336,7 +338,6 @@ _BFLOAT16 = "tensor(bfloat16)"
 def _half_inputs(inputs: Sequence[Any]) -> dict[str, Any]:
     """The NumPy types of half-precision inputs, which may be float32 in the contract."""
     import ml_dtypes
-    import numpy as np
 
     kinds: dict[str, Any] = {"tensor(float16)": np.float16, _BFLOAT16: ml_dtypes.bfloat16}
     return {tensor.name: kinds[tensor.type] for tensor in inputs if tensor.type in kinds}
@@ -352,7 +353,6 @@ def _run(session: Any, names: Sequence[str], feeds: Mapping[str, Array]) -> Sequ
 
 def _to_value(array: Array) -> Any:
     import ml_dtypes
-    import numpy as np
     import onnx
     import onnxruntime as ort
 
@@ -365,7 +365,6 @@ def _to_value(array: Array) -> Any:
 def _to_array(value: Any) -> Array:
     """A copy of a value in the CPU's memory."""
     import ml_dtypes
-    import numpy as np
 
     if value.data_type() != _BFLOAT16:
         return np.array(value.numpy())

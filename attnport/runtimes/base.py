@@ -179,7 +179,6 @@ def small_feeds(
     Args:
         given: The sizes of some named dims.
     """
-    import numpy as np
     import onnx
 
     weights = {tensor.name for tensor in model.graph.initializer}

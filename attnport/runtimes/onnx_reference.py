@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from attnport.artifacts import IOContract, Ran, Session
 from attnport.runtimes.base import Array, CheckedSession, Opening, Runtime, broken, checked_model, half_types, refused
 
@@ -75,8 +77,6 @@ class _ReferenceSession(CheckedSession):
         self._names = [spec.name for spec in io.outputs]
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        import numpy as np
-
         # Hidden scores are -inf, and half precision may overflow: both are valid results here.
         with np.errstate(all="ignore"), refused("onnx.reference", feeds):
             cast = {name: feeds[name].astype(dtype, copy=False) for name, dtype in self._floats.items()}

@@ -12,6 +12,8 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from attnport.artifacts import AUTO, CASTS, PLANS, IOContract, ModelSpec, Ran, Session
 from attnport.errors import SpecError, UsageError
 from attnport.runtimes.base import Array, CheckedSession, Opening, Runtime, physical_cores, refused
@@ -304,7 +306,6 @@ def nudge_parameters(module: torch.nn.Module, draw: Draw) -> torch.nn.Module:
 
 def to_tensor(array: Array, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A torch tensor of an array (bfloat16 is ml_dtypes'); a floating-point one is cast to `dtype` if that is given."""
-    import numpy as np
     import torch
 
     array = np.ascontiguousarray(array).reshape(array.shape)

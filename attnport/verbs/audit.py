@@ -25,6 +25,7 @@ from attnport.auditing.onnx_file import (
 )
 from attnport.auditing.text import TEXTS, Builder, Finding, audit_bytes, audit_text, shown, this_builder
 from attnport.errors import ArtifactError, Disclosure, UsageError, first_line
+from attnport.exporter.builder import inline_functions
 from attnport.folder.workspace import change, check_files, open_folder
 from attnport.jsonfile import digest_text, from_json, to_json
 from attnport.options import Option, Progress, ReadMemory, ReadTimeout
@@ -32,6 +33,7 @@ from attnport.patches import patched
 from attnport.printed import Printed
 from attnport.reporting import document as doc
 from attnport.reporting.facts import count
+from attnport.sources.onnx_file import unique_names
 from attnport.transaction import OWN
 from attnport.verbs._arguments import verb
 from attnport.verbs._confined import Told, carry_out, confined
@@ -223,9 +225,7 @@ def _on_disk(folder: Path) -> tuple[list[str], list[str]]:
 def _weights_out(proto: ModelProto) -> tuple[str, ...]:
     import onnx_ir as ir
 
-    from attnport.exporter.builder import inline_functions
     from attnport.exporter.weights_out import weights_out
-    from attnport.sources.onnx_file import unique_names
 
     model = ir.from_proto(proto)
     with patched(unique_names):

@@ -27,10 +27,12 @@ from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import read_goldens
 from attnport.reporting.document import mebibytes
 from attnport.runtimes import base
+from attnport.sources.hf.files import describing_files
 from attnport.user_cache import cache
 from attnport.verbs._arguments import verb
 from attnport.verbs._deployables import recommended
 from attnport.verbs._needs import lacks, write_form
+from attnport_bundle.errors import BundleError, RuntimeMissing
 from attnport_bundle.format.manifest import ENGINES, MANIFEST, SIGNATURE
 from attnport_bundle.format.manifest import Manifest as BundleManifest
 
@@ -244,8 +246,6 @@ def _described(manifest: Manifest) -> Mapping[str, Path]:
         UsageError: the source has no such files.
         SpecError: it is gone or changed.
     """
-    from attnport.sources.hf.files import describing_files
-
     source = manifest.source
     if not source.text.startswith("hf:") or source.part:
         raise UsageError(
@@ -271,7 +271,6 @@ def _wanted(folder: Path, manifest: Manifest, backends: Sequence[Backend]) -> li
 
 def _refuse_stranger(out: Path, force: bool) -> None:
     """Raises UsageError unless `out` does not exist, is empty, or is an unchanged bundle."""
-    from attnport_bundle.errors import BundleError
     from attnport_bundle.format import files, manifest
 
     if not os.path.lexists(out):
@@ -300,7 +299,6 @@ def _try(staged: Path, tell: Callable[[str], None]) -> bool:
 
     Where none of its forms can run, only the files are checked.
     """
-    from attnport_bundle.errors import BundleError, RuntimeMissing
     from attnport_bundle.model import selftest
 
     try:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from attnport.artifacts import Manifest, ParityReport, RuntimeParity
 from attnport.cases.choosing import cases_of, few_batches, read_sentences
@@ -49,14 +49,12 @@ from attnport.parity.comparing import EAGER, EAGER_ON_GPU, FAST_EVALUATOR, TYPED
 from attnport.parity.evaluate import Means, References
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import add_eager
+from attnport.parity.layers import Traced, findings, layers, read_layers
 from attnport.processes.isolated import TIMEOUT_S, Limits, absent, probe_all, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Key, Runtime
 from attnport.verbs._arguments import verb
 from attnport.verbs._needs import ready
-
-if TYPE_CHECKING:
-    from attnport.parity.layers import Traced
 
 STAGE = "check"
 EAGERS = (EAGER, EAGER_ON_GPU)
@@ -229,8 +227,6 @@ def bisect(
     Raises:
         ArtifactError, IntegrityError, UsageError: as `check`; ExportError: torch no longer traces the module.
     """
-    from attnport.parity.layers import findings
-
     found = findings(inside(folder, report, options, means)) if report.verdict == "FAIL" else ()
     if problem := why_no_layers(folder, report, options, means, force=force):
         tell(problem)
@@ -241,8 +237,6 @@ def why_no_layers(
     folder: Path, report: ParityReport, options: CaseOptions, means: Means, *, force: bool = False
 ) -> str:
     """Measures errors by layer, as `bisect`; returns why that was not possible, which changes no verdict."""
-    from attnport.parity.layers import layers, read_layers
-
     try:
         if force or read_layers(folder, open_folder(folder)) is None:
             layers(inside(folder, report, options, means))
@@ -257,8 +251,6 @@ def inside(folder: Path, report: ParityReport, options: CaseOptions, means: Mean
     Raises:
         ArtifactError, IntegrityError, UsageError: as `check`.
     """
-    from attnport.parity.layers import Traced
-
     manifest = open_folder(folder)
     check_files(folder, manifest, *model_files(manifest))
     return Traced(folder, manifest, options.cases(folder, manifest), report, means)

@@ -20,6 +20,7 @@ from attnport.options import Note, Option
 from attnport.printed import Printed
 from attnport.processes import isolated
 from attnport.reporting import document as doc
+from attnport.runtimes import base
 from attnport.runtimes._ort import ONNX_RUNTIMES
 from attnport.verbs._arguments import verb
 from attnport.version import __version__
@@ -64,8 +65,6 @@ def doctor(
     refresh: Annotated[bool, Option("Probe every runtime again; kept answers are otherwise believed.")] = False,
 ) -> DoctorReport:
     """Examines this installation and this machine."""
-    from attnport.runtimes import base
-
     wanted = requirements()
     packages = {name: version(name) for name in _required(wanted)} | versions(base.distributions(base.names()))
     installed = {name: version(name) for name in ONNX_RUNTIMES} | packages
@@ -89,8 +88,6 @@ def probe_all(*, refresh: bool = False) -> tuple[Capabilities, ...]:
 
     A runtime that crashes, hangs or raises while it is probed is listed as not available, with its last output.
     """
-    from attnport.runtimes import base
-
     every = [base.get(name) for name in base.names()]
     probes = isolated.probe_all(every, isolated.Limits(_TIMEOUT_S), refresh=refresh)
     return tuple(probes.values())

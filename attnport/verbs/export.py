@@ -379,8 +379,6 @@ class _Opened:
 
 
 def _carry_out(message: Mapping[str, Any], listeners: Mapping[str, Told]) -> dict[str, Any]:
-    from attnport.folder.given import Given
-
     progress, tell = listeners["progress"], listeners["tell"]
     given, folder = Given(**message["given"]), Path(message["folder"])
     with typed() if message["typed"] else contextlib.nullcontext():

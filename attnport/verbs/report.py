@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, TuneReport
+from attnport.cases.choosing import read_sentences, reads_text, text_cases, tokenizers_errors
+from attnport.cases.inputs import batch_dim, full_case
+from attnport.decoders import decoder_roles
 from attnport.errors import AttnportError
 from attnport.folder.machine import machine
 from attnport.folder.workspace import check_files, load_spec, open_folder, read_parity, read_report, stage
@@ -20,6 +23,7 @@ from attnport.parity.layers import read_layers
 from attnport.reporting import document as doc
 from attnport.reporting import html, markdown
 from attnport.reporting.report import Findings, document
+from attnport.runtimes.torch_eager import attention_weights
 from attnport.verbs._arguments import verb
 from attnport.verbs._deployables import advise
 from attnport.version import __version__
@@ -63,8 +67,6 @@ def report(
         ArtifactError, IntegrityError: it is not an artifact folder, or a report in it is not what was written.
         UsageError: the text file cannot be read.
     """
-    from attnport.cases.choosing import read_sentences
-
     manifest = open_folder(folder)
     sentence = next(filter(str.strip, read_sentences(text)), "") if text else ""
     maps = kind == "html" and (maps or text is not None)
@@ -108,9 +110,6 @@ def _inputs_digest(folder: Path, manifest: Manifest, maps: str) -> str:
 
 def _maps(folder: Path, manifest: Manifest, sentence: str) -> doc.Maps:
     """The attention maps of the module for a sentence, or for random inputs if it does not read text."""
-    from attnport.cases.choosing import reads_text
-    from attnport.runtimes.torch_eager import attention_weights
-
     try:
         spec = load_spec(manifest)
         if manifest.tokenizer and reads_text(manifest.io):
@@ -128,9 +127,6 @@ def _maps(folder: Path, manifest: Manifest, sentence: str) -> doc.Maps:
 
 def _sentence(spec: ModelSpec, tokenizer_file: Path, sentence: str) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     """The beginning of a sentence whose map can be read, its feeds and its tokens."""
-    from attnport.cases.choosing import text_cases, tokenizers_errors
-    from attnport.decoders import decoder_roles
-
     tokenizers = require("tokenizers")
     with tokenizers_errors(tokenizer_file, "cannot tokenise this sentence"):
         tokenizer: Any = tokenizers.Tokenizer.from_file(str(tokenizer_file))
@@ -149,8 +145,6 @@ def _sentence(spec: ModelSpec, tokenizer_file: Path, sentence: str) -> tuple[str
 
 def _random(spec: ModelSpec) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     """Random inputs of a moderate size for models that do not read text, with positions instead of tokens."""
-    from attnport.cases.inputs import batch_dim, full_case
-
     counted = batch_dim(spec.io)
     sizes = {dim.name: dim.at_least(1 if dim.name == counted else _POSITIONS) for dim in spec.io.dims}
     case = full_case(spec.io, sizes)

@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from attnport import optional
 from attnport.artifacts import FusionReport, LatencyReport, LatencyRow, Manifest, ParityReport, Stage
+from attnport.cases.choosing import read_sentences
 from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed
+from attnport.exporter.targets import base as lowerings
 from attnport.folder.given import Given
 from attnport.folder.refusals import as_usage_error
 from attnport.folder.workspace import open_folder, open_if_there, read_parity, read_report
@@ -29,15 +31,18 @@ from attnport.options import (
     Text,
     command_line,
 )
+from attnport.parity.evaluate import Means
 from attnport.printed import Printed
+from attnport.processes.isolated import Limits, probe_all
 from attnport.reporting import document as doc
 from attnport.reporting.choice import Choice
 from attnport.reporting.facts import count, lacking, short_shape, without
 from attnport.reporting.fusion import total
 from attnport.reporting.parity import forms
+from attnport.runtimes import base
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs._deployables import advise
-from attnport.verbs.bundle import BUNDLE
+from attnport.verbs.bundle import BUNDLE, FORMS, bundle
 from attnport.verbs.export import WithWeights, exported
 
 STAGES = {
@@ -141,12 +146,15 @@ class _Ship:
 
     def fuse(self) -> str:
         """Fuses target by target, so that all other forms are written if one target lacks an operator."""
-        from attnport.exporter.targets.base import get, names
         from attnport.verbs import fuse as fusing
 
         problem: AttnportError | None = None
         report = FusionReport({})
-        forms = [(target, plan) for target in names() for plan in (get(target).plans[0], *_quick_plans(target))]
+        forms = [
+            (target, plan)
+            for target in lowerings.names()
+            for plan in (lowerings.get(target).plans[0], *_quick_plans(target))
+        ]
         for number, (target, plan) in enumerate(forms, start=1):
             told = fusing.numbered(self.progress, number, len(forms))
             try:
@@ -175,7 +183,6 @@ class _Ship:
         return f"{count(len(report.candidates), 'candidate')}; {chosen.form if chosen else 'none'} is chosen"
 
     def check(self) -> str:
-        from attnport.parity.evaluate import Means
         from attnport.verbs.check import CaseOptions, check, raise_for, why_no_layers
 
         report = check(self.folder, **self._options())
@@ -196,7 +203,6 @@ class _Ship:
 
     def bundle(self) -> str:
         """Writes the bundle, and verifies one that was written now."""
-        from attnport.verbs.bundle import FORMS, bundle
         from attnport.verbs.verify import raise_for, verify
 
         before = self.done("bundle")
@@ -220,13 +226,9 @@ class _Ship:
 
 def _quick_plans(target: str) -> tuple[str, ...]:
     """bf16 where this processor has instructions for it and the target's runtime uses them; then it is tried too."""
-    from attnport.exporter.targets.base import get
-    from attnport.processes.isolated import Limits, probe_all
-    from attnport.runtimes import base
-
-    if "bf16" not in get(target).plans:
+    if "bf16" not in lowerings.get(target).plans:
         return ()
-    provers = [base.get(name) for name in get(target).proved_by if name in base.names()]
+    provers = [base.get(name) for name in lowerings.get(target).proved_by if name in base.names()]
     probed = probe_all([runtime for runtime in provers if not runtime.gpu], Limits())
     return ("bf16",) if any(found.available and "bf16" in found.plans for found in probed.values()) else ()
 
@@ -265,7 +267,6 @@ def ship(
         AttnportError: the export failed, without which there are no other stages.
         Exception: a bug of ours in the export.
     """
-    from attnport.cases.choosing import read_sentences
     from attnport.latency.workloads import parse_grid
 
     if text is not None:
