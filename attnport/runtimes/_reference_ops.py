@@ -54,8 +54,6 @@ def replacements(opset: int) -> list[type[OpRun]]:
 
 
 def _exists(name: str, opset: int) -> bool:
-    import onnx.defs
-
     return onnx.defs.has(name, opset)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
@@ -290,8 +291,6 @@ class StepByStep(AttentionMode):
 
     def attention(self, func: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Runs PyTorch's own steps, and allows it to take them in half precision; by default it uses float32."""
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
         if q.dtype not in (torch.float16, torch.bfloat16):
             return func(q, k, v, *args, **kwargs)
         cuda = torch.backends.cuda  # in spite of its name, the setting applies to every device
