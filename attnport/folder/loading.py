@@ -227,17 +227,12 @@ def unchanged(source: Source) -> bool:
     return (
         "folders" in seen
         and all(_listing(folder) == names for folder, names in seen["folders"].items())
-        and all(_as_read(path) == state for path, state in seen["files"].items())
+        and all(list(state_of(path) or ()) == (state or []) for path, state in seen["files"].items())
     )
 
 
 def _record(source: Source) -> str:
     return f"seen.{digest_text(str(Path.cwd()), to_json(source))[:32]}.json"
-
-
-def _as_read(path: str) -> list[int] | None:
-    state = state_of(path)
-    return None if state is None else list(state)
 
 
 def _listing(folder: str) -> str:

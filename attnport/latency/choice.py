@@ -69,12 +69,9 @@ def ratio(ours: LatencyRow, theirs: LatencyRow) -> Interval | None:
 def _best(timed: Sequence[_Timed]) -> _Timed:
     """The one with the least mean, or the plainest of those than which it is not shown to be faster."""
     fastest = min(timed, key=lambda one: one.mean)
-    plain = sorted(timed, key=lambda one: (_plainness(one.plan), one.mean))
+    plainness = {plan: place for place, plan in enumerate(PLANS)}
+    plain = sorted(timed, key=lambda one: (plainness.get(one.plan, len(PLANS)), one.mean))
     return next(one for one in plain if one is fastest or not fastest.is_faster(one))
-
-
-def _plainness(plan: str) -> int:
-    return list(PLANS).index(plan) if plan in PLANS else len(PLANS)
 
 
 def rank(candidates: Sequence[Candidate], latency: Mapping[int, LatencyReport]) -> tuple[Candidate, ...]:

@@ -89,7 +89,7 @@ def workloads(
         chosen += [_workload(io, middle, "sentence"), _workload(io, together, "sentence")]
     if lengths:
         least = io.dim(str(batch_dim(io))).min if batch_dim(io) else 1
-        together_count = min(batch, batch_limit(io), sum(lengths.values()))
+        together_count = min(batch, _dims(io)[0].max, sum(lengths.values()))
         together_count = io.dim(str(batch_dim(io))).at_least(together_count)
         for count in dict.fromkeys((least, together_count)):
             chosen.append(_workload(io, ragged_case(io, spread(lengths, count), seed)))
@@ -229,11 +229,6 @@ def ragged_case(io: IOContract, lengths: Sequence[int], seed: int = 0) -> Case:
     return case(io, f"{len(lengths)} of {span}", "sizes", feeds)
 
 
-def batch_limit(io: IOContract) -> int:
-    """The largest number of sequences in a call. Raises UsageError as `ragged_case`."""
-    return _dims(io)[0].max
-
-
 def _dims(io: IOContract) -> tuple[Dim, list[Dim]]:
     """The batch dim and the dims of lengths."""
     batch = batch_dim(io)
@@ -244,11 +239,8 @@ def _dims(io: IOContract) -> tuple[Dim, list[Dim]]:
             "the model has no padding mask over a dynamic length, so its batches cannot be ragged.",
             hint="Leave --lengths out, and give --shape.",
         )
-    wide = [mask for mask in masks if mask.carries != "lengths" and _rank(io, str(mask.input)) != 2]
+    pairs = {spec.name for spec in io.inputs if len(spec.dims) == 2}
+    wide = [mask for mask in masks if mask.carries != "lengths" and mask.input not in pairs]
     if wide:
         raise UsageError(f"mask {wide[0]} is more than a padding mask [batch, length]; --lengths cannot make it.")
     return io.dim(batch), [io.dim(str(key)) for key in dict.fromkeys(keys)]
-
-
-def _rank(io: IOContract, name: str) -> int:
-    return len(next(spec for spec in io.inputs if spec.name == name).dims)

@@ -11,7 +11,7 @@ from attnport.artifacts import IOContract
 from attnport.cases.inputs import keeps, real_tokens
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import UsageError
-from attnport.latency.workloads import batch_limit, ragged_case, read_lengths, spread
+from attnport.latency.workloads import ragged_case, read_lengths, spread
 from attnport.masks import MaskSpec
 
 
@@ -96,7 +96,6 @@ def test_lengths_that_the_model_does_not_take_are_refused() -> None:
         ragged_case(IO, [LONGEST + 1])
     with pytest.raises(UsageError, match="batch from 1 to 32"):
         ragged_case(IO, [1] * 33)
-    assert batch_limit(IO) == 32
 
 
 def test_a_model_whose_batches_cannot_be_ragged_is_refused() -> None:
