@@ -7,13 +7,13 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnport.artifacts import CaseResult, IOContract, Session
 from attnport.budget import Budget
-from attnport.cases.inputs import Case, batch_dim, full_case, largest_size
+from attnport.cases.inputs import Array, Case, batch_dim, full_case, largest_size
 from attnport.dims import distinct_sizes
 from attnport.errors import AttnportError, ExportError, UsageError
 from attnport.parity.bound import NO_ROUNDING, Errors, Yardstick, floor, judge, measure_all, within_rounding, worse
@@ -24,14 +24,8 @@ from attnport_bundle.feeds import check_feeds
 if TYPE_CHECKING:
     from attnport.exporter.guards import Guard
 
-
-class Runnable(Protocol):
-    """What can be asked for outputs."""
-
-    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        """Outputs by name, in contract order."""
-        ...
-
+Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+"""Gives outputs by name, in contract order."""
 
 _CHECKERS = ("ort_cpu", "onnx_reference")
 _MOVED = 8
@@ -47,7 +41,8 @@ def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str |
     model, even the largest length of one item costs more than all other sizes together.
     """
     start, counted = distinct_sizes(io.dims), batch_dim(io)
-    primes = {dim.name: dim.at_least(prime) for dim, prime in zip(io.dims, _primes(), strict=False)}
+    each = itertools.chain((2, 13, 17, 19, 23, 29, 31, 37), itertools.count(41, 2))  # in the end, odd numbers do
+    primes = {dim.name: dim.at_least(prime) for dim, prime in zip(io.dims, each, strict=False)}
     small = {dim.name: dim.at_least(1 if dim.name == counted else 2) for dim in io.dims}
     # Guards come first, as they name the line of code.
     plans: list[tuple[str | Guard | None, Mapping[str, int]]] = [(guard, {**start, **guard.sizes}) for guard in guards]
@@ -62,17 +57,12 @@ def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str |
     return [(tried, full_case(io, sizes)) for tried, sizes in unique.values()]
 
 
-def _primes() -> Iterator[int]:
-    yield from (2, 13, 17, 19, 23, 29, 31, 37)
-    yield from itertools.count(41, 2)  # a model of more dims is content with odd numbers
-
-
 def check_dims(
     io: IOContract,
     guards: Sequence[Guard],
     model: Path,
-    reference: Runnable,
-    eager: Runnable,
+    reference: Run,
+    eager: Run,
     progress: Callable[[str], None],
     moved: Callable[[int], Session] | None = None,
     tell: Callable[[str], None] = lambda message: None,
@@ -107,11 +97,11 @@ def check_dims(
 
     def right(varied: str | Guard | None, sizes: Mapping[str, int]) -> bool:
         case = full_case(io, sizes)
-        got, single = _outputs(session, case), eager.run(case.feeds)
+        got, single = _outputs(session, case), eager(case.feeds)
         _check_contract(io, case, single, varied, reads)
         if not isinstance(got, str) and _alike(got, single):
             return True
-        expected = reference.run(case.feeds)
+        expected = reference(case.feeds)
         if not isinstance(got, str):
             expected, single, got = _where_defined(expected, single, got)
         own = measure_all(single, expected, case, io)
@@ -134,7 +124,7 @@ def check_dims(
                 tell(f"{case.name} was not tried: {budget.why_not(sizes)}.")
 
 
-def _alike(got: Mapping[str, np.ndarray[Any, Any]], single: Mapping[str, np.ndarray[Any, Any]]) -> bool:
+def _alike(got: Mapping[str, Array], single: Mapping[str, Array]) -> bool:
     """Whether a graph's outputs are so near PyTorch's in float32 that no float64 run of it could refuse them.
 
     What is refused is over `NO_ROUNDING` bounds, each at least the floor; two results that differ by so many floors are
@@ -155,9 +145,7 @@ def _alike(got: Mapping[str, np.ndarray[Any, Any]], single: Mapping[str, np.ndar
     return True
 
 
-def _where_defined(
-    expected: Mapping[str, np.ndarray[Any, Any]], *others: dict[str, np.ndarray[Any, Any]]
-) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+def _where_defined(expected: Mapping[str, Array], *others: dict[str, Array]) -> Iterator[dict[str, Array]]:
     """Outputs with zero in the elements for which the module itself gives NaN or Inf in float64: nothing is asked
     there."""
     undefined = {name: ~np.isfinite(array) for name, array in expected.items() if array.dtype.kind == "f"}
@@ -179,7 +167,7 @@ def _remedy(varied: str | Guard | None) -> str:
 
 
 def _check_contract(
-    io: IOContract, case: Case, outputs: Mapping[str, np.ndarray[Any, Any]], varied: str | Guard | None, reads: str
+    io: IOContract, case: Case, outputs: Mapping[str, Array], varied: str | Guard | None, reads: str
 ) -> None:
     """Raises ExportError where the module gives an output of another shape than the contract says."""
     from attnport.exporter.capture import OF_VALUES
@@ -240,7 +228,7 @@ def _checker(io: IOContract, model: Path, case: Case) -> tuple[str, Session]:
     raise ExportError(f"the exported graph runs nowhere, at {case.name}: {'; '.join(problems)}")
 
 
-def _outputs(session: Session, case: Case) -> dict[str, np.ndarray[Any, Any]] | str:
+def _outputs(session: Session, case: Case) -> dict[str, Array] | str:
     """The outputs of a case, or why there are none."""
     try:
         return session.run(case.feeds)
@@ -258,7 +246,7 @@ def _jumps(
     errors: Mapping[str, Errors],
     own: Mapping[str, Errors],
     moved: Callable[[int], Session],
-    expected: Mapping[str, np.ndarray[Any, Any]],
+    expected: Mapping[str, Array],
     io: IOContract,
 ) -> bool:
     """Whether PyTorch itself is as far off as the graph where weights and inputs are moved by one rounding."""

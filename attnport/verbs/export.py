@@ -307,7 +307,7 @@ def _made(
         _collect(size_bytes)
         reference, eager = _Opened(traced, float64=True), _Opened(traced)
         with contextlib.closing(reference), contextlib.closing(eager):
-            check_dims(spec.io, guards, model, reference, eager, progress, _moved(traced), note, reads)
+            check_dims(spec.io, guards, model, reference.run, eager.run, progress, _moved(traced), note, reads)
             if spec.source.in_memory:
                 progress("storing the module")
                 _store(spec, changing, reference, note)

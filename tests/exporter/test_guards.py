@@ -67,7 +67,7 @@ def check(body: Any, tmp_path: Path) -> Capture:
     storage.save_exported(captured.model, tmp_path / "model.onnx", "weights.bin")
     spec = ModelSpec("of", Source("of"), IO, lambda: Of(body).eval())
     reference, eager = export._Opened(spec, float64=True), export._Opened(spec)
-    check_dims(IO, captured.guards, tmp_path / "model.onnx", reference, eager, lambda message: None)
+    check_dims(IO, captured.guards, tmp_path / "model.onnx", reference.run, eager.run, lambda message: None)
     return captured
 
 
