@@ -152,7 +152,7 @@ def judge_invariance(spreads: Spreads, by: Yardstick, cases: Sequence[str]) -> l
     the ones whose items were compared. An output of which eager raises an error in all of them is left out.
     """
     judged = []
-    for (comparison, output), spread in spreads.found.items():
+    for (comparison, output), spread in spreads.items():
         ran = [case for case in cases if not by.errors(case, output).raised]
         if cases and not ran and by.plan != "fp32":
             continue

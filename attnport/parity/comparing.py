@@ -46,7 +46,7 @@ from attnport.parity.evaluate import (
     measure_items,
     measure_session,
 )
-from attnport.parity.invariance import ON_THE_LEFT, Spread, Spreads, untold
+from attnport.parity.invariance import ON_THE_LEFT, Spread, untold
 from attnport.processes.isolated import ChildError, IsolatedSession, reason_of_failure, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
@@ -317,7 +317,7 @@ class Comparison:
             items=self._items,
         )
         self._eager_on_gpu = replace(self._processor, runtime=EAGER_ON_GPU)
-        self._eager = self._processor if self.wanted.eager == EAGER else self._eager_on_gpu
+        self.eager = self._processor if self.wanted.eager == EAGER else self._eager_on_gpu
         self._graphs: dict[tuple[str, str, str], tuple[str, _Measured]] = {}
         self._passed: dict[tuple[Path, str], tuple[str, _Measured]] = {}
         self._moved: frozenset[tuple[str, str]] = frozenset()
@@ -331,9 +331,9 @@ class Comparison:
         """
         if not chosen and not forms:
             return parity.report({}, {}, self.notes)
-        if self._eager is not self._processor:
+        if self.eager is not self._processor:
             self._check_reference()
-        with self._eager.session("fp32", float64=True) as session:
+        with self.eager.session("fp32", float64=True) as session:
             self.notes += make_references(session, self.io, self.cases, self.store, self.means.progress)
         if undefined := sorted(self.store.undefined):
             found = "; ".join(f"{case}, {output}" for case, output in undefined)
@@ -355,8 +355,8 @@ class Comparison:
                 self._passed[row.model, row.plan] = name, row
         graphs = {name: self._form(name, form) for name, form in forms.items()}
         own = self._measure_eager([*runtimes.values(), *graphs.values()])
-        self.notes += self._eager.notes()
-        if self._eager_on_gpu is not self._eager:
+        self.notes += self.eager.notes()
+        if self._eager_on_gpu is not self.eager:
             self.notes += self._eager_on_gpu.notes()
         if self._moved:
             self.notes.append("padding on the left moves the module's own rows, as positions do, and is not compared")
@@ -368,10 +368,6 @@ class Comparison:
             self.notes,
         )
 
-    def redrawn(self) -> Mapping[str, parity.ByCase]:
-        """What `report` found of PyTorch eager where it was run more than once: see `Eager.redrawn`."""
-        return self._eager.redrawn()
-
     def _measure_eager(self, rows: Iterable[RuntimeParity | _Measured]) -> SessionErrors:
         """Measures what the results of these rows are judged by; returns PyTorch eager's errors in float32."""
         every = [row for row in rows if isinstance(row, _Measured)]
@@ -381,7 +377,7 @@ class Comparison:
         for tried in every:
             self._results(tried)  # for the bounds: all are judged by the same, after the last that needs another run
         single = {name for tried in every if tried.plan == "fp32" for name in tried.found.errors}
-        own = self._eager.measured("fp32", single or None)
+        own = self.eager.measured("fp32", single or None)
         self._moved, self._not_compared = self._moves(own)
         return own
 
@@ -390,7 +386,7 @@ class Comparison:
         case = self.cases[0]
         with self._processor.session("fp32", float64=True) as session:
             expected = session.run(case.feeds)
-        with self._eager.session("fp32", float64=True) as session:
+        with self.eager.session("fp32", float64=True) as session:
             got, device = session.run(case.feeds), session.ran.device
         for name, array in expected.items():
             error = float(np.abs(np.asarray(got[name], np.float64) - array).max(initial=0.0))
@@ -412,7 +408,7 @@ class Comparison:
         if only and (why := not_in(found, only)):
             return {name: self._not_run(why, plan)}
         if name == self.wanted.eager:
-            return {name: _Measured(plan, self._eager.measured(plan), "PyTorch eager, the yardstick of the others")}
+            return {name: _Measured(plan, self.eager.measured(plan), "PyTorch eager, the yardstick of the others")}
         if runtime.opens == "module":
             opening = Opening(self.io, plan=plan, spec=self.spec, threads=self.means.threads, contract=True)
             return {name: self._measured(runtime, opening)}
@@ -432,7 +428,7 @@ class Comparison:
 
     def _form(self, name: str, form: Form) -> RuntimeParity | _Measured:
         """Graph parity: a form run numerically without its target, unless a runtime that opens it passes all cases."""
-        if self._eager is not self._processor:
+        if self.eager is not self._processor:
             return self._not_run(f"graphs are not run without their target where {self.wanted.eager} judges", form.plan)
         plan = lowerings.get(form.target).graph_plan(form.plan)
         if passed := self._passed.get((self.folder / form.file, plan)):
@@ -471,7 +467,7 @@ class Comparison:
     def _refusal(self, runtime: Runtime, opening: Opening) -> str:
         """Why a runtime cannot run a form that was not made for it; "" when it can."""
         try:
-            with _opened(runtime, opening) as session:
+            with contextlib.closing(runtime.open(opening)) as session:
                 session.run(self.cases[0].feeds)
         except IntegrityError:
             raise
@@ -494,8 +490,7 @@ class Comparison:
         saying("opening")  # which is compiling, for some
         try:
             # A form that runs without its target does so here: its evaluators are in this process anyway.
-            opened = _opened(runtime, opening) if form_note else self._apart(runtime, opening)
-            with opened as session:
+            with self._opened(runtime, opening, here=bool(form_note)) as session:
                 found = measure_session(session, self.io, tried, self.store, saying, items=items)
         except IntegrityError:
             raise
@@ -518,9 +513,9 @@ class Comparison:
         notes = [tried.note] if tried.note else []
         if missing := sum(map(len, tried.found.errors.values())) - len(results):
             notes.append(f"{missing} results left out, in which the module itself gives NaN or Inf")
-        found = tried.found.spreads.found
+        found = tried.found.spreads
         left_out = self._moved | self._not_compared.keys()
-        kept = Spreads({key: one for key, one in found.items() if key not in left_out})
+        kept = {key: one for key, one in found.items() if key not in left_out}
         pairs = parity.judge_invariance(kept, by, tried.found.compared)
         if found:
             pairs += [parity.not_compared(*key, str(spread)) for key, spread in self._not_compared.items()]
@@ -543,17 +538,17 @@ class Comparison:
         try:
             self._yardstick_of(tried).measured(plan, list(tried.found.errors))
         except (MemoryError, UnavailableError) as err:
-            if self._yardstick_of(tried) is self._eager:
+            if self._yardstick_of(tried) is self.eager:
                 raise
-            self._eager_on_gpu = self._eager
+            self._eager_on_gpu = self.eager
             self.notes.append(f"{EAGER_ON_GPU} cannot be run, so the processor's bound stands for the GPU: {err}")
-            self._eager.measured(plan, list(tried.found.errors))
+            self.eager.measured(plan, list(tried.found.errors))
 
     def _yardstick_of(self, tried: _Measured) -> Eager:
         """Whose errors bound these: in half precision on a GPU those of PyTorch there, which rounds otherwise."""
         judge = self.probed.get(EAGER_ON_GPU)
         able = judge is not None and judge.available and tried.plan in judge.plans
-        return self._eager_on_gpu if tried.on_gpu and able and tried.plan != "fp32" else self._eager
+        return self._eager_on_gpu if tried.on_gpu and able and tried.plan != "fp32" else self.eager
 
     def _moves(self, own: SessionErrors) -> tuple[frozenset[tuple[str, str]], dict[tuple[str, str], Spread]]:
         """Comparisons and outputs in which the module's own rows change, so that no runtime is judged by them.
@@ -563,14 +558,14 @@ class Comparison:
             all others, each with the change; but none if a mask has the opposite meaning of what is declared.
         """
         changed: dict[tuple[str, str], Spread] = {}
-        for key, spread in own.spreads.found.items():
-            (pair,) = parity.judge_invariance(Spreads({key: spread}), self._eager.yardstick("fp32"), own.compared)
+        for key, spread in own.spreads.items():
+            (pair,) = parity.judge_invariance({key: spread}, self.eager.yardstick("fp32"), own.compared)
             if pair.verdict != "PASS":
                 changed[key] = spread
         by_size = {key: spread for key, spread in changed.items() if key[1] in own.by_size}
         names = {name for name, output in changed.keys() - by_size.keys()}
         if all(name.startswith(ON_THE_LEFT) for name in names):
-            return frozenset(key for key in own.spreads.found if key[0] in names), by_size
+            return frozenset(key for key in own.spreads if key[0] in names), by_size
         opposite = self._opposite_masks()
         if opposite:
             self.notes.append(
@@ -588,16 +583,16 @@ class Comparison:
         padded = next((case for case in cases(io) if case.name == "right padding"), None)
         if padded is None or not masks:
             return []
-        with self._eager.session("fp32") as session:
+        with self.eager.session("fp32") as session:
             found = SessionErrors(session.ran)
             measure_items(session, io, padded, session.run(padded.feeds), found, _FEW_ITEMS)
-        spreads = {key: one for key, one in found.spreads.found.items() if not key[0].startswith(ON_THE_LEFT)}
-        pairs = parity.judge_invariance(Spreads(spreads), self._eager.yardstick("fp32"), [padded.name])
+        spreads = {key: one for key, one in found.spreads.items() if not key[0].startswith(ON_THE_LEFT)}
+        pairs = parity.judge_invariance(spreads, self.eager.yardstick("fp32"), [padded.name])
         return [str(mask.input) for mask in masks] if pairs and all(pair.verdict == "PASS" for pair in pairs) else []
 
     def _padding_notes(self, own: SessionErrors) -> list[str]:
         """What was not compared with other padding, and why."""
-        if not own.spreads.found:
+        if not own.spreads:
             masked = bool(self.io.padding_masks())
             why = "no item of a case can be run alone" if masked else "no input says which keys of an item are padding"
             return [f"padding invariance was not compared: {why}"]
@@ -619,9 +614,9 @@ class Comparison:
             notes.append(f"not compared with other padding, as sizes say not which rows are an item's: {named}")
         return notes
 
-    def _apart(self, runtime: Runtime, opening: Opening) -> contextlib.closing[Session]:
-        """A session, in a process of its own where the runtime gets one."""
-        if not runtime.isolated and not self.means.limits.every:
+    def _opened(self, runtime: Runtime, opening: Opening, *, here: bool) -> contextlib.closing[Session]:
+        """A session, in a process of its own where the runtime gets one and is not to be opened here."""
+        if here or not (runtime.isolated or self.means.limits.every):
             return contextlib.closing(runtime.open(opening))
         session: Session = IsolatedSession(runtime, opening, self.folder, self.manifest, self.means.limits)
         return contextlib.closing(session)
@@ -645,9 +640,3 @@ def few_sentences(tried: Sequence[Case], tokens: int) -> tuple[list[Case], int]:
         if not kept or sum(sizes[one] for one in kept) + sizes[name] <= tokens:
             kept.add(name)
     return [case for case in tried if case.group != "text" or case.name in kept], len(sizes) - len(kept)
-
-
-@contextlib.contextmanager
-def _opened(runtime: Runtime, opening: Opening) -> Iterator[Session]:
-    with contextlib.closing(runtime.open(opening)) as session:
-        yield session

@@ -6,6 +6,7 @@ time, whatever the number of runtimes.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +20,7 @@ from attnport.cases.choosing import DECODING, in_steps, of_all_tokens
 from attnport.cases.inputs import Array, Case, batch_dim, full_case, validity
 from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, SpecError, whole_cause
-from attnport.parity.invariance import IN_A_BATCH, Spreads, Variant, follows, tells_items, variants
+from attnport.parity.invariance import IN_A_BATCH, Spread, Variant, follows, tells_items, variants
 from attnport.parity.metrics import Errors, failed, measure_all
 from attnport.processes.isolated import Died, Limits
 from attnport_bundle.feeds import check_shapes
@@ -85,7 +86,7 @@ class SessionErrors:
 
     ran: Ran
     errors: dict[str, dict[str, Errors]] = field(default_factory=dict)
-    spreads: Spreads = field(default_factory=Spreads)
+    spreads: defaultdict[tuple[str, str], Spread] = field(default_factory=lambda: defaultdict(Spread))
     compared: list[str] = field(default_factory=list)
     by_size: set[str] = field(default_factory=set)
 
@@ -227,12 +228,12 @@ def measure_items(
         for spec in outputs_told:
             whole = _part(io, variant, alone, spec, 0, 0)
             inside = _part(io, variant, outputs, spec, variant.row, 0)
-            found.spreads.add(f"{IN_A_BATCH}{variant.about}", spec.name, whole, inside)
+            found.spreads[f"{IN_A_BATCH}{variant.about}", spec.name].add(whole, inside)
             for name, (start, result) in padded.items():
                 if start and spec in by_size:
                     continue  # rows that follow from several places do not move with them
                 part = _part(io, variant, result, spec, 0, start)
-                found.spreads.add(f"{name}{variant.about}", spec.name, whole, part)
+                found.spreads[f"{name}{variant.about}", spec.name].add(whole, part)
         if case.name not in found.compared:
             found.compared.append(case.name)
 

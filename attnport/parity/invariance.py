@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -88,15 +88,8 @@ class Spread:
         return math.sqrt(self.squares / self.elements) if self.elements and not self.problem else None
 
 
-@dataclass
-class Spreads:
-    """Spreads by comparison and output."""
-
-    found: dict[tuple[str, str], Spread] = field(default_factory=dict)
-
-    def add(self, comparison: str, output: str, one: Array, other: Array) -> None:
-        """Adds a pair of results of `output`."""
-        self.found.setdefault((comparison, output), Spread()).add(one, other)
+Spreads = Mapping[tuple[str, str], Spread]
+"""By comparison and output."""
 
 
 def item_masks(io: IOContract) -> list[MaskSpec]:

@@ -202,7 +202,7 @@ def check(
         if GOLDEN in manifest.files:
             check_files(folder, manifest, GOLDEN)
             plans = {form.plan for form in manifest.forms.values()}
-            add_eager(spec, folder / GOLDEN, lambda: edit.path(GOLDEN), plans, run.redrawn())
+            add_eager(spec, folder / GOLDEN, lambda: edit.path(GOLDEN), plans, run.eager.redrawn())
         edit.write(file, report)
         edit.finish(stage, asked.digest(thorough))
     return report

@@ -87,11 +87,11 @@ def test_a_reference_that_is_not_float64_is_noted(tmp_path: Path) -> None:
 def test_only_as_many_items_as_asked_for_are_run_alone(tmp_path: Path) -> None:
     io, tried, store = tiny_model.IO, cases(tiny_model.IO), References(tmp_path)
     make_references(Fake(), io, tried, store, SILENT)
-    assert not measure_session(Fake(), io, tried, store, SILENT).spreads.found
+    assert not measure_session(Fake(), io, tried, store, SILENT).spreads
     found = measure_session(Fake(), io, tried, store, SILENT, items=2)
     assert found.compared == ["right padding"]
-    few = {key: spread.elements for key, spread in found.spreads.found.items()}
-    many = measure_session(Fake(), io, tried, store, SILENT, items=4).spreads.found
+    few = {key: spread.elements for key, spread in found.spreads.items()}
+    many = measure_session(Fake(), io, tried, store, SILENT, items=4).spreads
     assert all(many[key].elements > count for key, count in few.items())
 
 

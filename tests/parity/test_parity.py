@@ -23,7 +23,7 @@ from attnport.cases.inputs import Case
 from attnport.dims import Dim, TensorSpec
 from attnport.jsonfile import from_json, read, to_json
 from attnport.parity import bound as parity
-from attnport.parity.invariance import Spreads
+from attnport.parity.invariance import Spread
 
 HIDDEN = TensorSpec("hidden", "float32", ("batch", "seq", 4))
 POOLED = TensorSpec("pooled", "float32", ("batch", 4))
@@ -192,9 +192,12 @@ def test_outputs_that_nobody_declared_are_an_error() -> None:
     assert parity.measure_all({"hidden": EXPECTED["hidden"]}, EXPECTED, CASE, IO)["pooled"].problem
 
 
-def spreads(difference: float) -> Spreads:
-    found = Spreads()
-    found.add("alone against in a padded batch", "hidden", np.zeros(50), np.full(50, difference))
+IN_A_BATCH = ("alone against in a padded batch", "hidden")
+
+
+def spreads(difference: float) -> dict[tuple[str, str], Spread]:
+    found = {IN_A_BATCH: Spread()}
+    found[IN_A_BATCH].add(np.zeros(50), np.full(50, difference))
     return found
 
 
@@ -204,7 +207,7 @@ def test_padding_may_change_rows_by_rounding_alone() -> None:
     (failed,) = parity.judge_invariance(spreads(1.01 * bound), yardstick(), ["c"])
     assert (passed.verdict, failed.verdict) == ("PASS", "FAIL")
     found = spreads(0.0)
-    found.add("alone against in a padded batch", "hidden", np.zeros(3), np.zeros(0))
+    found[IN_A_BATCH].add(np.zeros(3), np.zeros(0))
     (failed,) = parity.judge_invariance(found, yardstick(), ["c"])
     assert failed.verdict == "FAIL"
     assert "shapes" in failed.comparison
@@ -328,12 +331,10 @@ def test_what_the_module_raises_in_half_precision_leaves_no_bound_and_is_no_fail
 
 
 def test_padding_is_not_judged_where_the_module_has_no_result_in_half_precision() -> None:
-    spreads = Spreads()
-    spreads.add("in a batch", "hidden", np.zeros(3), np.ones(3))
     raised = parity.failed(IO, "it raised: expected dtype")
     for errors, verdicts in ((raised, []), ({"hidden": parity.Errors(elements=3, rms=SMALL, max=SMALL)}, ["FAIL"])):
         by = parity.Yardstick("bf16", {"c": errors})
-        assert [pair.verdict for pair in parity.judge_invariance(spreads, by, ["c"])] == verdicts
+        assert [pair.verdict for pair in parity.judge_invariance(spreads(1.0), by, ["c"])] == verdicts
 
 
 def test_a_wrong_argmax_is_said_where_errors_fail_and_is_no_reason_within_them() -> None:
