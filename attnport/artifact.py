@@ -192,7 +192,7 @@ class Artifact:
         rows.append(("parity", doc.Verdict(self.verdict)))
         if (parity := self._report()) is not None:
             rows += [(doc.Name(key), doc.Verdict(row.verdict)) for key, row in parity.runtimes.items()]
-        return str(html([doc.Table(manifest.name, doc.words("what", "value"), doc.rows(rows))]))
+        return str(html([doc.Table(manifest.name, doc.columns("what", "value"), doc.rows(rows))]))
 
     def _report(self) -> ParityReport | None:
         return read_parity(self.folder, self.manifest)

@@ -343,7 +343,7 @@ class Document:
     end: str = ""
 
 
-def columns(*headings: str, right: Iterable[str] = (), whole: Iterable[str] = ()) -> tuple[Column, ...]:
+def columns(*headings: Line, right: Iterable[str] = (), whole: Iterable[str] = ()) -> tuple[Column, ...]:
     """Columns of a table; those in `right` are numbers, and those in `whole` are never broken into lines."""
     of_numbers, unbroken = set(right), set(whole)
     return tuple(Column(heading, heading in of_numbers, heading in unbroken) for heading in headings)
@@ -370,11 +370,6 @@ def quiet(*lines: str) -> Iterable[Text]:
 def numbers(*headings: Line) -> tuple[Column, ...]:
     """Columns of numbers."""
     return tuple(Column(heading, number=True) for heading in headings)
-
-
-def words(*headings: Line) -> tuple[Column, ...]:
-    """Columns of text."""
-    return tuple(Column(heading) for heading in headings)
 
 
 def rows(cells_of_rows: Iterable[tuple[Line, ...]]) -> tuple[Group, ...]:
@@ -412,11 +407,6 @@ def listed(parts: Iterable[Line], separator: str = ", ") -> Line:
     for part in parts:
         joined += [separator, part] if joined else [part]
     return tuple(joined)
-
-
-def pairs(items: Mapping[str, str], style: str) -> Pairs:
-    """A mapping as `Pairs`."""
-    return Pairs(tuple(items.items()), style)
 
 
 def pending(command: str) -> Text:

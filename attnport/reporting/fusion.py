@@ -106,7 +106,7 @@ def section(attentions: Sequence[SourceAttention], report: FusionReport | None, 
         )
         for attention in (*counted, *sorted(extra))
     )
-    columns = doc.words("attention", "mask", *(_heading(target, table) for target, table in report.targets.items()))
+    columns = doc.columns("attention", "mask", *(_heading(target, table) for target, table in report.targets.items()))
     yield doc.Table("Attentions by target", columns, doc.rows(doc.merged(cells)), style="fusion")
     if notes:
         yield doc.Text("Notes", "label")

@@ -33,15 +33,6 @@ _FEW_PLACES = 2
 """Of so many, a line says no more than its numbers."""
 
 
-def code_digest() -> str:
-    """SHA-256 over this package's files; a page made by other code is made again."""
-    sha = hashlib.sha256()
-    for path in sorted(_FOLDER.iterdir()):
-        if path.suffix in (".py", ".css", ".js"):
-            sha.update(hashlib.sha256(path.read_bytes()).digest())
-    return sha.hexdigest()
-
-
 def _asset(file: str) -> Html:
     """A style sheet or script of this package."""
     return Html((_FOLDER / file).read_text(encoding="utf-8"))

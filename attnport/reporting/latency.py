@@ -141,7 +141,7 @@ def _speed(report: LatencyReport, parity: ParityReport | None, page: bool) -> do
     if never:
         skipped = (doc.Row((doc.Name(name), doc.Verdict("NOT_RUN")), why) for name, why in never.items())
         groups.append(doc.Group(tuple(skipped), "on no workload", "–"))
-    columns = (*doc.words("runtime", *["verdict"] * page), *doc.numbers(*_SPEED), *doc.words(*["ran"] * page))
+    columns = (*doc.columns("runtime", *["verdict"] * page), *doc.numbers(*_SPEED), *doc.columns(*["ran"] * page))
     caption = "Latency, throughput and memory by workload" if page else "latency"
     return doc.Table(caption, columns, tuple(groups), "workload", "latency")
 
@@ -253,4 +253,4 @@ def _settings(report: LatencyReport) -> Iterator[doc.Block]:
     }
     if settings:
         yield doc.Text("How it was measured", "label")
-        yield doc.pairs(settings, "settings")
+        yield doc.Pairs(tuple(settings.items()), "settings")

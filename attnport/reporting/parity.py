@@ -136,7 +136,7 @@ def _matrix(report: ParityReport) -> doc.Table:
         (case, doc.Span(f"{len(members)} batches", "sub")) if len(members) > 1 else case
         for case, members in batches.items()
     )
-    columns = doc.words("runtime or form", "verdict", *cases, "padding invariance")
+    columns = doc.columns("runtime or form", "verdict", *cases, "padding invariance")
     caption = "Largest error as a part of its bound, by case (1 is the limit)"
     return doc.filled(doc.Table(caption, columns, tuple(groups), "kind", "matrix"))
 
@@ -191,7 +191,7 @@ def _details(title: str, id_: str, judged: RuntimeParity) -> doc.Folded:
             doc.Row((*place, doc.Verdict(case.verdict), *(figure(case) for figure in _JUDGED.values())), case.reason)
             for place, case in zip(places, judged.cases, strict=True)
         )
-        columns = (*doc.words("case", "output", "verdict"), *doc.numbers(*_JUDGED))
+        columns = (*doc.columns("case", "output", "verdict"), *doc.numbers(*_JUDGED))
         blocks.append(
             doc.Table(f"Errors of {title} against float64", columns, (doc.Group(tuple(rows)),), style="metrics")
         )
@@ -199,7 +199,7 @@ def _details(title: str, id_: str, judged: RuntimeParity) -> doc.Folded:
             (*place, *(figure(case) for figure in _BESIDE.values()))
             for place, case in zip(places, judged.cases, strict=True)
         )
-        columns = (*doc.words("case", "output"), *doc.numbers(*_BESIDE))
+        columns = (*doc.columns("case", "output"), *doc.numbers(*_BESIDE))
         beside = doc.filled(doc.Table(f"Further metrics of {title}", columns, doc.rows(further), style="metrics"))
         blocks += [beside] if len(beside.columns) > 2 else []
     if judged.invariance:
@@ -213,7 +213,7 @@ def _details(title: str, id_: str, judged: RuntimeParity) -> doc.Folded:
             )
             for result in judged.invariance
         )
-        columns = doc.words("comparison", "output", "verdict")
+        columns = doc.columns("comparison", "output", "verdict")
         columns += doc.numbers("RMS difference", "RMS bound", "max difference", "max bound")
         caption = f"Padding invariance of {title}: what differs when padding alone differs"
         blocks.append(doc.Table(caption, columns, pairs, style="metrics"))

@@ -219,7 +219,7 @@ def _forms(manifest: Manifest) -> doc.Block:
         (doc.Name(form.file), doc.Name(form.target), form.plan, str(form.opset), str(len(form.anchors)))
         for form in manifest.forms.values()
     )
-    columns = (*doc.words("file", "target", "precision plan"), *doc.numbers("opset", "attentions recognised"))
+    columns = (*doc.columns("file", "target", "precision plan"), *doc.numbers("opset", "attentions recognised"))
     return doc.Table("Lowered forms", columns, groups)
 
 
@@ -240,8 +240,8 @@ def _engines(manifest: Manifest, folder: str) -> doc.Block:
         )
         for engine in manifest.engines.values()
     )
-    columns = doc.words("file", "built by", "precision plan", "optimization profiles", "compute capability")
-    columns += (*doc.numbers("scratch MiB", "size MiB"), *doc.words("SHA-256"))
+    columns = doc.columns("file", "built by", "precision plan", "optimization profiles", "compute capability")
+    columns += (*doc.numbers("scratch MiB", "size MiB"), *doc.columns("SHA-256"))
     return doc.Table("TensorRT engines", columns, groups)
 
 
@@ -263,7 +263,7 @@ def _contract(manifest: Manifest) -> tuple[doc.Block, ...]:
         + (f" in steps of {dim.step}" if dim.step > 1 else "")
         for dim in manifest.io.dims
     )
-    table = doc.Table("Inputs and outputs", doc.words("name", "side", "type", "dims", "values"), groups)
+    table = doc.Table("Inputs and outputs", doc.columns("name", "side", "type", "dims", "values"), groups)
     return (table, doc.Text(f"Dynamic dims: {dims}.")) if dims else (table,)
 
 
@@ -276,7 +276,7 @@ def _environment(facts: Mapping[str, str], manifest: Manifest) -> tuple[doc.Bloc
     }
     blocks: list[doc.Block] = []
     for label, values in (("This report", facts), ("Versions at export", manifest.versions), ("Stages, UTC", stages)):
-        blocks += [doc.Text(label, "label"), doc.pairs(values, "settings")] if values else []
+        blocks += [doc.Text(label, "label"), doc.Pairs(tuple(values.items()), "settings")] if values else []
     return tuple(blocks)
 
 
@@ -303,7 +303,7 @@ def exported(manifest: Manifest, detail: doc.Detail = "brief") -> Iterator[doc.B
         for side, specs in (("in", manifest.io.inputs), ("out", manifest.io.outputs))
         for spec in specs
     )
-    title, columns = f"{manifest.name}: opset {manifest.opset}", doc.words("tensor", "dtype", "dims", "values")
+    title, columns = f"{manifest.name}: opset {manifest.opset}", doc.columns("tensor", "dtype", "dims", "values")
     yield doc.filled(doc.Table(title, columns, doc.rows(rows)))
     if computed := [str(mask) for mask in manifest.io.masks if mask.input is None and mask.kinds != ("none",)]:
         yield doc.Text(f"computed masks: {', '.join(computed)}")
@@ -321,7 +321,7 @@ def engine(record: EngineRecord, detail: doc.Detail = "brief") -> Iterator[doc.B
         ("size", f"{record.size_bytes / 2**20:.1f} MiB"),
         ("scratch memory", "unknown" if record.scratch_bytes is None else f"{record.scratch_bytes / 2**20:.1f} MiB"),
     ]
-    yield doc.Table(record.file, doc.words("what", "value"), doc.rows(rows))
+    yield doc.Table(record.file, doc.columns("what", "value"), doc.rows(rows))
     if record.precision is not None:
         yield from _precision(record.precision)
 

@@ -68,7 +68,9 @@ def doctor(
     wanted = requirements()
     packages = {name: version(name) for name in _required(wanted)} | versions(base.distributions(base.names()))
     installed = {name: version(name) for name in ONNX_RUNTIMES} | packages
-    runtimes = probe_all(refresh=refresh)
+    every = [base.get(name) for name in base.names()]
+    # One that crashes, hangs or raises is listed as not available, with its last output.
+    runtimes = tuple(isolated.probe_all(every, isolated.Limits(_TIMEOUT_S), refresh=refresh).values())
     return DoctorReport(
         attnport=__version__,
         machine=machine(folder),
@@ -81,16 +83,6 @@ def doctor(
             *version_problems(installed, wanted),
         ),
     )
-
-
-def probe_all(*, refresh: bool = False) -> tuple[Capabilities, ...]:
-    """Probes every runtime.
-
-    A runtime that crashes, hangs or raises while it is probed is listed as not available, with its last output.
-    """
-    every = [base.get(name) for name in base.names()]
-    probes = isolated.probe_all(every, isolated.Limits(_TIMEOUT_S), refresh=refresh)
-    return tuple(probes.values())
 
 
 def onnxruntime_problems(installed: Mapping[str, str | None]) -> tuple[Problem, ...]:
@@ -180,12 +172,12 @@ def _blocks(report: DoctorReport, detail: doc.Detail = "brief") -> Iterator[doc.
         why = f"{runtime.reason.rstrip('.')}; {runtime.hint}" if runtime.hint else runtime.reason
         rows.append((runtime.runtime, state, runtime.version, why or _able(runtime)))
     can = "what it can do, or why it is not available and how to get it"
-    yield doc.Table("runtimes", doc.words("runtime", "there", "version", can), doc.rows(rows))
+    yield doc.Table("runtimes", doc.columns("runtime", "there", "version", can), doc.rows(rows))
     for runtime in report.runtimes:
         wants = (f"{runtime.runtime} wants {name}: {path or 'not found'}" for name, path in runtime.libraries.items())
         yield doc.Commands(tuple(wants))
     packages = ((name, version or doc.Verdict("not installed", "miss")) for name, version in report.packages.items())
-    yield doc.Table("packages", doc.words("package", "version"), doc.rows(packages))
+    yield doc.Table("packages", doc.columns("package", "version"), doc.rows(packages))
     for problem in report.problems:
         yield doc.Text((doc.Span("problem", "fail"), f": {problem.what}"))
         for line in problem.mend:

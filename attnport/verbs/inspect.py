@@ -198,7 +198,7 @@ def _blocks(inspection: Inspection, detail: doc.Detail = "brief") -> Iterator[do
     if inspection.next:
         yield doc.Text("next:")
         yield doc.Commands(tuple(f"  {command}" for command in inspection.next))
-    yield doc.Table(title, doc.words("what", "value"), doc.rows((what, str(value)) for what, value in facts))
+    yield doc.Table(title, doc.columns("what", "value"), doc.rows((what, str(value)) for what, value in facts))
 
 
 def _deploy(deployable: tuple[Deployable, ...]) -> doc.Table:

@@ -54,4 +54,4 @@ def _first_line(path: Path) -> str:
 @doc.blocks.register(Listing)
 def _blocks(listing: Listing, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
     """Names and descriptions."""
-    yield doc.Table(listing.what, doc.words("name", "what it is"), doc.rows(listing.items.items()))
+    yield doc.Table(listing.what, doc.columns("name", "what it is"), doc.rows(listing.items.items()))

@@ -15,7 +15,7 @@ from attnport.cases.inputs import batch_dim, full_case
 from attnport.decoders import decoder_roles
 from attnport.errors import AttnportError
 from attnport.folder.machine import machine
-from attnport.folder.workspace import check_files, load_spec, open_folder, read_parity, read_report, stage
+from attnport.folder.workspace import check_files, load_spec, open_folder, read_parity, read_report, stage, toolchain
 from attnport.jsonfile import digest_text
 from attnport.optional import require
 from attnport.options import Folder, Force, Option, Progress
@@ -105,7 +105,7 @@ def _inputs_digest(folder: Path, manifest: Manifest, maps: str) -> str:
     for kind, file in FILES.items():
         described["files"].pop(file, None)
         described["stages"].pop(STAGES[kind], None)
-    return digest_text(__version__, html.code_digest(), str(folder), json.dumps(described, sort_keys=True), maps)
+    return digest_text(toolchain(), str(folder), json.dumps(described, sort_keys=True), maps)
 
 
 def _maps(folder: Path, manifest: Manifest, sentence: str) -> doc.Maps:

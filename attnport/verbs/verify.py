@@ -204,4 +204,4 @@ def _blocks(result: VerifyResult, detail: doc.Detail = "brief") -> Iterator[doc.
     note = " (unverified: parity was not run)" if result.unverified else ""
     title = (f"{result.kind} {result.path}: ", doc.Verdict(result.verdict), note)
     rows = ((row.check, doc.Verdict(row.verdict), row.detail) for row in result.rows)
-    yield doc.Table(title, doc.words("check", "verdict", "detail"), doc.rows(rows))
+    yield doc.Table(title, doc.columns("check", "verdict", "detail"), doc.rows(rows))

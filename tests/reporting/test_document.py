@@ -12,7 +12,7 @@ from attnport.reporting import html, markdown
 
 TABLE = doc.Table(
     "Some [numbers] of <a>",
-    (*doc.words("Runtime", "Verdict"), *doc.numbers("Median ms")),
+    (*doc.columns("Runtime", "Verdict"), *doc.numbers("Median ms")),
     doc.rows([(doc.Name("a.b_c"), doc.Verdict("PASS"), "1.25"), (doc.Name("d|e"), doc.Verdict("FAIL"), "[2]")]),
 )
 WORDS = ["Runtime", "Verdict", "Median ms", "a.b_c", "PASS", "1.25", "d|e", "FAIL", "[2]"]
@@ -48,7 +48,7 @@ def test_a_terminal_has_every_word_aligns_numbers_and_keeps_colour_within_the_wo
 
 def test_a_reason_takes_the_place_of_the_cells_that_are_not_there() -> None:
     row = doc.Row((doc.Name("x"), doc.Verdict("NOT_RUN")), "no GPU")
-    columns = (*doc.words("Runtime", "Verdict"), *doc.numbers("ms", "ratio"))
+    columns = (*doc.columns("Runtime", "Verdict"), *doc.numbers("ms", "ratio"))
     table = doc.Table("t", columns, (doc.Group((row,), "one sentence"),), "Workload")
     assert '<td colspan="2"><span class="why">no GPU</span></td>' in html.html([table])
     assert markdown.table(table).splitlines()[2] == r"| one sentence | `x` | NOT\_RUN | – | no GPU |"
@@ -57,7 +57,7 @@ def test_a_reason_takes_the_place_of_the_cells_that_are_not_there() -> None:
 @pytest.mark.parametrize(("count", "shown"), [(1, "`l0`"), (2, "`l0`, `l1`"), (5, "5: `l0` to `l4`")])
 def test_rows_that_are_alike_are_one_and_no_others(count: int, shown: str) -> None:
     cells = [(doc.Name(f"l{place}"), "fused") for place in range(count)] + [(doc.Name("last"), "not fused")]
-    table = doc.Table("t", doc.words("Attention", "state"), doc.rows(doc.merged(cells)))
+    table = doc.Table("t", doc.columns("Attention", "state"), doc.rows(doc.merged(cells)))
     assert markdown.table(table).splitlines()[2:] == [f"| {shown} | fused |", "| `last` | not fused |"]
     assert html.html([table]).count('scope="row"') == 2
 

@@ -139,7 +139,7 @@ class Broken(base.Runtime):
 def test_a_runtime_that_breaks_while_asked_is_listed_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "names", lambda: ["broken"])
     monkeypatch.setattr(base, "get", lambda name: Broken())
-    (capabilities,) = doctor.probe_all()
+    (capabilities,) = doctor.doctor().runtimes
     assert not capabilities.available
     assert capabilities.reason == "its probe failed with ValueError: library is damaged"
 
