@@ -287,9 +287,9 @@ def test_an_export_shows_masks_and_limits_of_ids() -> None:
     )
     manifest = cast("Manifest", SimpleNamespace(name="m", opset=23, attentions=(), io=io))
     lines = [line.split() for line in render(exported(manifest)).splitlines()]
-    assert [*["ids", "(in)", "int64", "B,", "T", "0", "to", "99"]] in lines
-    assert [*["mask", "(in)", "int64", "B,", "T", "padding", "mask"]] in lines
-    assert [*["computed", "masks:", "causal"]] in lines
+    assert ["ids", "input", "int64", "[B,", "T]", "0", "to", "99"] in lines
+    assert ["mask", "input", "int64", "[B,", "T]", "padding", "mask"] in lines
+    assert ["computed", "masks:", "causal"] in lines
 
 
 def test_many_labels_are_cut() -> None:

@@ -208,7 +208,7 @@ def _not_run(parity: ParityReport | None, latency: LatencyReport | None) -> Iter
 
 def _files(manifest: Manifest, folder: str) -> tuple[doc.Block, ...]:
     """Everything that a folder holds; `folder` is quoted for a shell."""
-    return (*_contract(manifest), _forms(manifest), _engines(manifest, folder))
+    return (*_contract(manifest, "Inputs and outputs"), _forms(manifest), _engines(manifest, folder))
 
 
 def _forms(manifest: Manifest) -> doc.Block:
@@ -245,9 +245,9 @@ def _engines(manifest: Manifest, folder: str) -> doc.Block:
     return doc.Table("TensorRT engines", columns, groups)
 
 
-def _contract(manifest: Manifest) -> tuple[doc.Block, ...]:
+def _contract(manifest: Manifest, title: str) -> tuple[doc.Block, ...]:
     """Inputs and outputs, with dynamic dims and masks."""
-    groups = doc.rows(
+    rows = doc.rows(
         (
             doc.Name(spec.name),
             side,
@@ -258,13 +258,9 @@ def _contract(manifest: Manifest) -> tuple[doc.Block, ...]:
         for side, specs in (("input", manifest.io.inputs), ("output", manifest.io.outputs))
         for spec in specs
     )
-    dims = ", ".join(
-        f"{dim.name} {doc.count(dim.min)} to {doc.count(dim.max)}"
-        + (f" in steps of {dim.step}" if dim.step > 1 else "")
-        for dim in manifest.io.dims
-    )
-    table = doc.Table("Inputs and outputs", doc.columns("name", "side", "type", "dims", "values"), groups)
-    return (table, doc.Text(f"Dynamic dims: {dims}.")) if dims else (table,)
+    table = doc.filled(doc.Table(title, doc.columns("name", "side", "type", "dims", "values"), rows))
+    dims = doc.Text(f"dims, smallest:usual:largest: {', '.join(map(str, manifest.io.dims))}")
+    return (table, dims) if manifest.io.dims else (table,)
 
 
 def _environment(facts: Mapping[str, str], manifest: Manifest) -> tuple[doc.Block, ...]:
@@ -293,21 +289,9 @@ def _commands(manifest: Manifest, folder: str) -> tuple[doc.Block, ...]:
 @doc.blocks.register(Manifest)
 def exported(manifest: Manifest, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
     """The model that was exported."""
-    rows = (
-        (
-            f"{spec.name} ({side})",
-            spec.dtype,
-            ", ".join(map(str, spec.dims)),
-            values_of(spec, manifest.io),
-        )
-        for side, specs in (("in", manifest.io.inputs), ("out", manifest.io.outputs))
-        for spec in specs
-    )
-    title, columns = f"{manifest.name}: opset {manifest.opset}", doc.columns("tensor", "dtype", "dims", "values")
-    yield doc.filled(doc.Table(title, columns, doc.rows(rows)))
+    yield from _contract(manifest, f"{manifest.name}: opset {manifest.opset}")
     if computed := [str(mask) for mask in manifest.io.masks if mask.input is None and mask.kinds != ("none",)]:
         yield doc.Text(f"computed masks: {', '.join(computed)}")
-    yield doc.Text(f"dims: {'  '.join(map(str, manifest.io.dims))}")
     yield doc.Text(f"{count(len(manifest.attentions), 'attention')} counted")
 
 
