@@ -45,22 +45,14 @@ class Measured:
 
 
 def row(
-    own: Measured,
-    baseline: Measured | None,
-    items: int,
-    tokens: int,
-    *,
-    is_baseline: bool = False,
-    seed: int = 0,
-    precision: float | None = None,
+    own: Measured, baseline: Measured | None, items: int, tokens: int, *, seed: int = 0, precision: float = np.inf
 ) -> LatencyRow:
     """The row of one runtime on one workload.
 
     Args:
-        baseline: What was measured of the baseline; None, or one without figures, leaves the ratio out.
+        baseline: What was measured of the baseline; `own`, None, or one without figures leaves the ratio out.
         items: Sentences (batch items) in the workload.
         tokens: Real tokens in it.
-        is_baseline: Whether it is the baseline itself, which has no ratio.
         seed: Makes the interval reproducible.
         precision: The wanted half width of the interval, as a share of the ratio; a wider interval gets a note.
     """
@@ -73,7 +65,7 @@ def row(
     verdict, notes = "baseline", [*own.notes]
     if not own.warm:
         notes.append(f"its times had not settled after {own.row.warm_calls} calls")
-    if not is_baseline:
+    if own is not baseline:
         verdict = "no difference shown"
         if baseline is None or baseline.row.why or not baseline.rounds_ns:
             notes.insert(0, "the baseline was not run")
@@ -81,7 +73,7 @@ def row(
             shared = min(len(own.rounds_ns), len(baseline.rounds_ns))
             ratio = ratio_interval(own.rounds_ns[:shared], baseline.rounds_ns[:shared], seed, starts=starts)
             verdict = "faster" if ratio[2] < 1 else "slower" if ratio[0] > 1 else verdict
-            if precision is not None and half_width(ratio) > precision:
+            if half_width(ratio) > precision:
                 why = "starts of the processes differ" if starts else "the time limit came first"
                 notes.append(f"{why}: its ratio is known within {half_width(ratio):.1%}, not {precision:.1%}")
     return replace(
@@ -98,7 +90,7 @@ def row(
         items_per_s=items / (median * 1e-9),
         tokens_per_s=tokens / (median * 1e-9),
         parts_ns={part: float(np.median(times)) for part, times in own.parts_ns.items() if len(times)},
-        device_ratio=None if is_baseline or baseline is None else _device_ratio(own, baseline, seed),
+        device_ratio=None if baseline is None or baseline is own else _device_ratio(own, baseline, seed),
     )
 
 
@@ -126,24 +118,12 @@ def _device_rounds(own: Measured) -> list[tuple[int, ...]]:
 
 
 def rows(
-    by_runtime: Mapping[str, Measured],
-    baseline: str,
-    items: int,
-    tokens: int,
-    seed: int = 0,
-    precision: float | None = None,
+    by_runtime: Mapping[str, Measured], baseline: str, items: int, tokens: int, seed: int = 0, precision: float = np.inf
 ) -> dict[str, LatencyRow]:
     """The rows of one workload; see `row`."""
+    base = by_runtime.get(baseline)
     return {
-        name: row(
-            own,
-            by_runtime.get(baseline),
-            items,
-            tokens,
-            is_baseline=name == baseline,
-            seed=seed + number,
-            precision=precision,
-        )
+        name: row(own, base, items, tokens, seed=seed + number, precision=precision)
         for number, (name, own) in enumerate(by_runtime.items())
     }
 
