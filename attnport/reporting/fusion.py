@@ -93,18 +93,15 @@ def section(attentions: Sequence[SourceAttention], report: FusionReport | None, 
     if not report.targets:
         yield doc.Text("No target was lowered.", "pending")
         return
-    # Attentions that are in a table but not in the manifest get a row too, so that nothing is silently left out.
-    counted = [attention.name for attention in attentions]
-    extra = {item.attention for table in report.targets.values() for item in table.items} - set(counted)
     notes = _notes(report)
     targets = [({item.attention: item for item in table.items}, table) for table in report.targets.values()]
     cells = (
         (
-            doc.Name(attention),
-            _masks(attention, report),
-            *(_cell(items.get(attention), notes, table) for items, table in targets),
+            doc.Name(attention.name),
+            _masks(attention.name, report),
+            *(_cell(items.get(attention.name), notes, table) for items, table in targets),
         )
-        for attention in (*counted, *sorted(extra))
+        for attention in attentions
     )
     columns = doc.columns("attention", "mask", *(_heading(target, table) for target, table in report.targets.items()))
     yield doc.Table("Attentions by target", columns, doc.rows(doc.merged(cells)), style="fusion")

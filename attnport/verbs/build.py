@@ -13,7 +13,7 @@ from typing import Annotated
 from attnport import optional
 from attnport.artifacts import AUTO, EngineRecord, FusionReport, FusionTable, Manifest
 from attnport.dims import Profile, parse_profile, profiles_digest
-from attnport.errors import ArtifactError, FusionMissing, UsageError
+from attnport.errors import FusionMissing, UsageError
 from attnport.exporter.engine.build import FLAVOURS, build_engine, check_profiles, external_files
 from attnport.exporter.targets import base as lowerings
 from attnport.exporter.targets.base import Lowering
@@ -93,8 +93,6 @@ def build(
         progress(f"lowering for {key}")
         fusing.fuse(folder, [f"{target}.{plan}"], progress=progress)
     manifest, sm = open_folder(folder), tuple(sorted(set(sm)))
-    if key not in manifest.forms:
-        raise ArtifactError(f"{folder} has no form {key}; it has {', '.join(manifest.forms) or 'none'}.")
     name = _engine_name(target, plan, sm, checked)
     with stage(folder, f"build:{key}", _inputs_digest(folder, manifest, key, checked, sm), force=force) as run:
         manifest = run.manifest
