@@ -34,7 +34,7 @@ from attnport.processes.isolated import (
     reason_of_failure,
 )
 from attnport.processes.worker import save_feeds
-from attnport.runtimes.base import Opening, Runtime, physical_cores
+from attnport.runtimes.base import Opening, Runtime, cores, physical_cores
 from attnport_bundle import arguments
 
 BASELINE = "torch_eager"
@@ -555,11 +555,4 @@ def processors(threads: int) -> list[int]:
     """
     if not hasattr(os, "sched_getaffinity"):
         return []
-    usable = sorted(os.sched_getaffinity(0))
-    if threads > physical_cores():
-        return usable
-    cores: dict[str, int] = {}
-    for cpu in usable:
-        siblings_file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.setdefault(siblings_file.read_text().strip() if siblings_file.is_file() else str(cpu), cpu)
-    return sorted(cores.values())[-threads:]
+    return cores()[-threads:] if threads <= physical_cores() else sorted(os.sched_getaffinity(0))

@@ -654,12 +654,17 @@ def physical_cores() -> int:
 
     Hyper-threads of one core count once, as the second one does not make matrix products faster.
     """
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    siblings = set()
-    for cpu in usable:
-        siblings_file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        siblings.add(siblings_file.read_text().strip() if siblings_file.is_file() else str(cpu))
-    return max(1, len(siblings))
+    return len(cores())
+
+
+def cores() -> list[int]:
+    """The first logical processor of each physical core that this process may use."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    first: dict[str, int] = {}
+    for cpu in sorted(usable):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        first.setdefault(siblings.read_text().strip() if siblings.is_file() else str(cpu), cpu)
+    return list(first.values())
 
 
 def available(runtime: Runtime) -> Capabilities:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from attnport.latency import measuring
 from attnport.latency.measuring import processors
+from attnport.runtimes import base
 
 
 def test_processes_stay_on_one_processor_of_each_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -20,8 +20,7 @@ def test_processes_stay_on_one_processor_of_each_core(monkeypatch: pytest.Monkey
             return siblings[int("".join(filter(str.isdigit, self.parts[5])))]
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr(measuring, "Path", Topology)
-    monkeypatch.setattr(measuring, "physical_cores", lambda: 2)
+    monkeypatch.setattr(base, "Path", Topology)
     assert processors(1) == [1]
     assert processors(2) == [0, 1]
     assert processors(3) == [0, 1, 2, 3]
