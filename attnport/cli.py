@@ -227,15 +227,13 @@ def bench(
 @cli.verb(JUDGE, "attnport report out/ --text sentences.txt")
 def report(out: Reporter, run: Run) -> Finish:
     """Write a report: recommendation, fusion, parity, latency, maps."""
-    path = run()
-    return lambda: out.show_path(path)
+    return out.finish(run())
 
 
 @cli.verb(DEPLOY, "attnport bundle out/ -o app/ --lang python")
 def bundle(out: Reporter, run: Run) -> Finish:
     """Pack a folder that runs without PyTorch and re-checks itself."""
-    path = run()
-    return lambda: out.show_path(path)
+    return out.finish(run())
 
 
 @cli.verb(DEPLOY, "attnport serve app/")

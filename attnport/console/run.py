@@ -130,18 +130,21 @@ class Reporter:
             stack.callback(foreign.end)
             yield
 
-    def show(self, value: Printed, detail: Detail = "brief") -> None:
-        """Prints a value as JSON, or as its blocks for a terminal."""
+    def show(self, value: Printed | Path, detail: Detail = "brief") -> None:
+        """Prints a value as JSON, or as its blocks for a terminal; of a path, where something was written."""
         if self.as_json:
             from attnport.jsonfile import to_json
 
-            self.print(no_command_in_json(to_json(value, ascii_only=True)))
+            told = Written(str(value)) if isinstance(value, Path) else value
+            self.print(no_command_in_json(to_json(told, ascii_only=True)))
+        elif isinstance(value, Path):
+            self.print(f"{value}\n")
         else:
             from attnport.console.terminal import shown
 
             self.print(shown(value, detail, colour=sys.stdout.isatty()))
 
-    def finish(self, value: Printed, *judges: Callable[[Any], None]) -> Callable[[], None]:
+    def finish(self, value: Printed | Path, *judges: Callable[[Any], None]) -> Callable[[], None]:
         """What prints a value, all of it with -v, and then raises for its verdict.
 
         Args:
@@ -154,12 +157,6 @@ class Reporter:
                 judge(value)
 
         return finish
-
-    def show_path(self, path: Path) -> None:
-        """Prints the path of something that was written."""
-        from attnport.jsonfile import to_json
-
-        self.print(to_json(Written(str(path)), ascii_only=True) if self.as_json else f"{path}\n")
 
     def print(self, text: str) -> None:
         """Writes to stdout and flushes it.
