@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from attnport import artifacts
-from attnport.artifacts import Manifest, ModelSpec
+from attnport.artifacts import FusionReport, Manifest, ModelSpec
 from attnport.folder.given import Given
 from attnport.folder.workspace import open_folder, opened, read_parity, read_report
 from attnport.options import Force, Output, Progress, ReadMemory, ReadTimeout, Tell
@@ -117,7 +116,7 @@ class Artifact:
     @property
     def verdict(self) -> str:
         """The verdict of the last `check`; NOT_RUN before one."""
-        report = self._report()
+        report = read_parity(self.folder, self.manifest)
         return report.verdict if report is not None else "NOT_RUN"
 
     fuse = _method(fuse)
@@ -187,18 +186,12 @@ class Artifact:
             rows.append((side, doc.Name(", ".join(map(str, specs)))))
         rows.append(("dims", ", ".join(map(str, manifest.io.dims)) or "none"))
         rows.append(("attentions", str(len(manifest.attentions))))
-        if (fusion := self._read(FILE, "FusionReport")) is not None:
+        if (fusion := read_report(FusionReport, self.folder, manifest, FILE)) is not None:
             rows += [(f"fused, {target}", total(table)) for target, table in fusion.targets.items()]
         rows.append(("parity", doc.Verdict(self.verdict)))
-        if (parity := self._report()) is not None:
+        if (parity := read_parity(self.folder, manifest)) is not None:
             rows += [(doc.Name(key), doc.Verdict(row.verdict)) for key, row in parity.runtimes.items()]
         return str(html([doc.Table(manifest.name, doc.columns("what", "value"), doc.rows(rows))]))
-
-    def _report(self) -> ParityReport | None:
-        return read_parity(self.folder, self.manifest)
-
-    def _read(self, file: str, kind: str) -> Any:
-        return read_report(getattr(artifacts, kind), self.folder, self.manifest, file)
 
 
 class Running:

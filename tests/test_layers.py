@@ -1,7 +1,7 @@
 """The order of the layers, read from the imports of every file.
 
     attnport_bundle < bodies, budget, errors, jsonfile, module_path, onnx_graph, onnx_walk, optional, options,
-        patches, printed, registry, transaction, user_cache, user_code, version, why
+        patches, printed, registry, transaction, user_cache, user_code, version
         < contrib, dims, example_values, known, masks < latencies, parities, precisions < artifacts < decoders
         < {sources | models | exporter | runtimes | cases | bundling | reporting | auditing}
         < folder < processes < parity < latency < verbs < console < artifact < testing < cli
@@ -46,7 +46,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "user_cache",
         "user_code",
         "version",
-        "why",
     ),
     ("contrib", "dims", "example_values", "known", "masks"),
     ("latencies", "parities", "precisions"),

@@ -112,7 +112,7 @@ def check_arguments(options: Mapping[str, Any]) -> None:
         raise gone
     for value in _single_values((*options.values(), os.environ.get("TMPDIR"))):
         text = os.path.realpath(value) if isinstance(value, Path) else value
-        if isinstance(text, str) and not _is_utf8(text):
+        if isinstance(text, str) and text != text.encode(errors="replace").decode():
             raise UsageError(
                 f"{os.fsencode(text)!r} is not UTF-8, so that models and reports cannot refer to it.",
                 hint="Rename it, or choose another.",
@@ -126,11 +126,3 @@ def _single_values(values: Iterable[Any]) -> Iterator[Any]:
             yield from _single_values(value)
         else:
             yield value
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ from attnport.cases.choosing import read_feeds
 from attnport.dims import Dim, Symbol
 from attnport.errors import ExportError, UsageError
 from attnport.folder.loading import load, with_outputs
-from attnport.options import Note, Option
+from attnport.options import Note, Option, Progress
 from attnport.sources.choices import Choices
 from attnport.sources.code import Code, code_of, runs_code
 from attnport.sources.declare import called, declared_arguments, narrow, refuse_inputs, steps_note
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-Progress = Callable[[str], None]
 Axis = tuple[str, int]
 """The name of an input, and the number of its axis."""
 

@@ -90,21 +90,30 @@ def _entry() -> str:
 def _tried_compiling() -> tuple[str, str] | None:
     try:
         with quiet():
-            import torch
             from torch._inductor.cpp_builder import get_cpp_compiler
             from torch._inductor.exc import InvalidCxxCompiler
     except Exception as err:  # a half-installed wheel fails anywhere
         return f"inductor does not work: {first_line(err)}", ""
     try:
         get_cpp_compiler()
-        with torch.inference_mode(), quiet():
-            torch.compile(torch.nn.ReLU(), dynamic=True, fullgraph=True)(torch.ones(2, 3))
     except InvalidCxxCompiler:
         return "no C++ compiler was found.", _GPP
+    problem = cannot_compile("cpu")
+    return (problem, _GPP) if problem else None
+
+
+@functools.cache
+def cannot_compile(kind: str) -> str:
+    """Why nothing compiles for a kind of device in this process; "" if compiling works."""
+    import torch
+
+    try:
+        with torch.inference_mode(), quiet():
+            torch.compile(torch.nn.ReLU(), dynamic=True, fullgraph=True)(torch.ones(2, 3, device=kind))
     except Exception as err:  # the exceptions of compilers share no base
         cause = getattr(err, "inner_exception", err)
-        return f"inductor cannot compile here: {type(cause).__name__}: {whole_cause(cause)}", _GPP
-    return None
+        return f"inductor cannot compile here: {type(cause).__name__}: {whole_cause(cause)}"
+    return ""
 
 
 @dataclass

@@ -16,7 +16,7 @@ from pretended_torch import RUNTIMES, HostDevice, pretend
 from attnport.artifacts import CASTS, DEVICE_PARTS, ModelSpec, Source
 from attnport.errors import FeedError, UnavailableError, UsageError
 from attnport.models.base import get
-from attnport.runtimes import _torch_device, base, torch_compile_cuda, torch_compile_tuned_cuda
+from attnport.runtimes import _torch_device, base, torch_compile, torch_compile_tuned_cuda
 from attnport.runtimes._torch_modes import modes_for
 from attnport.runtimes.base import Opening, Runtime
 from attnport.runtimes.torch_eager import EagerCall, matmul_precision
@@ -174,12 +174,12 @@ def test_feeds_that_do_not_fit_are_refused_before_they_are_timed(devices: list[H
 
 def test_inductor_that_does_not_compile_there_is_no_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
-    torch_compile_cuda.why_not.cache_clear()
+    torch_compile.cannot_compile.cache_clear()
     monkeypatch.setattr(
         torch, "compile", lambda *args, **options: lambda x: (_ for _ in ()).throw(OSError("no triton"))
     )
     found = base.get("torch_compile_cuda").probe()
-    torch_compile_cuda.why_not.cache_clear()
+    torch_compile.cannot_compile.cache_clear()
     assert not found.available
     assert "no triton" in found.reason
     assert "gcc" in found.hint
