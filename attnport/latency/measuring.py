@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from attnport.latency.gpu_state import gpu_state
 from attnport.latency.rows import Measured, drift, next_look, orders, precise, rows, settled
 from attnport.latency.timing_worker import COMMAND
 from attnport.latency.workloads import Workload
-from attnport.parity.evaluate import Progress
 from attnport.processes.isolated import (
     TIMEOUT_S,
     Child,
@@ -142,7 +141,7 @@ class Measuring:
         workloads: Sequence[Workload],
         effort: Effort,
         scratch: Path,
-        progress: Progress,
+        progress: Callable[[str], None],
         began_s: float | None = None,
     ) -> None:
         """Writes the feeds into `scratch`, from where the processes read them.

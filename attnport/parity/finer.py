@@ -43,7 +43,6 @@ from attnport.folder.workspace import MODEL, load_spec
 from attnport.parity import bound as parity
 from attnport.parity.comparing import TYPED_EVALUATOR, Eager
 from attnport.parity.evaluate import Progress, References, make_references
-from attnport.parity.metrics import measure_all
 from attnport.parity.scoring import Agreement, Metric
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime, external_files, read_graph
@@ -475,7 +474,7 @@ class _IslandSearch:
             for case in chosen:
                 # What the evaluator raises is no error of the plan, and ends the search as itself.
                 outputs = session.run(case.feeds)
-                measured = measure_all(outputs, self.store.load(case.name, names), case, self.halves.opening.io)
+                measured = parity.measure_all(outputs, self.store.load(case.name, names), case, self.halves.opening.io)
                 for output, errors in measured.items():
                     share = self._share_of_bound(case.name, output, errors)
                     if share > worst:

@@ -11,7 +11,7 @@ import socket
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from attnport.folder.loading import VARIABLE, passes, require
 from attnport.folder.machine import machine
 from attnport.folder.workspace import check_files, open_folder
 from attnport.jsonfile import from_json, to_json
-from attnport.parity.evaluate import Progress
 from attnport.printed import Printed
 from attnport.reporting import document as doc
 from attnport.sources.file import is_file_name
@@ -97,7 +96,7 @@ def on_machines(
     address: str,
     *,
     trust_source: bool = False,
-    progress: Progress = lambda message: None,
+    progress: Callable[[str], None] = lambda message: None,
     **options: Any,
 ) -> MachinesReport:
     """Runs a verb for artifacts on every machine of a Ray cluster.

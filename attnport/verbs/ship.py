@@ -14,7 +14,7 @@ from attnport import optional
 from attnport.artifacts import FusionReport, LatencyReport, LatencyRow, Manifest, ParityReport, Stage
 from attnport.cases.choosing import read_sentences
 from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed
-from attnport.exporter.targets import base as lowerings
+from attnport.exporter.targets.base import get, names
 from attnport.folder.given import Given
 from attnport.folder.refusals import as_usage_error
 from attnport.folder.workspace import open_folder, open_if_there, read_parity, read_report
@@ -150,11 +150,7 @@ class _Ship:
 
         problem: AttnportError | None = None
         report = FusionReport({})
-        forms = [
-            (target, plan)
-            for target in lowerings.names()
-            for plan in (lowerings.get(target).plans[0], *_quick_plans(target))
-        ]
+        forms = [(target, plan) for target in names() for plan in (get(target).plans[0], *_quick_plans(target))]
         for number, (target, plan) in enumerate(forms, start=1):
             told = fusing.numbered(self.progress, number, len(forms))
             try:
@@ -226,9 +222,9 @@ class _Ship:
 
 def _quick_plans(target: str) -> tuple[str, ...]:
     """bf16 where this processor has instructions for it and the target's runtime uses them; then it is tried too."""
-    if "bf16" not in lowerings.get(target).plans:
+    if "bf16" not in get(target).plans:
         return ()
-    provers = [base.get(name) for name in lowerings.get(target).proved_by if name in base.names()]
+    provers = [base.get(name) for name in get(target).proved_by if name in base.names()]
     probed = probe_all([runtime for runtime in provers if not runtime.gpu], Limits())
     return ("bf16",) if any(found.available and "bf16" in found.plans for found in probed.values()) else ()
 
