@@ -35,7 +35,6 @@ from attnport.verbs.tune import tune
 from attnport.verbs.verify import verify
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import nn
 
     from attnport.artifacts import ParityReport, Session

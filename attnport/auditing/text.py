@@ -142,10 +142,10 @@ def leaks(text: str, builder: Builder, *, words: bool = True) -> Iterator[tuple[
         yield from (("environment", host) for host in builder.hosts if _has_word(text, host))
 
 
-def first_of_each(text: str, builder: Builder, *, words: bool = True) -> dict[Kind, str]:
+def first_of_each(text: str, builder: Builder) -> dict[Kind, str]:
     """The first text of each kind that `text` reveals."""
     evidence_of: dict[Kind, str] = {}
-    for kind, evidence in leaks(text, builder, words=words):
+    for kind, evidence in leaks(text, builder):
         evidence_of.setdefault(kind, evidence)
     return evidence_of
 

@@ -259,9 +259,9 @@ class Run(Change):
         self._stage, self._inputs = stage, inputs
         self.kept = not force and fresh(self.folder, self.manifest, stage, inputs)
 
-    def record(self, *, final: bool = True, extra: tuple[str, ...] = ()) -> Manifest:
+    def record(self, *, final: bool = True) -> Manifest:
         """Records the stage as `finish` does; one that is not `final` is done again by the next call."""
-        return self.finish(self._stage, self._inputs if final else "", extra=extra)
+        return self.finish(self._stage, self._inputs if final else "")
 
 
 @contextmanager

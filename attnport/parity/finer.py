@@ -183,7 +183,7 @@ class Variants(abc.ABC):
 
         Args:
             folder: An artifact folder, with the weights that the graphs read.
-            opening: Their contract, precision plan and threads.
+            opening: Their contract, precision plan.
             scratch: An empty folder, which the caller deletes.
         """
         self._runtime, self.opening = runtime, opening
@@ -235,9 +235,7 @@ class Halves(Variants):
         parts: What may stay in float32, by name, in topological order.
     """
 
-    def __init__(
-        self, folder: Path, manifest: Manifest, lowering: Lowering, runtime: Runtime, scratch: Path, threads: int | None
-    ) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, lowering: Lowering, runtime: Runtime, scratch: Path) -> None:
         """Lowers the model; arguments as of `Variants`."""
         model = storage.load(folder / MODEL)
         usual = manifest.io.profile().sizes("opt")
@@ -251,7 +249,7 @@ class Halves(Variants):
             for name, nodes in lowered.anchors.items()
             if nodes
         }
-        super().__init__(folder, model, runtime, Opening(manifest.io, AUTO, threads=threads), scratch)
+        super().__init__(folder, model, runtime, Opening(manifest.io, AUTO), scratch)
 
     def rewrite(self, model: ir.Model, kept: Collection[str]) -> None:
         """Writes the graph in fp16, in place, but the nodes `kept`; raises as of `Variants`."""
@@ -356,7 +354,6 @@ def plan_precision(
     *,
     budget: float = BUDGET,
     most: int = MOST,
-    threads: int | None = None,
     progress: Progress = lambda message: None,
 ) -> PrecisionPlan:
     """Searches the islands of a model: the parts that stay in float32 under the plan `auto`.
@@ -378,7 +375,7 @@ def plan_precision(
         (references := Path(scratch) / "references").mkdir()
         (graphs := Path(scratch) / "graphs").mkdir()
         store = References(references)
-        eager = Eager(manifest.io, load_spec(manifest), tried, store, threads, progress)
+        eager = Eager(manifest.io, load_spec(manifest), tried, store, None, progress)
         with eager.session("fp32", float64=True) as session:
             make_references(session, manifest.io, tried, store, progress)
         for plan in (HALF, AUTO):
@@ -386,7 +383,7 @@ def plan_precision(
             for _ in range(_DRAWS):  # beforehand, since every graph of the search is judged by the same bound
                 eager.draw(plan, [case.name for case in tried])
         progress("lowering")
-        halves = Halves(folder, manifest, lowering, runtime, graphs, threads)
+        halves = Halves(folder, manifest, lowering, runtime, graphs)
         return _IslandSearch(halves, tried, store, eager.yardstick(AUTO), budget, most, progress).plan()
 
 

@@ -426,7 +426,7 @@ def scientific(value: float | None) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def significant(value: float | None, digits: int = 3) -> str:
+def significant(value: float | None) -> str:
     """`0.0123`, `1.23`, `123`, `12 300`: three significant digits, thousands separated by a narrow space."""
     if value is None:
         return NONE
@@ -434,8 +434,8 @@ def significant(value: float | None, digits: int = 3) -> str:
         return str(value)
     if value == 0:
         return "0"
-    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded value: 99.96 counts as 100
-    places = digits - 1 - exponent
+    exponent = int(f"{value:.2e}".partition("e")[2])  # of the rounded value: 99.96 counts as 100
+    places = 2 - exponent
     return f"{round(value, places):,.{max(0, places)}f}".replace(",", "\u202f")
 
 

@@ -9,7 +9,7 @@ import struct
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from attnport.reporting import document as doc
 from attnport.reporting.document import NONE
 from attnport.reporting.facts import times
 from attnport.reporting.markup import Html, details, el, join, name, text, verdict
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _FOLDER = Path(__file__).parent
 INK = (10, 58, 120)

@@ -59,7 +59,7 @@ def planned(exported: Folder) -> Callable[[str], PrecisionPlan]:
 
 
 def plan(folder: Path, **options: Any) -> PrecisionPlan:
-    return plan_precision(folder, open_folder(folder), RTX, threads=1, **options)
+    return plan_precision(folder, open_folder(folder), RTX, **options)
 
 
 def graph(folder: Path, plan: str, islands: frozenset[str] | None = None) -> ir.Model:
