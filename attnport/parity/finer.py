@@ -183,7 +183,7 @@ class Variants(abc.ABC):
 
         Args:
             folder: An artifact folder, with the weights that the graphs read.
-            opening: Their contract, precision plan.
+            opening: Their contract and precision plan.
             scratch: An empty folder, which the caller deletes.
         """
         self._runtime, self.opening = runtime, opening
