@@ -521,11 +521,8 @@ def _places(package: str) -> Iterator[tuple[str, int]]:
 
 def unavailable(capabilities: Capabilities) -> str:
     """Why a runtime cannot be used here, and how to get it."""
-    return (
-        f"{capabilities.reason.rstrip('.')}; {capabilities.hint}"
-        if capabilities.hint
-        else capabilities.reason.rstrip(".")
-    )
+    reason = capabilities.reason.rstrip(".")
+    return f"{reason}; {capabilities.hint}" if capabilities.hint else reason
 
 
 def absent(capabilities: Capabilities) -> bool:
