@@ -87,7 +87,7 @@ class Budget:
         """Measures what runs in the context, which is the model at these sizes. What raises is not counted."""
         level, began_s = _level_bytes(), time.perf_counter()
         yield
-        self._known[_key(sizes)] = Cost(time.perf_counter() - began_s, max(0, _status_bytes("VmHWM") - level))
+        self._known[_key(sizes)] = Cost(time.perf_counter() - began_s, max(0, memory_bytes("VmHWM") - level))
 
     def reach(self, sizes: Sizes, runs: Callable[[Sizes], bool]) -> bool | None:
         """Runs the model at sizes, before that at smaller ones where it is not known yet whether these fit.
@@ -173,7 +173,7 @@ def _usable_bytes() -> float:
 
         most = resource.getrlimit(resource.RLIMIT_AS)[0]
         if most != resource.RLIM_INFINITY:
-            limits.append(max(1, most - _status_bytes("VmSize")))
+            limits.append(max(1, most - memory_bytes("VmSize")))
     return SHARE * min(filter(None, limits), default=0)
 
 
@@ -183,11 +183,11 @@ def _level_bytes() -> int:
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    return _status_bytes("VmRSS")
+    return memory_bytes("VmRSS")
 
 
-def _status_bytes(field: str) -> int:
-    """A size of this process as Linux tells it; 0 where the system does not."""
+def memory_bytes(field: str) -> int:
+    """The memory of this process: `VmRSS` is now, `VmHWM` is the highest so far; 0 where the system tells none."""
     for line in _text("/proc/self/status").splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) << 10

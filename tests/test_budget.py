@@ -20,7 +20,7 @@ def known(monkeypatch: pytest.MonkeyPatch, sizes: Mapping[str, int], *, free: fl
     """A budget on a machine with so much memory, of a model that ran at sizes in no time and took so much."""
     monkeypatch.setattr(budget, "free_memory_bytes", lambda: int(free))
     monkeypatch.setattr(budget, "_level_bytes", lambda: 0)
-    monkeypatch.setattr(budget, "_status_bytes", lambda field: took)
+    monkeypatch.setattr(budget, "memory_bytes", lambda field: took)
     made = Budget(["batch"])
     with made.measured(sizes):
         pass
@@ -60,7 +60,7 @@ def test_a_size_that_does_not_fit_is_not_run(monkeypatch: pytest.MonkeyPatch) ->
 
     def attends(sizes: Mapping[str, int]) -> bool:
         seen.append(sizes["seq"])
-        monkeypatch.setattr(budget, "_status_bytes", lambda field: 100 * sizes["seq"] ** 2)
+        monkeypatch.setattr(budget, "memory_bytes", lambda field: 100 * sizes["seq"] ** 2)
         return True
 
     assert made.reach({"seq": 65536}, attends) is None
@@ -69,7 +69,7 @@ def test_a_size_that_does_not_fit_is_not_run(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_is_loaded_once_is_not_taken_for_the_cost_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     made = known(monkeypatch, {"seq": 16}, took=4_000_000_000)
-    monkeypatch.setattr(budget, "_status_bytes", lambda field: 1_000_000)
+    monkeypatch.setattr(budget, "memory_bytes", lambda field: 1_000_000)
     assert made.reach({"seq": 64}, lambda sizes: True)
 
 

@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from attnport.budget import memory_bytes
 from attnport.errors import AttnportError, whole_cause
 
 MAX_FRAME_BYTES = 64 << 20
@@ -89,14 +90,6 @@ def load_outputs(path: Path, named: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Reads a file of `save_outputs`; `named` is what that returned."""
     arrays = load_feeds(path, {str(place): dtype for place, (_, dtype) in enumerate(named)})
     return {name: arrays[str(place)] for place, (name, _) in enumerate(named)}
-
-
-def memory_bytes(field: str) -> int:
-    """The memory of this process: `VmRSS` is now, `VmHWM` is the highest so far."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) << 10
-    raise OSError(f"/proc/self/status has no {field}")
 
 
 def _other_threads_ns() -> int:
@@ -218,7 +211,9 @@ class Worker:
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM: imports have peaks of their own
         except OSError as err:
             print(f"the peak is not reset: {err}", file=sys.stderr)
-        self._level_bytes = memory_bytes("VmRSS")
+        if not (level_bytes := memory_bytes("VmRSS")):
+            raise OSError("the system does not tell the memory of a process")
+        self._level_bytes = level_bytes
         return {"level_bytes": self._level_bytes}
 
     def do_peak(self, message: Mapping[str, Any]) -> dict[str, Any]:

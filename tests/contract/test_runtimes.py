@@ -17,8 +17,8 @@ from one_attention import VOCAB, WIDTH, Model, contract
 from representatives import representatives
 
 from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
+from attnport.budget import memory_bytes
 from attnport.errors import ArtifactError, FeedError, UnavailableError, UsageError
-from attnport.processes.worker import memory_bytes
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
 
