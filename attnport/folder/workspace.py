@@ -53,7 +53,7 @@ from attnport.sources.digests import TOOLCHAIN, changes
 from attnport.sources.program import Stored, note
 from attnport.transaction import OWN, Transaction, settle, transaction
 from attnport.version import __version__
-from attnport_bundle.format import manifest as packing
+from attnport_bundle.format import manifest as bundle_manifest
 
 T = TypeVar("T")
 _MOST_CHANGES = 4
@@ -74,7 +74,7 @@ def open_folder(folder: Path) -> Manifest:
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder.", hint=as_command(_MADE_BY, folder))
     settle(folder)
-    if (folder / packing.MANIFEST).is_file():
+    if (folder / bundle_manifest.MANIFEST).is_file():
         raise ArtifactError(
             f"{folder} is a bundle, and no artifact folder.",
             hint=as_command("To test it: attnport verify FOLDER. Other verbs take what it was made of.", folder),
@@ -639,7 +639,7 @@ def of_keys(manifest: Manifest, keys: Sequence[Key]) -> Manifest:
 
 
 def _bundle_openings(runtime: Runtime, bundle: Path, manifest: Manifest, threads: int | None) -> dict[str, Opening]:
-    packed = packing.read(bundle)
+    packed = bundle_manifest.read(bundle)
     return {
         f"{runtime.name}.{name}": Opening(
             manifest.io, plan=form.plan, model=bundle.resolve(), threads=threads, form=name
@@ -650,7 +650,7 @@ def _bundle_openings(runtime: Runtime, bundle: Path, manifest: Manifest, threads
 
 def bundle_digest(bundle: Path | None) -> str:
     """What tells a bundle from another; "" for none."""
-    held = bundle / packing.MANIFEST if bundle is not None else None
+    held = bundle / bundle_manifest.MANIFEST if bundle is not None else None
     return digest_file(held) if held is not None and held.is_file() else str(bundle or "")
 
 
