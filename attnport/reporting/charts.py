@@ -78,18 +78,9 @@ def axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
     return 10**low, 10**high, best
 
 
-def line_chart(
-    series: doc.Series,
-    what: str,
-    show: Callable[[float], str],
-    styles: Mapping[str, int],
-) -> Html | None:
-    """A chart; None if there is no value to draw.
-
-    Args:
-        what: The name of the values, with their unit, for the heading and the description.
-        styles: From `kinds`.
-    """
+def line_chart(chart: doc.LineChart, styles: Mapping[str, int]) -> Html | None:
+    """A chart in the `styles` of `kinds`; None if there is no value to draw."""
+    series, show = chart.series, chart.show
     known = [value for line in series.lines.values() for value in line if value is not None and value > 0]
     if not known:
         return None
@@ -113,7 +104,7 @@ def line_chart(
             (x, up(value)) if value is not None and value > 0 else None for x, value in zip(across, line, strict=True)
         ]
         drawn.append(_line(points, *_look(runtime, styles)))
-    heading = f"{what} by {series.axis}" + (f", {series.title}" if series.title else "")
+    heading = f"{chart.what} by {series.axis}" + (f", {series.title}" if series.title else "")
     svg = el(
         "svg",
         el("title", heading),

@@ -189,7 +189,7 @@ def _lines(block: doc.Lines) -> Html:
     """The charts with their legend, and their numbers in a part that opens on demand; of two places these alone."""
     lines = [item for item in block.charts if len(item.series.places) > _FEW_PLACES]
     styles = charts.kinds([item.series for item in lines])
-    figures = [charts.line_chart(item.series, item.what, item.show, styles) for item in lines]
+    figures = [charts.line_chart(item, styles) for item in lines]
     drawn = [figure for figure in figures if figure]
     bounds = dict.fromkeys(key for item in lines for key in item.series.lines if key.startswith(doc.BOUND))
     shown = drawn[0] if len(figures) == 1 and drawn else el("div", *drawn, class_="charts pairs")

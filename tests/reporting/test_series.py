@@ -13,7 +13,7 @@ from attnport.artifacts import LatencyReport, LatencyRow, LayerReport
 from attnport.parity.bound import FACTORS
 from attnport.reporting.charts import axis, describe, kinds
 from attnport.reporting.charts import line_chart as chart
-from attnport.reporting.document import Series, Text, scientific
+from attnport.reporting.document import LineChart, Series, Text, scientific
 from attnport.reporting.facts import BOUND, grid
 from attnport.reporting.latency import scalings
 from attnport.reporting.layers import first_beyond, layer_errors, layers
@@ -86,7 +86,7 @@ def test_an_axis_holds_its_values_and_a_few_ticks(values: list[float]) -> None:
 
 def test_a_chart_draws_each_value_where_it_belongs_and_says_it() -> None:
     series = Series("", "seq", ("32", "128"), {"a": (1.0, 100.0), "b": (10.0, None)}, (32, 128))
-    made = chart(series, "Median ms", scientific, kinds([series]))
+    made = chart(LineChart(series, "Median ms", scientific), kinds([series]))
     assert made is not None
     marks = re.findall(r'<svg x="([\d.]+)%" y="([\d.]+)%"', made)
     assert len(marks) == 3
@@ -100,14 +100,14 @@ def test_a_chart_draws_each_value_where_it_belongs_and_says_it() -> None:
 
 def test_lines_differ_in_their_marker_and_dash_not_in_colour_alone() -> None:
     series = Series("", "layer", ("x", "y"), dict.fromkeys("abcdef", (1.0, 2.0)))
-    made = chart(series, "Error", scientific, kinds([series]))
+    made = chart(LineChart(series, "Error", scientific), kinds([series]))
     assert made is not None
     assert len(set(re.findall(r'<path d="([^"]+)"', made))) == 6
 
 
 def test_a_chart_of_nothing_is_none_and_zeros_are_left_out() -> None:
     series = Series("", "layer", ("x", "y"), {"a": (None, 0.0)})
-    assert chart(series, "Error", scientific, kinds([series])) is None
+    assert chart(LineChart(series, "Error", scientific), kinds([series])) is None
     assert describe(series, scientific) == "a: 0 at y to 0 at y."
 
 
