@@ -90,7 +90,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes that `bench` starts run nothing, see `idle_worker`: a runtime's own take seconds to start."""
     from attnport.latency import measuring
 
-    monkeypatch.setattr(measuring, "COMMAND", (str(HERE / "idle_worker.py"),))
+    monkeypatch.setattr(measuring, "WORKER", (str(HERE / "idle_worker.py"),))
 
 
 @pytest.fixture

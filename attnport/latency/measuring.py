@@ -20,11 +20,11 @@ from attnport.folder.workspace import file_of
 from attnport.latencies import Why
 from attnport.latency.gpu_state import gpu_state
 from attnport.latency.rows import Measured, drift, next_look, orders, precise, rows, settled
-from attnport.latency.timing_worker import COMMAND
 from attnport.latency.workloads import Workload
 from attnport.parity.evaluate import Progress
 from attnport.processes.isolated import (
     TIMEOUT_S,
+    WORKER,
     Child,
     ChildError,
     OutOfTime,
@@ -360,7 +360,7 @@ class Measuring:
         answer = self._guarded(timed, workload, {"calls": calls, "warm": warm})
         if answer:
             own.rounds_ns.append(tuple(answer["ns"]))
-            for part, times in answer.get("parts", {}).items():
+            for part, times in answer["parts"].items():
                 own.parts_ns.setdefault(part, []).extend(times)
 
     def _precise(self, workload: Workload, done: int) -> bool:
@@ -416,7 +416,7 @@ class Measuring:
             )
 
     def _child(self) -> Child:
-        return Child(self._effort.threads, COMMAND, self._memory_bytes)
+        return Child(self._effort.threads, WORKER, self._memory_bytes)
 
     def _load(self, timed: _Timed, workload: Workload) -> bool:
         """Makes a child load the feeds."""
