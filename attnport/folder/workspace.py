@@ -662,14 +662,6 @@ def bundle_digest(bundle: Path | None) -> str:
     return digest_file(held) if held is not None and held.is_file() else str(bundle or "")
 
 
-def file_of(opening: Opening, folder: Path) -> str | None:
-    """The model of an opening as a worker is told it: relative to the artifact's folder where it lies in it."""
-    if opening.model is None:
-        return None
-    inside = opening.model.is_relative_to(folder)
-    return opening.model.relative_to(folder).as_posix() if inside else str(opening.model)
-
-
 def why_none(runtime: Runtime, plan: str | None = None) -> str:
     """Why `model_openings` is empty, and the command that changes it, FOLDER being the artifact's."""
     more = f" --precision {plan}" if plan else ""

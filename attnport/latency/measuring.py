@@ -16,7 +16,6 @@ from typing import Any
 from attnport.artifacts import LatencyReport, LatencyRow, Manifest, Ran
 from attnport.errors import AttnportError, IntegrityError, SpecError
 from attnport.folder.portable import portable
-from attnport.folder.workspace import file_of
 from attnport.latencies import Why
 from attnport.latency.gpu_state import gpu_state
 from attnport.latency.rows import Measured, drift, next_look, orders, precise, rows, settled
@@ -28,6 +27,7 @@ from attnport.processes.isolated import (
     Child,
     ChildError,
     OutOfTime,
+    as_message,
     end_s,
     memory_limit_bytes,
     reason_of,
@@ -232,16 +232,7 @@ class Measuring:
                 continue
             if timed.why:  # a process that failed is not started again
                 continue
-            engines = [key for key, record in self._manifest.engines.items() if record == opening.engine]
-            timed.opening = {
-                "runtime": runtime.name,
-                "folder": str(self._folder),
-                "threads": self._effort.threads,
-                "plan": opening.plan,
-                "model": file_of(opening, self._folder),
-                "engine": engines[0] if engines else None,
-                "form": opening.form,
-            }
+            timed.opening = as_message(runtime, opening, self._folder, self._manifest)
             self._progress(f"starting {name}")
             timed.child = self._child()
             timed.child.send("settle", processors=self._processors)

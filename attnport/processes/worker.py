@@ -142,7 +142,7 @@ class Worker:
         return {"pinned": pinned, "problem": problem}
 
     def do_open(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Opens a runtime on a folder's model.
+        """Opens a runtime on a folder's model; `isolated.as_message` makes the message.
 
         Returns:
             `ran`; `modes`, see `artifacts.DeviceTimedSession`; `load_ns`, the time to open; and `modules`, all
@@ -152,20 +152,18 @@ class Worker:
         from attnport.folder.workspace import load_spec, open_folder
         from attnport.runtimes import base
 
-        folder = Path(message["folder"])
-        manifest = open_folder(folder)
+        manifest = open_folder(Path(message["folder"]))
         runtime = base.get(message["runtime"])
-        engine = manifest.engines[message["engine"]] if message["engine"] else None
         opening = base.Opening(
             manifest.io,
             plan=message["plan"],
-            model=folder / message["model"] if message["model"] else None,
+            model=Path(message["model"]) if message["model"] else None,
             spec=load_spec(manifest) if runtime.opens == "module" else None,
-            engine=engine,
+            engine=manifest.engines[message["engine"]] if message["engine"] else None,
             threads=message["threads"],
-            contract=bool(message.get("contract")),
-            form=message.get("form") or "",
-            cache=Path(message["cache"]) if message.get("cache") else None,
+            contract=message["contract"],
+            form=message["form"],
+            cache=Path(message["cache"]) if message["cache"] else None,
         )
         self._session, self._io = runtime.open(opening), manifest.io
         load_ns = self.clock() - began
