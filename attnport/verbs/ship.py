@@ -156,15 +156,16 @@ class _Ship:
         if problem is not None:
             raise problem
         if self.require:
-            fusing.require(report, [key for key, table in report.targets.items() if table.proved_by is not None])
+            fusing.require_fused({key: table for key, table in report.targets.items() if table.proved_by})
         return ", ".join(f"{key} {table}" for key, table in report.targets.items())
 
     def build(self) -> str:
-        from attnport.verbs.build import build, require_fused
+        from attnport.verbs.build import build
+        from attnport.verbs.fuse import require_fused
 
         optional.require(ENGINE_TARGET)
         record, table = build(self.folder, ENGINE_TARGET, ENGINE_PLAN, force=self.force, progress=self.progress)
-        require_fused(table)
+        require_fused({record.form: table})
         return f"{record.file}, {record.size_bytes / 2**20:.0f} MiB, {table} fused"
 
     def tune(self) -> str:
