@@ -17,11 +17,11 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import attnport_bundle
 from attnport.artifacts import (
@@ -55,6 +55,7 @@ from attnport.transaction import OWN, Transaction, settle, transaction
 from attnport.version import __version__
 from attnport_bundle.format.manifest import MANIFEST as BUNDLE_MANIFEST
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _MOST_CHANGES = 4
 """So many changed files are named."""
@@ -377,6 +378,13 @@ def read_report(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T
         return None
     check_files(folder, manifest, name)
     return read(kind, folder / name)
+
+
+def if_whole(read: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | None:
+    """What `read_report` or another reads; None too where the file was changed, or another attnport wrote it."""
+    with suppress(ArtifactError, IntegrityError):
+        return read(*arguments, **named)
+    return None
 
 
 WEIGHTS = "weights.bin"

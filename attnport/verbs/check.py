@@ -14,9 +14,7 @@ from attnport.artifacts import Manifest, ParityReport, RuntimeParity
 from attnport.cases.choosing import cases_of, few_batches, read_sentences
 from attnport.cases.inputs import Case
 from attnport.errors import (
-    ArtifactError,
     AttnportError,
-    IntegrityError,
     ParityFailed,
     UnavailableError,
     UsageError,
@@ -28,6 +26,7 @@ from attnport.folder.workspace import (
     check_files,
     check_source,
     files_of,
+    if_whole,
     load_spec,
     model_digest,
     model_files,
@@ -149,7 +148,7 @@ def check(
         require(manifest.source, given=trust_source)
         given = digest_file(inputs) if inputs and inputs.is_file() else ""
         asked = Asked(manifest, case_options, given, eager, bundle_digest(bundle))
-        known = _known(folder, manifest, file, force)
+        known = None if force else if_whole(read_parity, folder, manifest, file)
         # What a thorough check found answers a brief one, and what comes to it is as thorough.
         rows = [] if known is None else [*known.runtimes.values(), *known.forms.values()]
         thorough = thorough or any(row.basis and row.basis.cases == asked.digest(True) for row in rows)
@@ -404,14 +403,6 @@ class Asked:
             runtimes={name: with_basis(name, row, False) for name, row in report.runtimes.items()},
             forms={name: with_basis(name, row, True) for name, row in report.forms.items()},
         )
-
-
-def _known(folder: Path, manifest: Manifest, file: str, force: bool) -> ParityReport | None:
-    """What is known of the files of the folder; None if nothing is, or it is not to be used."""
-    try:
-        return None if force else read_parity(folder, manifest, file)
-    except (IntegrityError, ArtifactError):  # this verb writes it again
-        return None
 
 
 def _as_named(report: ParityReport, keys: Sequence[Key]) -> ParityReport:

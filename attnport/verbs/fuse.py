@@ -29,7 +29,6 @@ from attnport.errors import (
     BundleError,
     EngineBuildError,
     FusionMissing,
-    IntegrityError,
     UsageError,
 )
 from attnport.exporter import storage
@@ -38,7 +37,7 @@ from attnport.exporter.engine.evidence import EngineText, prove, read_engine_tex
 from attnport.exporter.targets import base as lowerings
 from attnport.exporter.targets.base import BLOCKS, REAL_TOKENS, Lowered, Lowering
 from attnport.folder.portable import portable
-from attnport.folder.workspace import Change, change, check_files, fresh, open_folder, read_report, toolchain
+from attnport.folder.workspace import Change, change, check_files, fresh, if_whole, open_folder, read_report, toolchain
 from attnport.jsonfile import digest_text, read, to_json
 from attnport.options import Folder, Force, Option, Progress
 from attnport.parity.finer import NothingHolds, fewest
@@ -263,10 +262,7 @@ def earlier_tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable
 
 def _tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
     """As `earlier_tables`, but none if the file was changed, as this verb writes it again."""
-    try:
-        return earlier_tables(folder, manifest)
-    except (IntegrityError, ArtifactError):
-        return {}
+    return if_whole(earlier_tables, folder, manifest) or {}
 
 
 def _drop_engines(changing: Change, form: str) -> None:

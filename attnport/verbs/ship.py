@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from attnport import optional
-from attnport.artifacts import FusionReport, LatencyReport, LatencyRow, Manifest, ParityReport, Stage
+from attnport.artifacts import FusionReport, LatencyReport, LatencyRow, ParityReport, Stage
 from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed
 from attnport.folder.given import Given
 from attnport.folder.refusals import as_usage_error
-from attnport.folder.workspace import open_folder, open_if_there, read_parity, read_report
+from attnport.folder.workspace import if_whole, open_folder, open_if_there, read_parity, read_report
 from attnport.options import (
     Force,
     Note,
@@ -52,7 +52,6 @@ STAGES = {
 }
 """The stages in their order, and what each does; `tune` is one only where it is asked for."""
 ENGINE_TARGET, ENGINE_PLAN = "tensorrt_rtx", "fp16"
-T = TypeVar("T")
 Status = Literal["done", "up to date", "failed", "not run"]
 
 
@@ -298,26 +297,19 @@ def ship(
     if not judged:  # then the bundle is refused as well, since there is no verdict; the first cause decides the code
         codes = [code for code in codes if code != ParityFailed.exit_code]
     manifest = open_folder(folder)
-    parity = None
-    with suppress(AttnportError):  # as `_read`
-        parity = read_parity(folder, manifest) if judged else None
-    latency = _read(LatencyReport, folder, manifest, "latency.json") if run.reported("bench") else None
+    # Of a report that was changed, the stages have told.
+    parity = if_whole(read_parity, folder, manifest) if judged else None
+    timed = run.reported("bench")
+    latency = if_whole(read_report, LatencyReport, folder, manifest, "latency.json") if timed else None
     return ShipResult(
         folder=str(folder),
         exit_code=next((code for code in PRECEDENCE if code in codes), 0),
         stages=tuple(run.stages),
-        fusion=_read(FusionReport, folder, manifest, "fusion.json"),
+        fusion=if_whole(read_report, FusionReport, folder, manifest, "fusion.json"),
         parity=parity,
         latency=latency,
         recommendation=advise(folder, manifest, parity, latency),
     )
-
-
-def _read(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T | None:
-    """A report as it was written; None where it is not there, or was changed, which the stages have said."""
-    with suppress(AttnportError):
-        return read_report(kind, folder, manifest, name)
-    return None
 
 
 _MOST_WORKLOADS = 3
