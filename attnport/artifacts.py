@@ -402,6 +402,16 @@ class Capabilities:
     max_opset: int | None = None
     libraries: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def absent(self) -> bool:
+        """Whether the runtime is not installed, or needs hardware that this machine lacks."""
+        return not (self.available or self.failed)
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be used here, and how to get it."""
+        return "; ".join(filter(None, (self.reason.rstrip("."), self.hint)))
+
 
 class Session(Protocol):
     """A model opened in a runtime."""

@@ -617,12 +617,34 @@ def of_plan(manifest: Manifest, plan: str) -> Manifest:
     )
 
 
-def openings_at(
-    plan: str, runtime: Runtime, folder: Path, manifest: Manifest, threads: int | None, bundle: Path | None
-) -> dict[str, Opening]:
-    """As `model_openings`, of one precision plan, which the names do not tell."""
-    found = model_openings(runtime, folder, manifest, (plan,), threads, bundle, usual=plan)
-    return {name: opening for name, opening in found.items() if opening.plan == plan}
+def to_open(
+    runtime: Runtime,
+    found: Capabilities,
+    folder: Path,
+    manifest: Manifest,
+    threads: int | None,
+    plan: str | None = None,
+    bundle: Path | None = None,
+    **module: Any,
+) -> dict[str, Opening] | str:
+    """What a runtime has to run here, or why there is nothing; raises as `model_openings`.
+
+    Args:
+        found: What its probe found.
+        plan: The one precision plan to run, which names then do not tell; None = every one.
+        module: Further fields for a runtime that runs the module itself.
+    """
+    usual = plan or "fp32"
+    if not found.available:
+        return found.problem
+    if plan and (why := not_in(found, plan)):
+        return why
+    if runtime.opens == "module":
+        return {runtime.name: Opening(manifest.io, usual, threads=threads, **module)}
+    plans = (plan,) if plan else found.plans
+    openings = model_openings(runtime, folder, manifest, plans, threads, bundle, usual=usual)
+    wanted = {name: opening for name, opening in openings.items() if plan in (None, opening.plan)}
+    return wanted or why_none(runtime, plan)
 
 
 def not_in(found: Capabilities, plan: str) -> str:

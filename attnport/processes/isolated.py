@@ -522,20 +522,6 @@ def _places(package: str) -> Iterator[tuple[str, int]]:
                 yield str(path), path.stat().st_mtime_ns
 
 
-def unavailable(capabilities: Capabilities) -> str:
-    """Why a runtime cannot be used here, and how to get it."""
-    return (
-        f"{capabilities.reason.rstrip('.')}; {capabilities.hint}"
-        if capabilities.hint
-        else capabilities.reason.rstrip(".")
-    )
-
-
-def absent(capabilities: Capabilities) -> bool:
-    """Whether a probe found that a runtime is not installed, or needs hardware that this machine lacks."""
-    return not (capabilities.available or capabilities.failed)
-
-
 def reason_of_failure(err: AttnportError | MemoryError) -> str:
     """The reason in the report for a runtime whose process died, hung or ran out of memory."""
     return f"its process failed: {err.message}" if isinstance(err, AttnportError) else f"no memory is left: {err}"

@@ -22,16 +22,13 @@ from attnport.folder.workspace import (
     check_source,
     model_digest,
     model_files,
-    model_openings,
-    not_in,
     of_keys,
     of_plan,
     open_folder,
-    openings_at,
     stage,
     stage_of,
+    to_open,
     toolchain,
-    why_none,
 )
 from attnport.jsonfile import digest_text, read
 from attnport.latencies import Why
@@ -52,7 +49,7 @@ from attnport.options import (
     Timeout,
     Trust,
 )
-from attnport.processes.isolated import TIMEOUT_S, Limits, absent, probe_all, unavailable
+from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all
 from attnport.runtimes import base
 from attnport.runtimes.base import Key, Opening, Runtime, physical_cores
 from attnport.verbs._arguments import verb
@@ -189,23 +186,14 @@ def subjects(
     """
     timed: dict[str, Subject] = {}
     for runtime in chosen:
+        found = probed[runtime.name]
+        openings = to_open(runtime, found, folder, manifest, threads, plan, bundle)
         if not runtime.timed:
-            timed[runtime.name] = runtime, Why("unavailable", "it is made for correctness, not for speed")
-        elif not (found := probed[runtime.name]).available:
-            timed[runtime.name] = runtime, Why("absent" if absent(found) else "unavailable", unavailable(found))
-        elif plan and (text := not_in(found, plan)):
-            timed[runtime.name] = runtime, Why("unavailable", text)
-        elif runtime.opens == "module":
-            timed[runtime.name] = runtime, Opening(manifest.io, plan=plan or "fp32", threads=threads)
+            openings = "it is made for correctness, not for speed"
+        if isinstance(openings, str):
+            timed[runtime.name] = runtime, Why("absent" if found.absent else "unavailable", openings)
         else:
-            openings = (
-                openings_at(plan, runtime, folder, manifest, threads, bundle)
-                if plan
-                else model_openings(runtime, folder, manifest, found.plans, threads, bundle)
-            )
             timed |= {name: (runtime, opening) for name, opening in openings.items()}
-            if not openings:
-                timed[runtime.name] = runtime, Why("unavailable", why_none(runtime, plan))
     return timed
 
 

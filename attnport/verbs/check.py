@@ -48,7 +48,7 @@ from attnport.parity.comparing import EAGER, EAGER_ON_GPU, FAST_EVALUATOR, TYPED
 from attnport.parity.evaluate import Means, References
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import add_eager
-from attnport.processes.isolated import TIMEOUT_S, Limits, absent, probe_all, unavailable
+from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all
 from attnport.runtimes import base
 from attnport.runtimes.base import Key, Runtime
 from attnport.verbs._arguments import verb
@@ -169,9 +169,9 @@ def check(
         progress("probing the runtimes")
         probed = probe_all([base.get(name) for name in _needed(chosen, eager)], means.limits)
         found = probed[eager]
-        if why := not_in(found, precision or "fp32") if found.available else f"cannot be run: {unavailable(found)}":
+        if why := not_in(found, precision or "fp32") if found.available else f"cannot be run: {found.problem}":
             raise UnavailableError(f"{eager}, by which the others are judged: {why}.")
-        lacking = {one.name: unavailable(probed[one.name]) for one in chosen if absent(probed[one.name])}
+        lacking = {one.name: probed[one.name].problem for one in chosen if probed[one.name].absent}
         chosen = [one for one in chosen if one.name not in lacking]
         if known:
             able = {
