@@ -164,7 +164,7 @@ def _problem(before: LatencyReport, after: LatencyReport, workload: str, runtime
     for when, report in (("before", before), ("after", after)):
         row = _row(report, workload, runtime)
         if row is None or row.median_ns is None:
-            why = row.why.text if row and row.why else report.absent.get(runtime)
+            why = row.reason if row else report.absent.get(runtime)
             return f"not measured {when}{f': {why}' if why else ''}"
     first, second = ((report.items.get(workload), report.tokens.get(workload)) for report in (before, after))
     return "" if first == second else "the two workloads of this name have different numbers of items or tokens"

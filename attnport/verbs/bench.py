@@ -31,7 +31,6 @@ from attnport.folder.workspace import (
     toolchain,
 )
 from attnport.jsonfile import digest_text, read
-from attnport.latencies import Why
 from attnport.latency.measuring import BASELINE, Effort, Measuring, Subject
 from attnport.latency.statistics import CONFIDENCE
 from attnport.latency.workloads import MANY, read_lengths, workloads
@@ -153,18 +152,19 @@ def bench(
         todo = workloads(folder, manifest, shapes, sentences, seed, histogram, batch)
         with tempfile.TemporaryDirectory(prefix="attnport-bench-") as scratch:
             named = of_keys(manifest, keys)
-            timed = subjects(chosen, probed, folder.resolve(), named, effort.threads, bundle, precision)
+            lacking = {one.name: probed[one.name].problem for one in chosen if probed[one.name].absent}
+            able = [one for one in chosen if one.name not in lacking]
+            timed = subjects(able, probed, folder.resolve(), named, effort.threads, bundle, precision)
             measuring = Measuring(folder.resolve(), manifest, timed, todo, effort, Path(scratch), progress, began_s)
             digests = {
                 key: model_digest(manifest, key, opening.plan)
                 for key, (_, opening) in timed.items()
                 if isinstance(opening, Opening)
             }
-            report = replace(measuring.report(settings), models=digests)
+            report = replace(measuring.report(settings), models=digests, absent=lacking)
         run.write(file, report)
-        reasons = [row.why for rows in report.shapes.values() for row in rows.values() if row.why]
-        final = not any(why.kind in ("late", "died") for why in reasons)
-        run.record(final=final)
+        lost = {row.kind for rows in report.shapes.values() for row in rows.values()}
+        run.record(final=lost.isdisjoint(("late", "died")))
     return report
 
 
@@ -186,12 +186,11 @@ def subjects(
     """
     timed: dict[str, Subject] = {}
     for runtime in chosen:
-        found = probed[runtime.name]
-        openings = to_open(runtime, found, folder, manifest, threads, plan, bundle)
+        openings = to_open(runtime, probed[runtime.name], folder, manifest, threads, plan, bundle)
         if not runtime.timed:
             openings = "it is made for correctness, not for speed"
         if isinstance(openings, str):
-            timed[runtime.name] = runtime, Why("absent" if found.absent else "unavailable", openings)
+            timed[runtime.name] = runtime, openings
         else:
             timed |= {name: (runtime, opening) for name, opening in openings.items()}
     return timed
@@ -206,7 +205,7 @@ def raise_for(report: LatencyReport, named: Sequence[str]) -> None:
         own_rows = found or [row for name, row in every if Key(key.runtime).covers(name)]
         if all(row.median_ns is None for row in own_rows):
             lacks = report.absent.get(key.runtime)
-            reasons = [lacks] if lacks else [row.why.text for row in own_rows if row.why]
+            reasons = [lacks] if lacks else [row.reason for row in own_rows if row.kind]
             reason = next(iter(reasons), "it is not in the report")
             raise UnavailableError(f"{key} was not run: {reason.rstrip('.')}.")
 
