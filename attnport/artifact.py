@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnport.artifacts import Manifest, ModelSpec
 from attnport.folder.given import Given
-from attnport.options import Force, Output, Progress, ReadMemory, ReadTimeout, Tell
+from attnport.options import Output, Progress, Tell
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs.audit import audit
 from attnport.verbs.bench import bench
 from attnport.verbs.build import build
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
-from attnport.verbs.export import WithWeights, exported
+from attnport.verbs.export import How, exported
 from attnport.verbs.fuse import fuse
 from attnport.verbs.inspect import inspect
 from attnport.verbs.report import report
@@ -42,11 +42,8 @@ _LOG = logging.getLogger("attnport")
 def export(
     given: Given,
     folder: Output,
+    how: How,
     *,
-    with_weights: WithWeights = False,
-    force: Force = False,
-    timeout_s: ReadTimeout = None,
-    memory_gib: ReadMemory = None,
     progress: Progress = lambda message: None,
     tell: Tell = _LOG.warning,
 ) -> Artifact:
@@ -59,9 +56,7 @@ def export(
     Raises:
         UsageError, SpecError, ExportError: as `attnport.verbs.export.export`.
     """
-    limits: Any = {"timeout_s": timeout_s, "memory_gib": memory_gib}
-    how: Any = {"with_weights": with_weights, "force": force, "progress": progress, "tell": tell}
-    return Artifact(folder, *exported(given, folder, **limits, **how))
+    return Artifact(folder, *exported(given, folder, how, progress=progress, tell=tell))
 
 
 def open(folder: Place) -> Artifact:  # noqa: A001  # called as attnport.open

@@ -55,20 +55,10 @@ Subject = tuple[Runtime, Opening | str]
 
 @dataclass(frozen=True)
 class Effort:
-    """The settings of a measurement, which are equal for all runtimes and recorded in the report.
+    """The settings of a measurement, which are equal for all runtimes and recorded in the report: arguments of `bench`.
 
-    Attributes:
-        threads: Compute threads of every runtime.
-        budget_s: How long the measurement may take, starts, warm-up and cold starts included; at least `MIN_ROUNDS`
-            rounds are always made.
-        precision: A workload is finished once every ratio is known within this share.
-        samples: The fewest calls of every runtime, if there is time; p99 needs 1000.
-        pin: Whether processes stay on fixed processors, if the system allows it.
-        seed: Makes orders and intervals reproducible.
-        baseline: The runtime that the others are compared with.
-        timeout_s: Seconds for each answer of a process: opening, the calls of a turn. One that takes longer is ended.
-        cold: Whether cold starts and memory are measured, in new processes.
-        starts: How often the processes are started; each start is timed in rounds.
+    `precision` is its `within`: a workload is finished once every ratio is known within this share. At least
+    `MIN_ROUNDS` rounds are always made, whatever the time.
     """
 
     threads: int

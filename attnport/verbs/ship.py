@@ -17,13 +17,10 @@ from attnport.folder.given import Given
 from attnport.folder.refusals import as_usage_error
 from attnport.folder.workspace import if_whole, open_folder, open_if_there, read_parity, read_report
 from attnport.options import (
-    Force,
     Note,
     Option,
     Output,
     Progress,
-    ReadMemory,
-    ReadTimeout,
     Shapes,
     Tell,
     Text,
@@ -38,7 +35,7 @@ from attnport.reporting.parity import forms
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs._deployables import advise
 from attnport.verbs.bundle import BUNDLE
-from attnport.verbs.export import WithWeights, exported
+from attnport.verbs.export import How, exported
 
 STAGES = {
     "export": "tracing the module, and trying the graph at several sizes",
@@ -235,8 +232,8 @@ def _quick_plans(target: str) -> tuple[str, ...]:
 def ship(
     given: Given,
     folder: Output,
+    how: How,
     *,
-    with_weights: WithWeights = False,
     text: Text = None,
     shapes: Shapes = (),
     budget_s: Annotated[float, Option("Seconds for latency.", "--budget", least=1)] = 60.0,
@@ -244,9 +241,6 @@ def ship(
     require: Annotated[
         bool, Option("Exit 5 if a target whose fusion can be proved is not fused.", "--fail-on-unfused --require")
     ] = False,
-    force: Force = False,
-    timeout_s: ReadTimeout = None,
-    memory_gib: ReadMemory = None,
     progress: Progress = lambda message: None,
     tell: Tell = lambda message: None,
     on_bug: Annotated[
@@ -272,20 +266,10 @@ def ship(
         read_sentences(text)  # report errors now, not after the minutes that export and build take
 
     names = [stage for stage in STAGES if tune or stage != "tune"]
-    run = _Ship(folder, names, text, shapes, budget_s, require, force, progress, on_bug, begin)
+    run = _Ship(folder, names, text, shapes, budget_s, require, how.force, progress, on_bug, begin)
 
     def exporting() -> str:
-        made, _ = exported(
-            given,
-            folder,
-            with_weights=with_weights,
-            force=force,
-            timeout_s=timeout_s,
-            memory_gib=memory_gib,
-            needs_text=text is not None,
-            progress=progress,
-            tell=tell,
-        )
+        made, _ = exported(given, folder, how, needs_text=text is not None, progress=progress, tell=tell)
         for shape in shapes:
             parse_grid(shape, made.io.dims)  # report errors now, not after build and check
         return f"{count(len(made.attentions), 'attention')} counted, opset {made.opset}"
