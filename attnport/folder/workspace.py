@@ -160,12 +160,6 @@ def load_spec(manifest: Manifest) -> ModelSpec:
 
     spec = reload(manifest.source)
     if spec.source.code_digest != manifest.source.code_digest:
-        if manifest.depends is None:
-            raise SpecError(
-                f"{manifest.source.text} was exported by an attnport that did not record which files it read, so that "
-                "nothing tells whether they changed.",
-                hint="Export it again.",
-            )
         told = changes(manifest.depends, spec.depends)
         more = f", and {len(told) - _MOST_CHANGES} more" if len(told) > _MOST_CHANGES else ""
         raise SpecError(

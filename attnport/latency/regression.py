@@ -23,8 +23,8 @@ from attnport.reporting.document import interval, milliseconds
 WIDE = 0.05
 """The largest half width of an interval at which a slowdown that matters would be seen."""
 
-_EQUAL = {"threads": "", "machine": "", "starts": 1}
-"""The settings that must be equal, and what a report without them had."""
+_EQUAL = ("threads", "machine", "starts")
+"""The settings that must be equal."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _check_comparable(before: LatencyReport, after: LatencyReport) -> None:
     for what, old, new in (
         ("model", before.model, after.model),
         ("baseline", before.baseline, after.baseline),
-        *((key, before.settings.get(key, usual), after.settings.get(key, usual)) for key, usual in _EQUAL.items()),
+        *((key, before.settings.get(key), after.settings.get(key)) for key in _EQUAL),
     ):
         if old != new or old in (None, ""):
             raise UsageError(

@@ -12,7 +12,8 @@ from attnport.latency.regression import regression
 from attnport.latency.rows import Measured, rows
 from attnport.verbs.compare import raise_for
 
-SETTINGS: dict[str, Any] = {"threads": 1, "machine": "a processor", "version torch": "2.13", "version onnxruntime": "1"}
+SETTINGS: dict[str, Any] = {"threads": 1, "machine": "a processor", "starts": 1}
+SETTINGS |= {"version torch": "2.13", "version onnxruntime": "1"}
 
 
 def report(seed: int, **factors: float) -> LatencyReport:

@@ -13,11 +13,8 @@ import numpy as np
 import pytest
 
 from attnport.artifacts import ModelSpec
-from attnport.errors import SpecError
 from attnport.folder.loading import load
-from attnport.folder.workspace import load_spec, open_folder
 from attnport.sources import digests
-from attnport.verbs.export import export
 
 X = "x=float32[batch,4]"
 MODULE = """
@@ -245,14 +242,3 @@ def test_a_module_in_memory_depends_on_what_its_classes_import(place: Path) -> N
     module: Any = importlib.import_module("in_memory")
     spec: ModelSpec = Given(module.make().eval(), inputs=[X]).spec()
     assert sorted(spec.depends) == ["helper_a.py", "helper_b.py", "in_memory.py"]
-
-
-def test_a_folder_of_an_earlier_attnport_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dataclasses
-
-    export(f"{write(tmp_path / 'early.py')}:make", tmp_path / "out", inputs=[X])
-    manifest = open_folder(tmp_path / "out")
-    load_spec(manifest)
-    old = dataclasses.replace(manifest, depends=None, source=dataclasses.replace(manifest.source, code_digest="0" * 64))
-    with pytest.raises(SpecError, match="did not record which files it read"):
-        load_spec(old)
