@@ -149,8 +149,8 @@ tests/parity/test_scoring.py
     + return Score(cosine, parts, counts)
 tests/folder/test_verdicts.py
   attnport/folder/workspace.py: a verdict outlives the file that it judged
-    - return row.basis.model == model_digest(manifest, name, row.plan, form=form)
-    + return True
+    - if row.basis is not None and row.basis.model == model_digest(manifest, name, row.plan, form=form):
+    + if True:
   attnport/folder/workspace.py: a verdict outlives a new version of its runtime
     - packages, json.dumps([here.cpu, here.features, here.gpus, here.cuda, sorted(choice)], default=str)
     + json.dumps([here.cpu, here.features, here.gpus, here.cuda, sorted(choice)], default=str)

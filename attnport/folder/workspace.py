@@ -384,8 +384,6 @@ def if_whole(read: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T |
 WEIGHTS = "weights.bin"
 _JUDGES = ("torch_eager", "torch_eager_cuda", "onnx_reference", "ort_cpu")
 """The runtimes that make the reference and the bound, or run a form in place of its target's."""
-_TUNE = "tune"
-"""Names the form that it chose among its files, and makes none itself."""
 
 
 def read_parity(folder: Path, manifest: Manifest, file: str = FILE) -> ParityReport | None:
@@ -431,27 +429,10 @@ def _judged(rows: Mapping[str, RuntimeParity], names: Sequence[str], form: Form)
 
 
 def _now(manifest: Manifest, name: str, row: RuntimeParity, *, form: bool) -> RuntimeParity:
-    if is_current(manifest, name, row, form=form):
+    """A row as it is; where it judged something else than the folder now holds, NOT_RUN."""
+    if row.basis is not None and row.basis.model == model_digest(manifest, name, row.plan, form=form):
         return row
     return RuntimeParity("NOT_RUN", "it was made again after parity was checked", row.plan, kind="changed")
-
-
-def is_current(manifest: Manifest, name: str, row: RuntimeParity, *, form: bool) -> bool:
-    """Whether a row judged what the folder now holds.
-
-    Args:
-        name: The row's name in the report.
-        form: Whether it is the row of a form, and not of a runtime.
-    """
-    if row.basis is None:  # of a report that did not record it
-        made = manifest.stages["check"].made if "check" in manifest.stages else ""
-        return made >= _made_last(manifest, files_of(manifest, name, row.plan, form=form))
-    return row.basis.model == model_digest(manifest, name, row.plan, form=form)
-
-
-def _made_last(manifest: Manifest, files: Mapping[str, str]) -> str:
-    makers = [stage for name, stage in manifest.stages.items() if name != _TUNE and files.keys() & set(stage.files)]
-    return max((stage.made for stage in makers), default="")
 
 
 def model_digest(manifest: Manifest, name: str, plan: str, *, form: bool = False) -> str:
