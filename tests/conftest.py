@@ -152,8 +152,7 @@ def _copied(registry: Any) -> Any:
 def _tiny_exported() -> Path:
     """A folder as a user would have it: exported, one form a target (each as exported), a tokenizer."""
     from kept import kept_folder
-
-    from attnport.sources import load
+    from loaded import load
 
     spec = load(f"{HERE / 'tiny_model.py'}:spec")
     require(spec.source, given=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loaded import load
 
 from attnport.artifacts import ModelSpec
-from attnport.folder.loading import load
 from attnport.sources import digests
 
 X = "x=float32[batch,4]"
@@ -159,7 +159,7 @@ def test_another_process_finds_the_same(place: Path) -> None:
     file = write(place / "same.py", "import helper_b", LOADERS["safetensors"])
     first = depends(file)
     loaded = f"load('{file}:make', inputs=['{X}']).depends"
-    code = f"from attnport.folder.loading import load; import json; print(json.dumps(dict({loaded})))"
+    code = f"from loaded import load; import json; print(json.dumps(dict({loaded})))"
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(place), *sys.path])},
