@@ -65,8 +65,8 @@ def row(
     """
     flat = [sample for calls in own.rounds_ns for sample in calls]
     if own.row.kind or not flat:
-        lost = own.row if own.row.kind else LatencyRow(reason="no call was timed", kind="unavailable")
-        return LatencyRow(reason=lost.reason, kind=lost.kind, ran=own.row.ran)
+        reason, kind = own.row.reason or "no call was timed", own.row.kind or "unavailable"
+        return LatencyRow(reason=reason, kind=kind, ran=own.row.ran)
     starts = _starts(own)
     median = float(np.median(flat))
     ratio: Interval | None = None
