@@ -14,7 +14,7 @@ import numpy as np
 from attnport.artifacts import FusionReport, Manifest, ModelSpec
 from attnport.folder.given import Given
 from attnport.folder.workspace import open_folder, opened, read_parity, read_report
-from attnport.options import Force, Output, Progress, ReadMemory, ReadTimeout, Tell
+from attnport.options import Output, Progress, Tell
 from attnport.reporting import document as doc
 from attnport.reporting.fusion import total
 from attnport.reporting.html import html
@@ -27,7 +27,7 @@ from attnport.verbs.bench import bench
 from attnport.verbs.build import build
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
-from attnport.verbs.export import WithWeights, exported
+from attnport.verbs.export import How, exported
 from attnport.verbs.fuse import FILE, fuse
 from attnport.verbs.inspect import inspect
 from attnport.verbs.report import report
@@ -50,11 +50,8 @@ _LOG = logging.getLogger("attnport")
 def export(
     given: Given,
     folder: Output,
+    how: How,
     *,
-    with_weights: WithWeights = False,
-    force: Force = False,
-    timeout_s: ReadTimeout = None,
-    memory_gib: ReadMemory = None,
     progress: Progress = lambda message: None,
     tell: Tell = _LOG.warning,
 ) -> Artifact:
@@ -67,9 +64,7 @@ def export(
     Raises:
         UsageError, SpecError, ExportError: as `attnport.verbs.export.export`.
     """
-    limits: Any = {"timeout_s": timeout_s, "memory_gib": memory_gib}
-    how: Any = {"with_weights": with_weights, "force": force, "progress": progress, "tell": tell}
-    return Artifact(folder, *exported(given, folder, **limits, **how))
+    return Artifact(folder, *exported(given, folder, how, progress=progress, tell=tell))
 
 
 def open(folder: Place) -> Artifact:  # noqa: A001  # called as attnport.open

@@ -355,7 +355,7 @@ class Manifest(Printed):
 
     Attributes:
         depends: What the model was made from: the SHA-256 of each file that was read ("" = it was not there), and the
-            version of each package. None in folders of an attnport that did not record it.
+            version of each package.
         notes: What `export` said of how it took the model, such as sizes that were not tried.
     """
 
@@ -375,7 +375,7 @@ class Manifest(Printed):
     stages: Mapping[str, Stage] = field(default_factory=dict)
     prompts: Prompts = NO_PROMPTS
     text_limit: int | None = None
-    depends: Mapping[str, str] | None = None
+    depends: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -401,6 +401,16 @@ class Capabilities:
     plans: tuple[str, ...] = ()
     max_opset: int | None = None
     libraries: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def absent(self) -> bool:
+        """Whether the runtime is not installed, or needs hardware that this machine lacks."""
+        return not (self.available or self.failed)
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be used here, and how to get it."""
+        return "; ".join(filter(None, (self.reason.rstrip("."), self.hint)))
 
 
 class Session(Protocol):

@@ -77,20 +77,18 @@ def fuse(
     from attnport.verbs import fuse as fusing
 
     targets, required = run.keywords["targets"], run.keywords.pop("require")
-    chosen, plans = fusing.asked(targets, run.keywords["precision"])
+    keys = [lowering.table_key(plan) for lowering, plan in fusing.asked(targets, run.keywords["precision"])]
     report = run()
 
     def finish() -> None:
-        keys = [lowering.table_key(plans.get(lowering.name, lowering.plans[0])) for lowering in chosen]
+        tables = {key: report.targets[key] for key in keys}
         # The file keeps the tables of other targets from earlier runs; a terminal only shows the requested ones.
-        requested = (
-            report
-            if out.as_json or not targets
-            else replace(report, targets={key: report.targets[key] for key in keys})
+        out.show(
+            replace(report, targets=tables) if targets and not out.as_json else report,
+            "whole" if explain else "brief",
         )
-        out.show(requested, "whole" if explain else "brief")
         if required:
-            fusing.require_fused(report, chosen, plans, named=bool(targets))
+            fusing.require_fused({key: table for key, table in tables.items() if targets or table.proved_by})
 
     return finish
 
@@ -98,7 +96,7 @@ def fuse(
 @cli.verb(MAKE, "attnport build out/ --target tensorrt_rtx --precision fp16")
 def build(out: Reporter, run: Run) -> Finish:
     """Build a TensorRT engine, and prove its attention fused."""
-    from attnport.verbs.build import require_fused
+    from attnport.verbs.fuse import require_fused
 
     record, table = run()
 
@@ -106,7 +104,7 @@ def build(out: Reporter, run: Run) -> Finish:
         out.show(record)
         if not out.as_json:
             out.show(table)
-        require_fused(table)
+        require_fused({record.form: table})
 
     return finish
 

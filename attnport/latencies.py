@@ -17,28 +17,15 @@ DEVICE_PARTS = ("host_to_device", "device", "device_to_host")
 
 
 @dataclass(frozen=True)
-class Why:
-    """Why a runtime gave no numbers.
-
-    Attributes:
-        kind: `absent`: not installed, or no such device; `unavailable`: installed, but it cannot run this; `died`: its
-            process ended; `late`: the time ran out.
-        text: The reason, a sentence for people.
-    """
-
-    kind: Literal["absent", "unavailable", "died", "late"]
-    text: str
-
-
-@dataclass(frozen=True)
 class LatencyRow:
     """One runtime on one workload; times in ns, a sample for each call.
 
     Attributes:
         ratio: Low, middle and high of the interval of median / baseline median; below 1 is faster.
         verdict: `faster`, `slower`, `no difference shown`, `baseline`, or `NOT_RUN` without figures.
-        reason: What the reader must know of the figures.
-        why: Why there are none; None if there are.
+        reason: What the reader must know of the figures, or why there are none.
+        kind: Why there are none: `unavailable`: it cannot run this here; `died`: its process ended; `late`: the time
+            ran out. None if there are figures.
         p90_ns: None if there are too few samples for it; likewise `p99_ns`.
         samples_ns: In the order in which they were taken, `calls` in each round.
         starts: The number of rounds in each start of the processes, if there were several; `ratio` is then the interval
@@ -74,7 +61,7 @@ class LatencyRow:
     cached_load_ns: int | None = None
     cached_first_ns: int | None = None
     starts: tuple[int, ...] = ()
-    why: Why | None = None
+    kind: Literal["unavailable", "died", "late"] | None = None
 
     @property
     def rounds_ns(self) -> list[tuple[int, ...]]:
@@ -95,7 +82,7 @@ class LatencyReport(Printed):
         models: By runtime, a digest of the model and of the files that were timed.
     """
 
-    schema: Literal["attnport/latency/2"] = field(default="attnport/latency/2", kw_only=True)
+    schema: Literal["attnport/latency/3"] = field(default="attnport/latency/3", kw_only=True)
     baseline: str
     settings: Mapping[str, str | int | float | bool]
     shapes: Mapping[str, Mapping[str, LatencyRow]]

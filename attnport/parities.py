@@ -160,7 +160,7 @@ class RuntimeParity:
     Attributes:
         kind: Why it was not run: it cannot run this here, its process died, nothing says how exact it must be, or the
             model was changed since; None if it was run.
-        basis: What it was computed from; None in reports that did not record it.
+        basis: What it was computed from; None if the model was changed since.
     """
 
     verdict: Verdict

@@ -90,7 +90,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes that `bench` starts run nothing, see `idle_worker`: a runtime's own take seconds to start."""
     from attnport.latency import measuring
 
-    monkeypatch.setattr(measuring, "COMMAND", (str(HERE / "idle_worker.py"),))
+    monkeypatch.setattr(measuring, "WORKER", (str(HERE / "idle_worker.py"),))
 
 
 @pytest.fixture
@@ -152,8 +152,7 @@ def _copied(registry: Any) -> Any:
 def _tiny_exported() -> Path:
     """A folder as a user would have it: exported, one form a target (each as exported), a tokenizer."""
     from kept import kept_folder
-
-    from attnport.sources import load
+    from loaded import load
 
     spec = load(f"{HERE / 'tiny_model.py'}:spec")
     require(spec.source, given=True)

@@ -149,8 +149,8 @@ tests/parity/test_scoring.py
     + return Score(cosine, parts, counts)
 tests/folder/test_verdicts.py
   attnport/folder/workspace.py: a verdict outlives the file that it judged
-    - return row.basis.model == model_digest(manifest, name, row.plan, form=form)
-    + return True
+    - if row.basis is not None and row.basis.model == model_digest(manifest, name, row.plan, form=form):
+    + if True:
   attnport/folder/workspace.py: a verdict outlives a new version of its runtime
     - packages, json.dumps([here.cpu, here.features, here.gpus, here.cuda, sorted(choice)], default=str)
     + json.dumps([here.cpu, here.features, here.gpus, here.cuda, sorted(choice)], default=str)
@@ -391,7 +391,7 @@ tests/latency/test_bench_options.py
     + exit_code = 1
 tests/latency/test_bench.py tests/latency/test_bench_budget.py
   attnport/verbs/bench.py: a process that failed is a final answer
-    - run.record(final=final)
+    - run.record(final=lost.isdisjoint(("late", "died")))
     + run.record()
   attnport/latency/measuring.py: intervals are made of a few rounds
     - if done >= MIN_ROUNDS and time.monotonic() > deadline:

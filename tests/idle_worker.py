@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnport.errors import ArtifactError
-from attnport.latency.timing_worker import TimingWorker
-from attnport.processes.worker import serve
+from attnport.processes.worker import Worker, serve
 
 CALL_S = {"torch_eager": 0.0004}
 OTHERS_S = 0.0002
@@ -25,7 +24,7 @@ class Idle:
         time.sleep(self._call_s)
 
 
-class IdleWorker(TimingWorker):
+class IdleWorker(Worker):
     def do_open(self, message: Mapping[str, Any]) -> dict[str, Any]:
         began, model = self.clock(), message["model"]
         if model and not Path(message["folder"], model).is_file():

@@ -244,7 +244,7 @@ def test_an_interrupt_that_python_swallows_in_a_callback_ends_the_verb_at_its_ne
 
     after = []
 
-    def run(given: Any, output: Path, *, progress: Any, **options: Any) -> Any:
+    def run(given: Any, output: Path, how: Any, *, progress: Any, **options: Any) -> Any:
         Dies()
         progress("the next step")
         after.append(given)

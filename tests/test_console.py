@@ -29,7 +29,6 @@ from attnport.console.run import Reporter
 from attnport.console.terminal import render
 from attnport.console.terminal import shown as printed
 from attnport.dims import values_of
-from attnport.latencies import Why
 from attnport.printed import Printed
 from attnport.reporting.document import Detail
 from attnport.reporting.report import exported
@@ -76,7 +75,7 @@ LATENCY = LatencyReport(
             "torch_eager": LatencyRow("baseline", "", 1.5e9, None, (), None, 12345678.0, 1234567890.0, 1 << 34),
             "ort_cpu": LatencyRow("no difference shown", "", 7e5, None, (), (0.91, 0.98, 1.04), 0.4, None, 5),
             "openvino": LatencyRow("faster", "", 7e5, None, (), (0.11, 0.12, 0.13), 40.0, 512.0, 1 << 20),
-            "tensorrt": LatencyRow(why=Why("unavailable", LONG)),
+            "tensorrt": LatencyRow(reason=LONG, kind="unavailable"),
         }
         for name in ("1 sentence", "32 sentences", "batch=8,seq=128", "batch=16,seq=512")
     },

@@ -27,9 +27,10 @@ from attnport.artifacts import (
     Verdict,
 )
 from attnport.dims import Dim, TensorSpec
-from attnport.folder.workspace import change, create
-from attnport.jsonfile import to_json
+from attnport.folder.workspace import change, create, model_digest
+from attnport.jsonfile import read, to_json
 from attnport.masks import MaskSpec
+from attnport.parities import Basis
 
 E = 8
 IO = IOContract(
@@ -160,7 +161,7 @@ def fusion() -> FusionReport:
     return FusionReport({"ort_cpu": FusionTable(1, 1, (item,), "model.ort_cpu.onnx", "fp32", "ort_cpu")})
 
 
-def make(folder: Path, exported: Path, arrays: Mapping[str, Any], judged: ParityReport | None = None) -> Path:
+def make(folder: Path, exported: Path, arrays: Mapping[str, Any], report: ParityReport | None = None) -> Path:
     """Writes an artifact folder: the export at `exported` as its model and form, goldens, fusion and parity."""
     with create(folder, manifest()) as edit:
         for name, source in {"model.onnx": "model.onnx", "model.ort_cpu.onnx": "model.onnx"}.items():
@@ -170,19 +171,19 @@ def make(folder: Path, exported: Path, arrays: Mapping[str, Any], judged: Parity
             np.savez(file, **arrays)
         edit.path("fusion.json").write_text(to_json(fusion()))
         edit.finish("fuse", "1")
-    if judged is not None:
-        with change(folder) as edit:
-            edit.path("parity.json").write_text(to_json(judged))
-            edit.finish("check", "1")
-    return folder
+    return folder if report is None else judged(folder, report)
 
 
 def edit_manifest(folder: Path, edited: Callable[[Manifest], Manifest]) -> Path:
-    """Changes a folder's manifest as a verb would, which leaves a stage `again`; returns the folder."""
+    """Changes a folder's manifest as a verb would, which leaves a stage `again`; returns the folder.
+
+    A parity report is then of the changed folder.
+    """
     with change(folder) as edit:
         edit.manifest = edited(edit.manifest)
         edit.finish("again", "1")
-    return folder
+    parity = folder / "parity.json"
+    return judged(folder, read(ParityReport, parity)) if parity.is_file() else folder
 
 
 def edit_source(folder: Path, **changes: Any) -> Path:
@@ -190,12 +191,26 @@ def edit_source(folder: Path, **changes: Any) -> Path:
     return edit_manifest(folder, lambda m: dataclasses.replace(m, source=dataclasses.replace(m.source, **changes)))
 
 
-def made_later(folder: Path, stage: str) -> Path:
-    """Makes a stage of a folder younger than every other."""
-    late = {"made": "2999-01-01T00:00:00+00:00"}
-    return edit_manifest(
-        folder,
-        lambda m: dataclasses.replace(m, stages={**m.stages, stage: dataclasses.replace(m.stages[stage], **late)}),
+def judged(folder: Path, report: ParityReport, **files: str) -> Path:
+    """Writes a parity report on what a folder holds, as `check` does, but for `files` of other digests."""
+    with change(folder) as edit:
+        manifest = dataclasses.replace(edit.manifest, files={**edit.manifest.files, **files})
+        edit.write("parity.json", on(manifest, report))
+        edit.finish("check", "1")
+    return folder
+
+
+def on(manifest: Manifest, report: ParityReport) -> ParityReport:
+    """A report whose rows are of what a folder holds."""
+
+    def of(name: str, row: RuntimeParity, form: bool) -> RuntimeParity:
+        model = model_digest(manifest, name, row.plan, form=form)
+        return dataclasses.replace(row, basis=Basis(model, "", "", "", False))
+
+    return dataclasses.replace(
+        report,
+        runtimes={name: of(name, row, False) for name, row in report.runtimes.items()},
+        forms={name: of(name, row, True) for name, row in report.forms.items()},
     )
 
 

@@ -15,7 +15,6 @@ from attnport.dims import Dim, Symbol
 from attnport.errors import ExportError, UsageError
 from attnport.folder.loading import load, with_outputs
 from attnport.options import Note, Option, Progress
-from attnport.sources.choices import Choices
 from attnport.sources.code import Code, code_of, runs_code
 from attnport.sources.declare import called, declared_arguments, narrow, refuse_inputs, steps_note
 from attnport.sources.digests import reading
@@ -174,8 +173,23 @@ class Given:
 
     def code(self) -> Code | None:
         """The code that loading a SPEC runs; None if there is none."""
-        source = Source(self.model, trust_remote_code=self.trust_remote_code) if isinstance(self.model, str) else None
+        source = self._source
         return code_of(source) if source is not None and runs_code(source) else None
+
+    @property
+    def _source(self) -> Source | None:
+        """A SPEC and what is given beside it; None of a module or a ModelSpec."""
+        if not isinstance(self.model, str):
+            return None
+        return Source(
+            self.model,
+            _input_texts(self.inputs),
+            listed(self.dims),
+            trust_remote_code=self.trust_remote_code,
+            outputs=listed(self.outputs),
+            task=self.task,
+            part=self._part,
+        )
 
     def spec(self, progress: Progress = lambda message: None) -> ModelSpec:
         """The model.
@@ -192,23 +206,16 @@ class Given:
                 raise UsageError(f"{self.name} is not an hf: model; {option}={value!r} does not apply.")
         if isinstance(self.model, ModelSpec):
             return self._of_spec(self.model, dims, outputs)
-        if isinstance(self.model, str):
+        if (source := self._source) is not None:
             notes = tuple[str, ...]()
             if self._examples:
-                with reading(self.model):
-                    module = self._made(self.model)
+                with reading(source.text):
+                    module = self._made(source)
                 arguments, ranges, notes = self._found(module, inputs, dims, progress)
                 # As later commands load it, from the manifest.
                 inputs, dims = tuple(map(text_of, arguments.leaves)), tuple(map(str, ranges.values()))
-            spec = load(
-                self.model,
-                inputs=inputs,
-                dims=dims,
-                outputs=outputs,
-                trust_remote_code=self.trust_remote_code,
-                task=self.task,
-                part=self._part,
-            )
+                source = dataclasses.replace(source, inputs=inputs, dims=dims)
+            spec = load(source)
             return dataclasses.replace(spec, notes=(*spec.notes, *notes))
         if not isinstance(self.model, nn.Module):
             raise UsageError(
@@ -250,14 +257,15 @@ class Given:
         alike = dataclasses.replace(narrow(spec, dims), make=seeded(spec.make))
         return hold(dataclasses.replace(with_outputs(alike, outputs), source=source))
 
-    def _made(self, text: str) -> nn.Module:
-        """The plain module that a SPEC names."""
+    def _made(self, source: Source) -> nn.Module:
+        """The plain module that a source names."""
         from torch import nn
 
-        if text.startswith("hf:") and not self._part:
+        text = source.text
+        if text.startswith("hf:") and not source.part:
             from attnport.sources.hf.load import model_of
 
-            found: nn.Module = model_of(text.removeprefix("hf:"), Choices(self.trust_remote_code, self.task))
+            found: nn.Module = model_of(source)
             return found
         module = factory_of(text)() if ":" in text and not text.startswith(("hf:", "onnx:")) else None
         if not isinstance(module, nn.Module):

@@ -54,15 +54,7 @@ def reload(source: Source) -> ModelSpec:
     require(source)
     if source.in_memory:
         return memory.stored(source)
-    return load(
-        source.text,
-        inputs=source.inputs,
-        dims=source.dims,
-        outputs=source.outputs,
-        trust_remote_code=source.trust_remote_code,
-        task=source.task,
-        part=source.part,
-    )
+    return load(source)
 
 
 def require(source: Source, *, given: bool = False) -> None:
@@ -149,16 +141,12 @@ def _text(code: Code) -> bytes:
     return f"{json.dumps(asdict(code), indent=1)}\n".encode()
 
 
-def load(text: str, **options: Any) -> ModelSpec:
-    """Loads the model that a SPEC names, the project's own ones included.
-
-    Args:
-        options: As of `attnport.sources.load`, which raises what this does.
-    """
+def load(source: Source) -> ModelSpec:
+    """Loads the model that a source names, the project's own ones included; raises as `attnport.sources.load`."""
     from attnport.models import base
     from attnport.sources import load as read
 
-    return read(text, own=base.get, **options)
+    return read(source, base.get)
 
 
 def with_outputs(spec: ModelSpec, names: Collection[str]) -> ModelSpec:

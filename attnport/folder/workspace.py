@@ -17,11 +17,11 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import attnport_bundle
 from attnport.artifacts import (
@@ -55,6 +55,7 @@ from attnport.transaction import OWN, Transaction, settle, transaction
 from attnport.version import __version__
 from attnport_bundle.format import manifest as bundle_manifest
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _MOST_CHANGES = 4
 """So many changed files are named."""
@@ -159,12 +160,6 @@ def load_spec(manifest: Manifest) -> ModelSpec:
 
     spec = reload(manifest.source)
     if spec.source.code_digest != manifest.source.code_digest:
-        if manifest.depends is None:
-            raise SpecError(
-                f"{manifest.source.text} was exported by an attnport that did not record which files it read, so that "
-                "nothing tells whether they changed.",
-                hint="Export it again.",
-            )
         told = changes(manifest.depends, spec.depends)
         more = f", and {len(told) - _MOST_CHANGES} more" if len(told) > _MOST_CHANGES else ""
         raise SpecError(
@@ -373,11 +368,16 @@ def read_report(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T
     return read(kind, folder / name)
 
 
+def if_whole(read: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | None:
+    """What `read_report` or another reads; None too where the file was changed, or another attnport wrote it."""
+    with suppress(ArtifactError, IntegrityError):
+        return read(*arguments, **named)
+    return None
+
+
 WEIGHTS = "weights.bin"
 _JUDGES = ("torch_eager", "torch_eager_cuda", "onnx_reference", "ort_cpu")
 """The runtimes that make the reference and the bound, or run a form in place of its target's."""
-_TUNE = "tune"
-"""Names the form that it chose among its files, and makes none itself."""
 
 
 def read_parity(folder: Path, manifest: Manifest, file: str = FILE) -> ParityReport | None:
@@ -423,27 +423,10 @@ def _judged(rows: Mapping[str, RuntimeParity], names: Sequence[str], form: Form)
 
 
 def _now(manifest: Manifest, name: str, row: RuntimeParity, *, form: bool) -> RuntimeParity:
-    if is_current(manifest, name, row, form=form):
+    """A row as it is; where it judged something else than the folder now holds, NOT_RUN."""
+    if row.basis is not None and row.basis.model == model_digest(manifest, name, row.plan, form=form):
         return row
     return RuntimeParity("NOT_RUN", "it was made again after parity was checked", row.plan, kind="changed")
-
-
-def is_current(manifest: Manifest, name: str, row: RuntimeParity, *, form: bool) -> bool:
-    """Whether a row judged what the folder now holds.
-
-    Args:
-        name: The row's name in the report.
-        form: Whether it is the row of a form, and not of a runtime.
-    """
-    if row.basis is None:  # of a report that did not record it
-        made = manifest.stages["check"].made if "check" in manifest.stages else ""
-        return made >= _made_last(manifest, files_of(manifest, name, row.plan, form=form))
-    return row.basis.model == model_digest(manifest, name, row.plan, form=form)
-
-
-def _made_last(manifest: Manifest, files: Mapping[str, str]) -> str:
-    makers = [stage for name, stage in manifest.stages.items() if name != _TUNE and files.keys() & set(stage.files)]
-    return max((stage.made for stage in makers), default="")
 
 
 def model_digest(manifest: Manifest, name: str, plan: str, *, form: bool = False) -> str:
@@ -603,12 +586,34 @@ def of_plan(manifest: Manifest, plan: str) -> Manifest:
     )
 
 
-def openings_at(
-    plan: str, runtime: Runtime, folder: Path, manifest: Manifest, threads: int | None, bundle: Path | None
-) -> dict[str, Opening]:
-    """As `model_openings`, of one precision plan, which the names do not tell."""
-    found = model_openings(runtime, folder, manifest, (plan,), threads, bundle, usual=plan)
-    return {name: opening for name, opening in found.items() if opening.plan == plan}
+def to_open(
+    runtime: Runtime,
+    found: Capabilities,
+    folder: Path,
+    manifest: Manifest,
+    threads: int | None,
+    plan: str | None = None,
+    bundle: Path | None = None,
+    **module: Any,
+) -> dict[str, Opening] | str:
+    """What a runtime has to run here, or why there is nothing; raises as `model_openings`.
+
+    Args:
+        found: What its probe found.
+        plan: The one precision plan to run, which names then do not tell; None = every one.
+        module: Further fields for a runtime that runs the module itself.
+    """
+    usual = plan or "fp32"
+    if not found.available:
+        return found.problem
+    if plan and (why := not_in(found, plan)):
+        return why
+    if runtime.opens == "module":
+        return {runtime.name: Opening(manifest.io, usual, threads=threads, **module)}
+    plans = (plan,) if plan else found.plans
+    openings = model_openings(runtime, folder, manifest, plans, threads, bundle, usual=usual)
+    wanted = {name: opening for name, opening in openings.items() if plan in (None, opening.plan)}
+    return wanted or why_none(runtime, plan)
 
 
 def not_in(found: Capabilities, plan: str) -> str:
@@ -652,14 +657,6 @@ def bundle_digest(bundle: Path | None) -> str:
     """What tells a bundle from another; "" for none."""
     held = bundle / bundle_manifest.MANIFEST if bundle is not None else None
     return digest_file(held) if held is not None and held.is_file() else str(bundle or "")
-
-
-def file_of(opening: Opening, folder: Path) -> str | None:
-    """The model of an opening as a worker is told it: relative to the artifact's folder where it lies in it."""
-    if opening.model is None:
-        return None
-    inside = opening.model.is_relative_to(folder)
-    return opening.model.relative_to(folder).as_posix() if inside else str(opening.model)
 
 
 def why_none(runtime: Runtime, plan: str | None = None) -> str:

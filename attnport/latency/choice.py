@@ -191,7 +191,7 @@ def _not_measured(name: str, parity: ParityReport, latency: LatencyReport, workl
     if judged.verdict != "PASS":
         return f"parity {'failed' if judged.verdict == 'FAIL' else 'was not run'}: {judged.reason}"
     rows = [latency.shapes[workload].get(name) for workload in workloads]
-    lost = [row.why.text if row and row.why else "" for row in rows if row is None or row.median_ns is None]
+    lost = [row.reason if row else "" for row in rows if row is None or row.median_ns is None]
     if rows and not lost:
         return ""
     why = latency.absent.get(name) or next(filter(None, lost), "")

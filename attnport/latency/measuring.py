@@ -16,17 +16,16 @@ from typing import Any
 from attnport.artifacts import LatencyReport, LatencyRow, Manifest, Ran
 from attnport.errors import AttnportError, IntegrityError, SpecError
 from attnport.folder.portable import portable
-from attnport.folder.workspace import file_of
-from attnport.latencies import Why
 from attnport.latency.gpu_state import gpu_state
 from attnport.latency.rows import Measured, drift, next_look, orders, precise, rows, settled
-from attnport.latency.timing_worker import COMMAND
 from attnport.latency.workloads import Workload
 from attnport.processes.isolated import (
     TIMEOUT_S,
+    WORKER,
     Child,
     ChildError,
     OutOfTime,
+    as_message,
     end_s,
     memory_limit_bytes,
     reason_of,
@@ -49,26 +48,16 @@ _DRIFTED, _OVER_BUDGET = 0.1, 0.1
 _COLD = "load time, first call and peak memory"
 _LATE = "the time was over before it was measured"
 
-Subject = tuple[Runtime, Opening | Why]
+Subject = tuple[Runtime, Opening | str]
 """A runtime, and what it opens, or why there is nothing to open."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """The settings of a measurement, which are equal for all runtimes and recorded in the report.
+    """The settings of a measurement, which are equal for all runtimes and recorded in the report: arguments of `bench`.
 
-    Attributes:
-        threads: Compute threads of every runtime.
-        budget_s: How long the measurement may take, starts, warm-up and cold starts included; at least `MIN_ROUNDS`
-            rounds are always made.
-        precision: A workload is finished once every ratio is known within this share.
-        samples: The fewest calls of every runtime, if there is time; p99 needs 1000.
-        pin: Whether processes stay on fixed processors, if the system allows it.
-        seed: Makes orders and intervals reproducible.
-        baseline: The runtime that the others are compared with.
-        timeout_s: Seconds for each answer of a process: opening, the calls of a turn. One that takes longer is ended.
-        cold: Whether cold starts and memory are measured, in new processes.
-        starts: How often the processes are started; each start is timed in rounds.
+    `precision` is its `within`: a workload is finished once every ratio is known within this share. At least
+    `MIN_ROUNDS` rounds are always made, whatever the time.
     """
 
     threads: int
@@ -98,7 +87,7 @@ class _Timed:
 
     Attributes:
         keeps: Whether it keeps what it compiles on the device.
-        why: Why it has no figures for workloads that were not timed.
+        lost: A row that says why it has no figures for workloads that were not timed; None if nothing prevents it.
         idle_cpu_ns: Processor time that it took while others ran, which was `idle_ns` in all.
         answered_ns: When it last answered; 0 in a process that has not run yet.
     """
@@ -109,7 +98,7 @@ class _Timed:
     modules: list[str] = field(default_factory=list)
     ran: Ran | None = None
     keeps: bool = False
-    why: Why | None = None
+    lost: LatencyRow | None = None
     of: defaultdict[str, Measured] = field(default_factory=lambda: defaultdict(Measured))
     idle_cpu_ns: int = 0
     idle_ns: int = 0
@@ -124,10 +113,10 @@ class _Timed:
         """Whether any call was."""
         return any(own.rounds_ns for own in self.of.values())
 
-    def lose(self, workload: str, why: Why) -> None:
+    def lose(self, workload: str, lost: LatencyRow) -> None:
         """Records why it has no figures for a workload."""
         own = self.of[workload]
-        own.row = replace(own.row, why=why)
+        own.row = replace(own.row, kind=lost.kind, reason=lost.reason)
 
 
 class Measuring:
@@ -150,10 +139,7 @@ class Measuring:
             subjects: What to time, by the name of its row.
             began_s: The time (of `time.monotonic`) from which the budget counts; None = now.
         """
-        absent = {name: why for name, (_, why) in subjects.items() if isinstance(why, Why) and why.kind == "absent"}
-        self._absent = {name: why.text for name, why in absent.items()}
-        self._subjects = {name: subject for name, subject in subjects.items() if name not in absent}
-        self._folder, self._manifest, self._workloads = folder, manifest, workloads
+        self._subjects, self._folder, self._manifest, self._workloads = subjects, folder, manifest, workloads
         self._effort, self._progress = effort, progress
         self._began = time.monotonic() if began_s is None else began_s
         self._until = min(self._began + effort.budget_s, end_s())
@@ -201,7 +187,6 @@ class Measuring:
             model=self._manifest.name,
             weights=self._manifest.source.weights_digest,
             notes=tuple(self._notes),
-            absent=self._absent,
         )
 
     def _idle_shares(self) -> dict[str, float]:
@@ -217,7 +202,9 @@ class Measuring:
             measured[name] = own = timed.of[workload.name]
             if (share := shares.get(name, 0.0)) > SPINNING:
                 own.notes.insert(0, f"its threads took {share:.0%} of a core while others ran")
-            own.row = replace(own.row, ran=timed.ran, why=own.row.why or (None if own.rounds_ns else timed.why))
+            own.row = replace(own.row, ran=timed.ran)
+            if timed.lost and not own.row.kind and not own.rounds_ns:
+                timed.lose(workload.name, timed.lost)
         counts = workload.items, workload.tokens, self._effort.seed
         return rows(measured, self._effort.baseline, *counts, precision=self._effort.precision)
 
@@ -226,21 +213,12 @@ class Measuring:
         for name, (runtime, opening) in self._subjects.items():
             timed = self._timed.setdefault(name, _Timed(keeps=runtime.keeps))
             timed.answered_ns = 0
-            if isinstance(opening, Why):
-                timed.why = opening
+            if isinstance(opening, str):
+                timed.lost = LatencyRow(reason=opening, kind="unavailable")
                 continue
-            if timed.why:  # a process that failed is not started again
+            if timed.lost:  # a process that failed is not started again
                 continue
-            engines = [key for key, record in self._manifest.engines.items() if record == opening.engine]
-            timed.opening = {
-                "runtime": runtime.name,
-                "folder": str(self._folder),
-                "threads": self._effort.threads,
-                "plan": opening.plan,
-                "model": file_of(opening, self._folder),
-                "engine": engines[0] if engines else None,
-                "form": opening.form,
-            }
+            timed.opening = as_message(runtime, opening, self._folder, self._manifest)
             self._progress(f"starting {name}")
             timed.child = self._child()
             timed.child.send("settle", processors=self._processors)
@@ -274,8 +252,8 @@ class Measuring:
                     raise
                 for late in self._workloads[number:]:
                     for timed in self._timed.values():
-                        if not timed.why and not timed.of[late.name].row.why:
-                            timed.lose(late.name, Why("late", _LATE))
+                        if not timed.lost and not timed.of[late.name].row.kind:
+                            timed.lose(late.name, LatencyRow(reason=_LATE, kind="late"))
                 return
 
     def _time(self, workload: Workload, share_s: float) -> None:
@@ -354,12 +332,12 @@ class Measuring:
     def _turn(self, timed: _Timed, workload: str, calls: int, warm: int) -> None:
         """Times one runtime in one round."""
         own = timed.of[workload]
-        if own.row.why or not timed.child:
+        if own.row.kind or not timed.child:
             return
         answer = self._guarded(timed, workload, {"calls": calls, "warm": warm})
         if answer:
             own.rounds_ns.append(tuple(answer["ns"]))
-            for part, times in answer.get("parts", {}).items():
+            for part, times in answer["parts"].items():
                 own.parts_ns.setdefault(part, []).extend(times)
 
     def _precise(self, workload: Workload, done: int) -> bool:
@@ -367,7 +345,7 @@ class Measuring:
         sampled = {
             name: own.rounds_ns[-done:]
             for name, timed in self._timed.items()
-            if (own := timed.of[workload.name]).rounds_ns and not own.row.why
+            if (own := timed.of[workload.name]).rounds_ns and not own.row.kind
         }
         # Without the baseline there is no ratio.
         baseline = self._effort.baseline
@@ -415,7 +393,7 @@ class Measuring:
             )
 
     def _child(self) -> Child:
-        return Child(self._effort.threads, COMMAND, self._memory_bytes)
+        return Child(self._effort.threads, WORKER, self._memory_bytes)
 
     def _load(self, timed: _Timed, workload: Workload) -> bool:
         """Makes a child load the feeds."""
@@ -461,12 +439,12 @@ class Measuring:
         lives = bool(workload and child and child.alive)
         died = isinstance(err, ChildError) and not lives
         text = portable(reason_of_failure(err) if died else reason_of(err), self._folder)
-        why = Why("died" if died else "unavailable", text)
+        lost = LatencyRow(reason=text, kind="died" if died else "unavailable")
         if workload:
-            timed.lose(workload, why)
+            timed.lose(workload, lost)
         if lives:
             return
-        timed.why = why
+        timed.lost = lost
         if self._effort.starts > 1:  # not every start was timed
             for own in timed.of.values():
                 own.rounds_ns.clear()
@@ -485,7 +463,7 @@ class Measuring:
             return
         late = []
         for name, timed in self._timed.items():
-            if timed.why or not timed.was_timed:
+            if timed.lost or not timed.was_timed:
                 continue
             try:
                 if time.monotonic() > self._until:

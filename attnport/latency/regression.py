@@ -23,8 +23,8 @@ from attnport.reporting.document import interval, milliseconds
 WIDE = 0.05
 """The largest half width of an interval at which a slowdown that matters would be seen."""
 
-_EQUAL = {"threads": "", "machine": "", "starts": 1}
-"""The settings that must be equal, and what a report without them had."""
+_EQUAL = ("threads", "machine", "starts")
+"""The settings that must be equal."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _check_comparable(before: LatencyReport, after: LatencyReport) -> None:
     for what, old, new in (
         ("model", before.model, after.model),
         ("baseline", before.baseline, after.baseline),
-        *((key, before.settings.get(key, usual), after.settings.get(key, usual)) for key, usual in _EQUAL.items()),
+        *((key, before.settings.get(key), after.settings.get(key)) for key in _EQUAL),
     ):
         if old != new or old in (None, ""):
             raise UsageError(
@@ -164,7 +164,7 @@ def _problem(before: LatencyReport, after: LatencyReport, workload: str, runtime
     for when, report in (("before", before), ("after", after)):
         row = _row(report, workload, runtime)
         if row is None or row.median_ns is None:
-            why = row.why.text if row and row.why else report.absent.get(runtime)
+            why = row.reason if row else report.absent.get(runtime)
             return f"not measured {when}{f': {why}' if why else ''}"
     first, second = ((report.items.get(workload), report.tokens.get(workload)) for report in (before, after))
     return "" if first == second else "the two workloads of this name have different numbers of items or tokens"

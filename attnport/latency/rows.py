@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import Interval, LatencyRow
-from attnport.latencies import Why
 from attnport.latency.statistics import half_width, quantile, ratio_interval
 
 STEADY_ROUNDS = 20
@@ -57,8 +56,9 @@ def row(
         precision: The wanted half width of the interval, as a share of the ratio; a wider interval gets a note.
     """
     flat = [sample for calls in own.rounds_ns for sample in calls]
-    if own.row.why or not flat:
-        return LatencyRow(why=own.row.why or Why("unavailable", "no call was timed"), ran=own.row.ran)
+    if own.row.kind or not flat:
+        reason, kind = own.row.reason or "no call was timed", own.row.kind or "unavailable"
+        return LatencyRow(reason=reason, kind=kind, ran=own.row.ran)
     starts = _starts(own)
     median = float(np.median(flat))
     ratio: Interval | None = None
@@ -67,7 +67,7 @@ def row(
         notes.append(f"its times had not settled after {own.row.warm_calls} calls")
     if own is not baseline:
         verdict = "no difference shown"
-        if baseline is None or baseline.row.why or not baseline.rounds_ns:
+        if baseline is None or baseline.row.kind or not baseline.rounds_ns:
             notes.insert(0, "the baseline was not run")
         else:
             shared = min(len(own.rounds_ns), len(baseline.rounds_ns))

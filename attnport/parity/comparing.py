@@ -35,7 +35,7 @@ from attnport.cases.inputs import Array, Case, batch_dim, cases, untried
 from attnport.errors import ArtifactError, BundleError, IntegrityError, ParityFailed, UnavailableError, whole_cause
 from attnport.exporter.targets import base as lowerings
 from attnport.folder.portable import portable
-from attnport.folder.workspace import MODEL, by_metric, graph_digest, model_openings, not_in, openings_at, why_none
+from attnport.folder.workspace import MODEL, by_metric, graph_digest, to_open
 from attnport.parity import bound as parity
 from attnport.parity.evaluate import (
     Means,
@@ -47,7 +47,7 @@ from attnport.parity.evaluate import (
     measure_session,
 )
 from attnport.parity.invariance import ON_THE_LEFT, Spread, untold
-from attnport.processes.isolated import ChildError, IsolatedSession, reason_of_failure, unavailable
+from attnport.processes.isolated import ChildError, IsolatedSession, reason_of_failure
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
 from attnport_bundle.feeds import check_shapes
@@ -401,24 +401,13 @@ class Comparison:
 
     def _runtime(self, runtime: Runtime) -> dict[str, RuntimeParity | _Measured]:
         """The rows of a runtime, one for each precision that it opens something in."""
-        name, found, only = runtime.name, self.probed[runtime.name], self.wanted.plan
-        plan = only or "fp32"
-        if not found.available:
-            return {name: self._not_run(unavailable(found), plan)}
-        if only and (why := not_in(found, only)):
-            return {name: self._not_run(why, plan)}
+        name, plan = runtime.name, self.wanted.plan or "fp32"
+        place = self.folder, self.manifest, self.means.threads, self.wanted.plan, self.wanted.bundle
+        openings = to_open(runtime, self.probed[name], *place, spec=self.spec, contract=True)
+        if isinstance(openings, str):
+            return {name: self._not_run(openings, plan)}
         if name == self.wanted.eager:
             return {name: _Measured(plan, self.eager.measured(plan), "PyTorch eager, the yardstick of the others")}
-        if runtime.opens == "module":
-            opening = Opening(self.io, plan=plan, spec=self.spec, threads=self.means.threads, contract=True)
-            return {name: self._measured(runtime, opening)}
-        threads, bundle = self.means.threads, self.wanted.bundle
-        if only:
-            openings = openings_at(only, runtime, self.folder, self.manifest, threads, bundle)
-        else:
-            openings = model_openings(runtime, self.folder, self.manifest, found.plans, threads, bundle)
-        if not openings:
-            return {name: self._not_run(why_none(runtime, only), plan)}
         forms = {self.folder / form.file: form for form in self.manifest.forms.values() if form.integers}
         rows: dict[str, RuntimeParity | _Measured] = {}
         for key, opening in openings.items():

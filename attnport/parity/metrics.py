@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -70,35 +70,27 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
     if picked.size == 0:
         return Errors(problem="no element to compare")
     scale = rms(np.where(np.isfinite(reference), reference, 0.0))
-    inside, padded = census(picked), _padded(result, wanted, valid)
-    embedding = len(spec.dims) == 2 and _floating(spec)
+    found = Errors(picked.size, reference_rms=scale, embedding=len(spec.dims) == 2 and _floating(spec))
     if not np.isfinite(wanted).all():
-        problem = "the float64 reference itself has NaN or Inf"
-        return Errors(picked.size, reference_rms=scale, embedding=embedding, problem=problem)
+        return replace(found, problem="the float64 reference itself has NaN or Inf")
+    inside, padded = census(picked), _padded(result, wanted, valid)
+    found = replace(found, census=inside, padded=padded)
     if inside.total:
-        return Errors(
-            picked.size,
-            reference_rms=scale,
-            embedding=embedding,
-            nonfinite=inside.total,
-            census=inside,
-            padded=padded,
-            problem=f"NaN or Inf in {inside.total} of {picked.size} valid elements ({_kinds(inside)})",
-        )
+        counts = (("NaN", inside.nan), ("Inf", inside.positive_inf), ("-Inf", inside.negative_inf))
+        kinds = ", ".join(f"{count} {name}" for name, count in counts if count)
+        problem = f"NaN or Inf in {inside.total} of {picked.size} valid elements ({kinds})"
+        return replace(found, nonfinite=inside.total, problem=problem)
     beside = padded.nonfinite if padded else NonFinite()
     error = picked - reference
-    return Errors(
-        elements=picked.size,
+    relative = rms(error) / scale if scale > 0 else math.inf
+    return replace(
+        found,
         rms=rms(error),
         max=float(np.abs(error).max()),
-        reference_rms=scale,
-        relative=_ratio(rms(error), scale),
+        relative=relative if math.isfinite(relative) else None,
         cosine=least_cosine(result, wanted, valid) if _floating(spec) else None,
-        embedding=embedding,
         nonfinite=beside.total,
         ulps=ulps(error, reference, got.dtype.name),
-        census=inside,
-        padded=padded,
         argmax=argmax_agreement(result, wanted, valid) if has_logits(spec) else None,
         problem=f"NaN or Inf in {beside.total} elements of padded query rows, which may hold anything finite"
         if beside.total
@@ -218,16 +210,6 @@ def _padded(result: Array, wanted: Array, valid: Array) -> PaddedRows | None:
     if found.total or not np.isfinite(reference).all():
         return PaddedRows(got.size, None, None, found)
     return PaddedRows(got.size, rms(got - reference), float(np.abs(got - reference).max()), found)
-
-
-def _kinds(found: NonFinite) -> str:
-    counts = (("NaN", found.nan), ("Inf", found.positive_inf), ("-Inf", found.negative_inf))
-    return ", ".join(f"{count} {name}" for name, count in counts if count)
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    found = part / whole if whole > 0 else math.inf
-    return found if math.isfinite(found) else None
 
 
 def _kind(array: Array) -> str:

@@ -50,7 +50,6 @@ from attnport.errors import (
     UsageError,
 )
 from attnport.folder.machine import machine, versions
-from attnport.folder.workspace import file_of
 from attnport.jsonfile import digest_file, digest_text, from_json, to_json
 from attnport.module_path import child_command, child_environment
 from attnport.processes.worker import MAX_FRAME_BYTES, load_outputs, read_frame, save_feeds, write_frame
@@ -326,6 +325,21 @@ class Limits:
         return Child(threads or physical_cores(), command, memory_bytes=limit)
 
 
+def as_message(runtime: Runtime, opening: Opening, folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """What `Worker.do_open` is asked; the worker loads the module itself. A measurement may set a `cache`."""
+    return {
+        "folder": str(folder.resolve()),
+        "runtime": runtime.name,
+        "plan": opening.plan,
+        "model": str(opening.model.absolute()) if opening.model else None,
+        "engine": next((key for key, record in manifest.engines.items() if record == opening.engine), None),
+        "threads": opening.threads,
+        "contract": opening.contract,
+        "form": opening.form,
+        "cache": None,
+    }
+
+
 class IsolatedSession:
     """A `Session` whose runtime runs in a process of its own.
 
@@ -345,23 +359,11 @@ class IsolatedSession:
             Died: the process crashed, hung or ran out of memory; with its last lines of output.
             AttnportError: the runtime raised it while opening.
         """
-        keys = [key for key, record in manifest.engines.items() if record == opening.engine]
         self._timeout_s = limits.timeout_s
         self._scratch: Any = None
         self._child = limits.start(opening.threads)
         try:
-            answer = self._child.ask(
-                "open",
-                self._timeout_s,
-                folder=str(folder.resolve()),
-                runtime=runtime.name,
-                plan=opening.plan,
-                model=file_of(opening, folder),
-                engine=keys[0] if keys else None,
-                threads=opening.threads,
-                contract=opening.contract,
-                form=opening.form,
-            )
+            answer = self._child.ask("open", self._timeout_s, **as_message(runtime, opening, folder, manifest))
             self.ran = Ran(**answer["ran"])
             self._scratch = tempfile.TemporaryDirectory(prefix="attnport-session-")
         except BaseException:
@@ -517,17 +519,6 @@ def _places(package: str) -> Iterator[tuple[str, int]]:
         for path in (folder, *sorted(folder.iterdir())) if folder.is_dir() else ():
             if path.is_dir() and path.name != "__pycache__":
                 yield str(path), path.stat().st_mtime_ns
-
-
-def unavailable(capabilities: Capabilities) -> str:
-    """Why a runtime cannot be used here, and how to get it."""
-    reason = capabilities.reason.rstrip(".")
-    return f"{reason}; {capabilities.hint}" if capabilities.hint else reason
-
-
-def absent(capabilities: Capabilities) -> bool:
-    """Whether a probe found that a runtime is not installed, or needs hardware that this machine lacks."""
-    return not (capabilities.available or capabilities.failed)
 
 
 def reason_of_failure(err: AttnportError | MemoryError) -> str:

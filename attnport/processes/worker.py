@@ -119,34 +119,51 @@ class Worker:
         if self.answers is not None:
             write_frame(self.answers, {"said": text, "kind": kind})
 
-    def do_open(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Opens a runtime on a folder's model.
+    def do_settle(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Restricts the process to `processors`, before any library creates threads; an empty list = no restriction.
 
         Returns:
-            `ran`, and `modules`, all top-level modules that are imported.
+            `pinned`: the processors; `problem`: why they could not be set, or "".
         """
+        problem, pinned = "", []
+        if message["processors"]:
+            try:
+                os.sched_setaffinity(0, message["processors"])
+                pinned = sorted(os.sched_getaffinity(0))
+            except OSError as err:
+                problem = f"the system does not allow it: {err.strerror}"
+        return {"pinned": pinned, "problem": problem}
+
+    def do_open(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Opens a runtime on a folder's model; `isolated.as_message` makes the message.
+
+        Returns:
+            `ran`; `modes`, see `artifacts.DeviceTimedSession`; `load_ns`, the time to open; and `modules`, all
+            top-level modules that are imported.
+        """
+        began = self.clock()
         from attnport.folder.workspace import load_spec, open_folder
         from attnport.runtimes import base
 
-        folder = Path(message["folder"])
-        manifest = open_folder(folder)
+        manifest = open_folder(Path(message["folder"]))
         runtime = base.get(message["runtime"])
-        engine = manifest.engines[message["engine"]] if message["engine"] else None
         opening = base.Opening(
             manifest.io,
             plan=message["plan"],
-            model=folder / message["model"] if message["model"] else None,
+            model=Path(message["model"]) if message["model"] else None,
             spec=load_spec(manifest) if runtime.opens == "module" else None,
-            engine=engine,
+            engine=manifest.engines[message["engine"]] if message["engine"] else None,
             threads=message["threads"],
-            contract=bool(message.get("contract")),
-            form=message.get("form") or "",
-            cache=Path(message["cache"]) if message.get("cache") else None,
+            contract=message["contract"],
+            form=message["form"],
+            cache=Path(message["cache"]) if message["cache"] else None,
         )
         self._session, self._io = runtime.open(opening), manifest.io
+        load_ns = self.clock() - began
         self._dtypes = {spec.name: spec.dtype for spec in manifest.io.inputs}
         modules = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__", "__mp_main__"})
-        return {"ran": asdict(self._session.ran), "modules": modules}
+        modes = list(getattr(self._session, "modes", ()))
+        return {"ran": asdict(self._session.ran), "modes": modes, "load_ns": load_ns, "modules": modules}
 
     def do_feeds(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Loads feeds under a name."""
@@ -177,13 +194,16 @@ class Worker:
         return {"found": asdict(base.get(message["runtime"]).probe())}
 
     def do_run(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Calls the session: `warm` times untimed, then `calls` times.
+        """Calls the session, in a `mode` if there is one: `warm` times untimed, then `calls` times.
 
         Returns:
-            `ns` of each timed call, and `idle_cpu_ns`: processor time of the runtime's threads since the last answer.
+            `ns` of each timed call; `parts` of these from events of the device, empty without a mode; and
+            `idle_cpu_ns`: processor time of the runtime's threads since the last answer.
         """
         idle_cpu_ns = _other_threads_ns() - self._idle_from_ns
-        feeds, run, clock = self._feeds[message["name"]], self._session.run, self.clock
+        feeds, session, mode, clock = self._feeds[message["name"]], self._session, message.get("mode"), self.clock
+        events: list[Mapping[str, int]] = []
+        run = (lambda feeds: events.append(session.run_timed(feeds, mode))) if mode else session.run
         gc.collect()
         gc.freeze()  # what is alive now is not looked at again: with PyTorch loaded, that takes longer than a turn
         gc.disable()
@@ -197,7 +217,9 @@ class Worker:
                 ns.append(clock() - began)
         finally:
             gc.enable()
-        return {"ns": ns, "idle_cpu_ns": idle_cpu_ns}
+        timed = events[message["warm"] :]
+        parts = {part: [int(call[part]) for call in timed] for part in timed[0]} if timed else {}
+        return {"ns": ns, "parts": parts, "idle_cpu_ns": idle_cpu_ns}
 
     def do_level(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Imports modules, then records the memory level above which later peaks are counted."""

@@ -101,8 +101,8 @@ def not_run(parity: ParityReport | None, latency: LatencyReport | None) -> dict[
     if latency is not None:
         for rows in latency.shapes.values():
             for key, row in rows.items():
-                if row.why and key not in reasons:
-                    reasons[f"{key} (latency)"] = row.why.text
+                if row.kind and key not in reasons:
+                    reasons[f"{key} (latency)"] = row.reason
     return {key: reason or "no reason was given" for key, reason in without(absent(parity, latency), reasons).items()}
 
 
@@ -160,7 +160,7 @@ def never_timed(report: LatencyReport) -> dict[str, str]:
     reasons: dict[str, set[str]] = {}
     for rows in report.shapes.values():
         for name, row in rows.items():
-            reasons.setdefault(name, set()).add(row.why.text if row.why else "")
+            reasons.setdefault(name, set()).add(row.reason if row.kind else "")
     return {name: why for name, (why, *others) in reasons.items() if why and not others}
 
 

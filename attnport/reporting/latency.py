@@ -124,8 +124,8 @@ def _speed(report: LatencyReport, parity: ParityReport | None, page: bool) -> do
     within = axis([row for rows in report.shapes.values() for row in rows.values()])
 
     def row(name: str, of: LatencyRow, best: bool) -> doc.Row:
-        if of.why:
-            return doc.Row((doc.Name(name), doc.Verdict("NOT_RUN")), of.why.text)
+        if of.kind:
+            return doc.Row((doc.Name(name), doc.Verdict("NOT_RUN")), of.reason)
         cells: list[doc.Line] = [figure(of) for figure in _SPEED.values()]
         if page and of.ratio:
             cells[1] = doc.Ratio(ratio(of.ratio, of.verdict), of.ratio, within, _DRAWN.get(of.verdict, "same"))

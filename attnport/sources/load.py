@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import ModelSpec, Source
 from attnport.errors import AttnportError, SpecError, UsageError
-from attnport.sources.choices import Choices
 from attnport.sources.digests import code_digest, dependencies, reading, weights_digest
 from attnport.sources.onnx_file import is_onnx
 from attnport.sources.package import SPEC_FORMS
@@ -22,52 +21,28 @@ if TYPE_CHECKING:
 OWN = Path(__file__).resolve().parent.parent
 
 
-def load(
-    text: str,
-    *,
-    inputs: Sequence[str] = (),
-    dims: Sequence[str] = (),
-    outputs: Sequence[str] = (),
-    trust_remote_code: bool = False,
-    task: str = "",
-    part: str = "",
-    own: Callable[[str], ModelSpec] | None = None,
-) -> ModelSpec:
-    """Loads the model that `text` names. The module that is made for the digests is kept for the first use.
+def load(source: Source, own: Callable[[str], ModelSpec] | None = None) -> ModelSpec:
+    """Loads the model that a source names. The module that is made for the digests is kept for the first use.
 
     Args:
-        text: A model's name, `package.module:factory`, `file.py:factory`, `hf:...` or `onnx:...`.
-        inputs: `--input` declarations, for factories that return a plain module, for `hf:` models whose inputs are not
-            to be found, and for inputs of `onnx:` files whose shapes the graph does not tell.
-        dims: `--dim` declarations, such as `seq=1:128:512`.
-        outputs: The outputs of a plain module that are wanted; none = all. Other models keep all of theirs.
-        trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names.
-        task: For `hf:`, the head to load; "" = that of the checkpoint.
-        part: For `hf:`, the part of the model to take; "" = all of it.
+        source: Its digests are those of the model as it is now, whatever they are here. Inputs are declared for
+            factories that return a plain module, for `hf:` models whose inputs are not to be found, and for inputs of
+            `onnx:` files whose shapes the graph does not tell.
         own: Returns the ModelSpec of a name without a colon; None = there are no such names.
 
     Raises:
         SpecError: the SPEC names nothing, it is not a module, or loading it raised an error.
-        UsageError: `inputs`, `dims`, `trust_remote_code`, `task` or `part` do not apply to it.
+        UsageError: an option of the source does not apply to it.
         MissingDependency: it needs a package that is not installed.
     """
-    with reading(text):
+    with reading(source.text):
         try:
-            spec = _resolve(text, inputs, dims, outputs, Choices(trust_remote_code, task, part), own)
+            spec = _resolve(source, own)
             module = spec.make()
         except AttnportError:
             raise
         except (Exception, SystemExit) as err:  # the user's code may raise anything; exit() must not end this process
-            raise SpecError(_loading_error(text, err), hint=_advice(err)) from err
-        source = Source(
-            text,
-            tuple(inputs),
-            tuple(dims),
-            trust_remote_code=trust_remote_code,
-            outputs=tuple(outputs),
-            task=task,
-            part=part,
-        )
+            raise SpecError(_loading_error(source.text, err), hint=_advice(err)) from err
         return sealed(dataclasses.replace(spec, source=source), module)
 
 
@@ -120,24 +95,18 @@ def function_of(text: str) -> Callable[..., Any]:
         raise SpecError(_loading_error(text, err), hint=_advice(err)) from err
 
 
-def _resolve(
-    text: str,
-    inputs: Sequence[str],
-    dims: Sequence[str],
-    outputs: Sequence[str],
-    choices: Choices,
-    own: Callable[[str], ModelSpec] | None,
-) -> ModelSpec:
+def _resolve(source: Source, own: Callable[[str], ModelSpec] | None) -> ModelSpec:
     from attnport.sources.declare import narrow, plain_spec, refuse_inputs
 
+    text = source.text
     if text == "hf" or text.startswith("hf:"):
         from attnport.sources.hf.load import load_hf
 
-        return load_hf(text.removeprefix("hf").removeprefix(":"), dims, choices, inputs, outputs)
-    for option, value in (("--task", choices.task), ("--part", choices.part)):
+        return load_hf(source)
+    for option, value in (("--task", source.task), ("--part", source.part)):
         if value:
             raise UsageError(f"{text} is not an hf: model, so {option} {value} does not apply.", hint="Leave it out.")
-    if choices.trust_remote_code:
+    if source.trust_remote_code:
         raise UsageError(
             f"{text} is not an hf: model, so --trust-remote-code does not apply.",
             hint="Leave it out: an ONNX file has no code."
@@ -147,14 +116,14 @@ def _resolve(
     if is_onnx(text):
         from attnport.sources.onnx_spec import load_onnx
 
-        return load_onnx(text, inputs, dims, outputs)
+        return load_onnx(text, source.inputs, source.dims, source.outputs)
     if ":" not in text:
         if own is None or not text.replace("-", "_").isidentifier():
             raise SpecError(f"{text!r} names no model.", hint=_with_factory(text))
         spec = own(text)
-        refuse_inputs(text, inputs)
-        return narrow(spec, dims)
-    return plain_spec(text, factory_of(text), inputs, dims, outputs)
+        refuse_inputs(text, source.inputs)
+        return narrow(spec, source.dims)
+    return plain_spec(text, factory_of(text), source.inputs, source.dims, source.outputs)
 
 
 def _with_factory(text: str) -> str:

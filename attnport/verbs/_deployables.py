@@ -6,17 +6,14 @@ import shlex
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from attnport.artifacts import LatencyReport, Manifest, ParityReport, TuneReport
 from attnport.bundling.write import choose_backends, judge
-from attnport.errors import ArtifactError, AttnportError
-from attnport.folder.workspace import model_digest, name_of, read_parity, read_report
+from attnport.errors import AttnportError
+from attnport.folder.workspace import if_whole, model_digest, name_of, read_parity, read_report
 from attnport.latency.choice import choose
 from attnport.reporting.choice import Choice, Deployable
 from attnport_bundle.format.manifest import Manifest as BundleManifest
-
-T = TypeVar("T")
 
 
 def of_folder(folder: Path, manifest: Manifest, parity: ParityReport | None) -> tuple[Deployable, ...]:
@@ -62,8 +59,8 @@ def next_commands(folder: Path, manifest: Manifest, deployable: tuple[Deployable
 
 def recommended(folder: Path, manifest: Manifest) -> Choice:
     """As `advise`, by the reports that the folder holds."""
-    parity, latency = read_parity(folder, manifest), _read(LatencyReport, folder, manifest, "latency.json")
-    return advise(folder, manifest, parity, latency)
+    latency = if_whole(read_report, LatencyReport, folder, manifest, "latency.json")
+    return advise(folder, manifest, read_parity(folder, manifest), latency)
 
 
 def advise(folder: Path, manifest: Manifest, parity: ParityReport | None, latency: LatencyReport | None) -> Choice:
@@ -79,7 +76,7 @@ def advise(folder: Path, manifest: Manifest, parity: ParityReport | None, latenc
         return choose(shlex.quote(str(folder)), able, parity, timed)
 
     benched = by(latency)
-    report = _read(TuneReport, folder, manifest, "tune.json")
+    report = if_whole(read_report, TuneReport, folder, manifest, "tune.json")
     if report is None or report.chosen is None:
         return benched
     best = report.chosen
@@ -90,13 +87,6 @@ def advise(folder: Path, manifest: Manifest, parity: ParityReport | None, latenc
     if tuned.deploy is None or tuned.deploy.measured_as != name_of(best.runtime, best.plan):
         return benched
     return replace(tuned, notes=(*tuned.notes, f"tune chose it, timed with --threads {best.threads}"))
-
-
-def _read(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T | None:
-    """A report; None where its verb has not run, or another version of attnport wrote it."""
-    with suppress(ArtifactError):
-        return read_report(kind, folder, manifest, name)
-    return None
 
 
 def _with_problem(manifest: Manifest, one: Deployable, latency: LatencyReport | None) -> Deployable:

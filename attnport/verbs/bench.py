@@ -22,19 +22,15 @@ from attnport.folder.workspace import (
     check_source,
     model_digest,
     model_files,
-    model_openings,
-    not_in,
     of_keys,
     of_plan,
     open_folder,
-    openings_at,
     stage,
     stage_of,
+    to_open,
     toolchain,
-    why_none,
 )
 from attnport.jsonfile import digest_text, read
-from attnport.latencies import Why
 from attnport.latency.measuring import BASELINE, Effort, Measuring, Subject
 from attnport.latency.statistics import CONFIDENCE
 from attnport.latency.workloads import MANY, read_lengths, workloads
@@ -52,7 +48,7 @@ from attnport.options import (
     Timeout,
     Trust,
 )
-from attnport.processes.isolated import TIMEOUT_S, Limits, absent, probe_all, unavailable
+from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all
 from attnport.runtimes import base
 from attnport.runtimes.base import Key, Opening, Runtime, physical_cores
 from attnport.verbs._arguments import verb
@@ -156,18 +152,19 @@ def bench(
         todo = workloads(folder, manifest, shapes, sentences, seed, histogram, batch)
         with tempfile.TemporaryDirectory(prefix="attnport-bench-") as scratch:
             named = of_keys(manifest, keys)
-            timed = subjects(chosen, probed, folder.resolve(), named, effort.threads, bundle, precision)
+            lacking = {one.name: probed[one.name].problem for one in chosen if probed[one.name].absent}
+            able = [one for one in chosen if one.name not in lacking]
+            timed = subjects(able, probed, folder.resolve(), named, effort.threads, bundle, precision)
             measuring = Measuring(folder.resolve(), manifest, timed, todo, effort, Path(scratch), progress, began_s)
             digests = {
                 key: model_digest(manifest, key, opening.plan)
                 for key, (_, opening) in timed.items()
                 if isinstance(opening, Opening)
             }
-            report = replace(measuring.report(settings), models=digests)
+            report = replace(measuring.report(settings), models=digests, absent=lacking)
         run.write(file, report)
-        reasons = [row.why for rows in report.shapes.values() for row in rows.values() if row.why]
-        final = not any(why.kind in ("late", "died") for why in reasons)
-        run.record(final=final)
+        lost = {row.kind for rows in report.shapes.values() for row in rows.values()}
+        run.record(final=lost.isdisjoint(("late", "died")))
     return report
 
 
@@ -189,23 +186,13 @@ def subjects(
     """
     timed: dict[str, Subject] = {}
     for runtime in chosen:
+        openings = to_open(runtime, probed[runtime.name], folder, manifest, threads, plan, bundle)
         if not runtime.timed:
-            timed[runtime.name] = runtime, Why("unavailable", "it is made for correctness, not for speed")
-        elif not (found := probed[runtime.name]).available:
-            timed[runtime.name] = runtime, Why("absent" if absent(found) else "unavailable", unavailable(found))
-        elif plan and (text := not_in(found, plan)):
-            timed[runtime.name] = runtime, Why("unavailable", text)
-        elif runtime.opens == "module":
-            timed[runtime.name] = runtime, Opening(manifest.io, plan=plan or "fp32", threads=threads)
+            openings = "it is made for correctness, not for speed"
+        if isinstance(openings, str):
+            timed[runtime.name] = runtime, openings
         else:
-            openings = (
-                openings_at(plan, runtime, folder, manifest, threads, bundle)
-                if plan
-                else model_openings(runtime, folder, manifest, found.plans, threads, bundle)
-            )
             timed |= {name: (runtime, opening) for name, opening in openings.items()}
-            if not openings:
-                timed[runtime.name] = runtime, Why("unavailable", why_none(runtime, plan))
     return timed
 
 
@@ -218,7 +205,7 @@ def raise_for(report: LatencyReport, named: Sequence[str]) -> None:
         own_rows = found or [row for name, row in every if Key(key.runtime).covers(name)]
         if all(row.median_ns is None for row in own_rows):
             lacks = report.absent.get(key.runtime)
-            reasons = [lacks] if lacks else [row.why.text for row in own_rows if row.why]
+            reasons = [lacks] if lacks else [row.reason for row in own_rows if row.kind]
             reason = next(iter(reasons), "it is not in the report")
             raise UnavailableError(f"{key} was not run: {reason.rstrip('.')}.")
 

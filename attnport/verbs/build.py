@@ -13,7 +13,7 @@ from typing import Annotated
 from attnport import optional
 from attnport.artifacts import AUTO, EngineRecord, FusionReport, FusionTable, Manifest
 from attnport.dims import Profile, parse_profile, profiles_digest
-from attnport.errors import FusionMissing, UsageError
+from attnport.errors import UsageError
 from attnport.exporter.engine.build import FLAVOURS, build_engine, check_profiles, external_files
 from attnport.exporter.targets import base as lowerings
 from attnport.exporter.targets.base import Lowering
@@ -135,19 +135,6 @@ def parse_budget(budget: float | str | None) -> float:
             hint=f"{BUDGET:g}x is the bound of attnport check; a form beyond it would fail there.",
         )
     return multiple
-
-
-def require_fused(table: FusionTable) -> None:
-    """Raises FusionMissing unless every attention of the source is fused; names those that are not, with reasons."""
-    missing = [item for item in table.items if not item.fused]
-    if missing or table.fused != table.attentions or len(table.items) != table.attentions:
-        reasons = "; ".join(f"{item.attention}: {item.reason}" for item in missing[:3])
-        more = f"; and {len(missing) - 3} more" if len(missing) > 3 else ""
-        known = f"{table.fused} of {table.attentions} attentions are fused in {table.proved_by}."
-        raise FusionMissing(
-            f"{known if table.proved_by else 'It is not proven that attentions are fused.'} {reasons}{more}",
-            hint=f"{fusing.FILE} has every attention; half precision and head sizes of 16 to 256 fuse.",
-        )
 
 
 def _write_searched_form(folder: Path, lowering: Lowering, budget: float, *, force: bool, progress: Progress) -> None:

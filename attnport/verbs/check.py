@@ -14,9 +14,7 @@ from attnport.artifacts import Manifest, ParityReport, RuntimeParity
 from attnport.cases.choosing import cases_of, few_batches, read_sentences
 from attnport.cases.inputs import Case
 from attnport.errors import (
-    ArtifactError,
     AttnportError,
-    IntegrityError,
     ParityFailed,
     UnavailableError,
     UsageError,
@@ -28,6 +26,7 @@ from attnport.folder.workspace import (
     check_files,
     check_source,
     files_of,
+    if_whole,
     load_spec,
     model_digest,
     model_files,
@@ -50,7 +49,7 @@ from attnport.parity.evaluate import Means, References
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import add_eager
 from attnport.parity.layers import Traced, findings, layers, read_layers
-from attnport.processes.isolated import TIMEOUT_S, Limits, absent, probe_all, unavailable
+from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all
 from attnport.runtimes import base
 from attnport.runtimes.base import Key, Runtime
 from attnport.verbs._arguments import verb
@@ -147,7 +146,7 @@ def check(
         require(manifest.source, given=trust_source)
         given = digest_file(inputs) if inputs and inputs.is_file() else ""
         asked = Asked(manifest, case_options, given, eager, bundle_digest(bundle))
-        known = _known(folder, manifest, file, force)
+        known = None if force else if_whole(read_parity, folder, manifest, file)
         # What a thorough check found answers a brief one, and what comes to it is as thorough.
         rows = [] if known is None else [*known.runtimes.values(), *known.forms.values()]
         thorough = thorough or any(row.basis and row.basis.cases == asked.digest(True) for row in rows)
@@ -168,9 +167,9 @@ def check(
         progress("probing the runtimes")
         probed = probe_all([base.get(name) for name in _needed(chosen, eager)], means.limits)
         found = probed[eager]
-        if why := not_in(found, precision or "fp32") if found.available else f"cannot be run: {unavailable(found)}":
+        if why := not_in(found, precision or "fp32") if found.available else f"cannot be run: {found.problem}":
             raise UnavailableError(f"{eager}, by which the others are judged: {why}.")
-        lacking = {one.name: unavailable(probed[one.name]) for one in chosen if absent(probed[one.name])}
+        lacking = {one.name: probed[one.name].problem for one in chosen if probed[one.name].absent}
         chosen = [one for one in chosen if one.name not in lacking]
         if known:
             able = {
@@ -389,14 +388,6 @@ class Asked:
             runtimes={name: with_basis(name, row, False) for name, row in report.runtimes.items()},
             forms={name: with_basis(name, row, True) for name, row in report.forms.items()},
         )
-
-
-def _known(folder: Path, manifest: Manifest, file: str, force: bool) -> ParityReport | None:
-    """What is known of the files of the folder; None if nothing is, or it is not to be used."""
-    try:
-        return None if force else read_parity(folder, manifest, file)
-    except (IntegrityError, ArtifactError):  # this verb writes it again
-        return None
 
 
 def _as_named(report: ParityReport, keys: Sequence[Key]) -> ParityReport:

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,18 +45,26 @@ if TYPE_CHECKING:
 STAGE = "export"
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
 _LARGE_BYTES = 1 << 26
-WithWeights = Annotated[bool, Option("Keep outputs that are attention weights, which can reveal what the model reads.")]
+
+
+@dataclass(frozen=True)
+class How:
+    """The arguments of `export` that do not say what the model is."""
+
+    with_weights: Annotated[
+        bool, Option("Keep outputs that are attention weights, which can reveal what the model reads.")
+    ] = False
+    force: Force = False
+    timeout_s: ReadTimeout = None
+    memory_gib: ReadMemory = None
 
 
 @verb_of_fields
 def export(
     given: Given,
     folder: Output,
+    how: How,
     *,
-    with_weights: WithWeights = False,
-    force: Force = False,
-    timeout_s: ReadTimeout = None,
-    memory_gib: ReadMemory = None,
     progress: Progress = lambda message: None,
     tell: Tell = lambda message: None,
 ) -> Manifest:
@@ -71,8 +79,7 @@ def export(
         ExportError: torch cannot export the module, a dim froze, the graph computes something else, or every output is
             attention weights.
     """
-    limits: Any = {"timeout_s": timeout_s, "memory_gib": memory_gib}
-    return exported(given, folder, with_weights=with_weights, force=force, **limits, progress=progress, tell=tell)[0]
+    return exported(given, folder, how, progress=progress, tell=tell)[0]
 
 
 @contextlib.contextmanager
@@ -95,11 +102,8 @@ def _by_itself() -> Iterator[None]:
 def exported(
     given: Given,
     folder: Path,
+    how: How,
     *,
-    with_weights: bool = False,
-    force: bool = False,
-    timeout_s: float | None = None,
-    memory_gib: float | None = None,
     needs_text: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
@@ -111,20 +115,20 @@ def exported(
     Args:
         needs_text: Refuse a model without a tokenizer before it is traced, which takes the longest.
     """
-    options: Any = {"with_weights": with_weights, "force": force, "needs_text": needs_text}
     if (text := given.file_of_onnx) is None:
-        for option, value in (("timeout", timeout_s), ("memory", memory_gib)):
+        for option, value in (("timeout", how.timeout_s), ("memory", how.memory_gib)):
             if value is not None:
                 raise UsageError(f"{given.name} is no onnx: file, so --{option} does not apply.", hint="Leave it out.")
-        return exported_here(given, folder, **options, progress=progress, tell=tell)
+        return exported_here(given, folder, how, needs_text=needs_text, progress=progress, tell=tell)
     given.check_declarations()
     refuse_stranger(folder)
     try:
         confined(
-            *("export", text, files_of(text), timeout_s, memory_gib, {"progress": progress, "tell": tell}),
+            *("export", text, files_of(text), how.timeout_s, how.memory_gib, {"progress": progress, "tell": tell}),
             given=given.as_json(),
             folder=str(folder),
-            options=options,
+            how=asdict(how),
+            needs_text=needs_text,
             typed=TYPED.get(),
         )
     finally:
@@ -137,9 +141,8 @@ def exported(
 def exported_here(
     given: Given,
     folder: Path,
+    how: How,
     *,
-    with_weights: bool = False,
-    force: bool = False,
     needs_text: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
@@ -160,13 +163,13 @@ def exported_here(
         toolchain(*TOOLCHAIN),
         to_json(spec.source),
         to_json(spec.io),
-        "with weights" if with_weights else "without weights",
+        "with weights" if how.with_weights else "without weights",
     )
     manifest = open_if_there(folder)
     if manifest is not None and manifest.source.text != spec.source.text:
         tell(f"{folder} held {manifest.name}, of {manifest.source.text}: it is replaced")
-    if manifest is None or force or not fresh(folder, manifest, STAGE, digest):
-        make = partial(_made, folder, digest, with_weights, progress, began_s, tell)
+    if manifest is None or how.force or not fresh(folder, manifest, STAGE, digest):
+        make = partial(_made, folder, digest, how.with_weights, progress, began_s, tell)
         manifest, whole = _made_or_fixed(make, given, spec, progress, tell)
     else:
         for note in manifest.notes:
@@ -382,7 +385,8 @@ def _carry_out(message: Mapping[str, Any], listeners: Mapping[str, Told]) -> dic
     progress, tell = listeners["progress"], listeners["tell"]
     given, folder = Given(**message["given"]), Path(message["folder"])
     with typed() if message["typed"] else contextlib.nullcontext():
-        exported_here(given, folder, **message["options"], progress=progress, tell=tell)
+        how, needs_text = How(**message["how"]), message["needs_text"]
+        exported_here(given, folder, how, needs_text=needs_text, progress=progress, tell=tell)
     return {}
 
 

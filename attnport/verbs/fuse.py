@@ -29,7 +29,6 @@ from attnport.errors import (
     BundleError,
     EngineBuildError,
     FusionMissing,
-    IntegrityError,
     UsageError,
 )
 from attnport.exporter import storage
@@ -38,7 +37,7 @@ from attnport.exporter.engine.evidence import EngineText, prove, read_engine_tex
 from attnport.exporter.targets import base as lowerings
 from attnport.exporter.targets.base import BLOCKS, REAL_TOKENS, Lowered, Lowering
 from attnport.folder.portable import portable
-from attnport.folder.workspace import Change, change, check_files, fresh, open_folder, read_report, toolchain
+from attnport.folder.workspace import Change, change, check_files, fresh, if_whole, open_folder, read_report, toolchain
 from attnport.jsonfile import digest_text, read, to_json
 from attnport.options import Folder, Force, Option, Progress
 from attnport.parity.finer import NothingHolds, fewest
@@ -86,29 +85,36 @@ def fuse(
             model that has no attention.
         ExportError: an operator has no form at a target's opset.
     """
-    chosen, plans = asked(targets, precision)
+    chosen = asked(targets, precision)
     open_folder(folder)
-    for number, lowering in enumerate(chosen, start=1):
-        plan = plans.get(lowering.name, lowering.plans[0])
+    for number, (lowering, plan) in enumerate(chosen, start=1):
         fuse_form(folder, lowering, plan, force=force, progress=numbered(progress, number, len(chosen)))
     report = read(FusionReport, folder / FILE)
     if require:
-        require_fused(report, chosen, plans, named=bool(targets))
+        tables = {key: report.targets[key] for key in (lowering.table_key(plan) for lowering, plan in chosen)}
+        require_fused({key: table for key, table in tables.items() if targets or table.proved_by})
     return report
 
 
-def asked(targets: Sequence[str], precision: str | None) -> tuple[list[Lowering], dict[str, str]]:
-    """The targets that are named, and by target the plan that is not its default. Raises as `fuse`."""
-    keys = [Key.parse(name) for name in targets or lowerings.names()]
-    chosen = list(dict.fromkeys(lowerings.get(key.runtime) for key in keys))
-    plans = plans_of(chosen, precision.replace("-", "_") if precision else None, named=bool(targets))
-    return chosen, {**plans, **{key.runtime: key.precision for key in keys if key.precision}}
+def asked(targets: Sequence[str], precision: str | None) -> list[tuple[Lowering, str]]:
+    """The targets with their precision plans. All that are named get `precision`; otherwise only those that take it.
 
-
-def require_fused(report: FusionReport, chosen: Sequence[Lowering], plans: Mapping[str, str], *, named: bool) -> None:
-    """Raises FusionMissing unless all attentions are fused by the targets; if none is named, by those that prove it."""
-    keys = [lowering.table_key(plans.get(lowering.name, lowering.plans[0])) for lowering in chosen]
-    require(report, [key for key in keys if named or report.targets[key].proved_by is not None])
+    Raises:
+        UsageError: a target is unknown, or none takes the precision. If a named target does not, `fuse` raises.
+    """
+    plan = precision.replace("-", "_") if precision else ""
+    known = sorted({own for name in lowerings.names() for own in lowerings.get(name).plans})
+    if plan and not targets and plan not in known:
+        raise UsageError(
+            f"no target has the precision {plan!r}; expected one of {', '.join(known)}.",
+            hint=f"{AUTO} is searched by: attnport build FOLDER --target TARGET --precision {AUTO}",
+        )
+    chosen: dict[tuple[Lowering, str], None] = {}
+    for key in map(Key.parse, targets or lowerings.names()):
+        lowering = lowerings.get(key.runtime)
+        usual = plan if plan and (targets or plan in lowering.plans) else lowering.plans[0]
+        chosen[lowering, key.precision or usual] = None
+    return list(chosen)
 
 
 def numbered(progress: Progress, number: int, count: int) -> Progress:
@@ -116,38 +122,19 @@ def numbered(progress: Progress, number: int, count: int) -> Progress:
     return (lambda step: progress(f"target {number}/{count}, {step}")) if count > 1 else progress
 
 
-def plans_of(chosen: Sequence[Lowering], plan: str | None, *, named: bool) -> dict[str, str]:
-    """The plan by target, for targets that do not use their default.
-
-    Args:
-        named: Whether the user named the targets. Then all get the plan; otherwise only those that take it.
-
-    Raises:
-        UsageError: no target takes the plan. If a named target does not take it, `fuse` raises.
-    """
-    if plan is None:
-        return {}
-    plans = {lowering.name: plan for lowering in chosen if named or plan in lowering.plans}
-    if not plans:
-        known = sorted({target_plan for lowering in chosen for target_plan in lowering.plans})
-        raise UsageError(
-            f"no target has the precision {plan!r}; expected one of {', '.join(known)}.",
-            hint=f"{AUTO} is searched by: attnport build FOLDER --target TARGET --precision {AUTO}",
-        )
-    return plans
-
-
-def require(report: FusionReport, keys: Sequence[str]) -> None:
-    """Raises FusionMissing unless every attention in the tables `keys` is fused; names the first that is not."""
+def require_fused(tables: Mapping[str, FusionTable]) -> None:
+    """Raises FusionMissing unless every attention of these tables is fused; names the first that are not."""
+    few = [f"{key} {one}" for key, one in tables.items() if not one.fused == one.attentions == len(one.items)]
     missing = [
         f"{key}: {item.attention}: {item.reason}"
-        for key in keys
-        for item in report.targets[key].items
+        for key, table in tables.items()
+        for item in table.items
         if not item.fused
     ]
-    if missing:
+    if few or missing:
         raise FusionMissing(
-            f"{len(missing)} attentions are not fused: {missing[0]}", hint="attnport fuse FOLDER --explain lists all."
+            f"{len(missing)} attentions are not fused: {', '.join(few)}. {'; '.join(missing[:3])}",
+            hint=f"{FILE} has every attention, with the reason.",
         )
 
 
@@ -269,10 +256,7 @@ def earlier_tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable
 
 def _tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
     """As `earlier_tables`, but none if the file was changed, as this verb writes it again."""
-    try:
-        return earlier_tables(folder, manifest)
-    except (IntegrityError, ArtifactError):
-        return {}
+    return if_whole(earlier_tables, folder, manifest) or {}
 
 
 def _drop_engines(changing: Change, form: str) -> None:

@@ -8,24 +8,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from attnport import optional
-from attnport.artifacts import FusionReport, LatencyReport, LatencyRow, Manifest, ParityReport, Stage
+from attnport.artifacts import FusionReport, LatencyReport, LatencyRow, ParityReport, Stage
 from attnport.cases.choosing import read_sentences
 from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed
 from attnport.exporter.targets.base import get, names
 from attnport.folder.given import Given
 from attnport.folder.refusals import as_usage_error
-from attnport.folder.workspace import open_folder, open_if_there, read_parity, read_report
+from attnport.folder.workspace import if_whole, open_folder, open_if_there, read_parity, read_report
 from attnport.options import (
-    Force,
     Note,
     Option,
     Output,
     Progress,
-    ReadMemory,
-    ReadTimeout,
     Shapes,
     Tell,
     Text,
@@ -43,7 +40,7 @@ from attnport.runtimes import base
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs._deployables import advise
 from attnport.verbs.bundle import BUNDLE, FORMS, bundle
-from attnport.verbs.export import WithWeights, exported
+from attnport.verbs.export import How, exported
 
 STAGES = {
     "export": "tracing the module, and trying the graph at several sizes",
@@ -57,7 +54,6 @@ STAGES = {
 }
 """The stages in their order, and what each does; `tune` is one only where it is asked for."""
 ENGINE_TARGET, ENGINE_PLAN = "tensorrt_rtx", "fp16"
-T = TypeVar("T")
 Status = Literal["done", "up to date", "failed", "not run"]
 
 
@@ -160,15 +156,16 @@ class _Ship:
         if problem is not None:
             raise problem
         if self.require:
-            fusing.require(report, [key for key, table in report.targets.items() if table.proved_by is not None])
+            fusing.require_fused({key: table for key, table in report.targets.items() if table.proved_by})
         return ", ".join(f"{key} {table}" for key, table in report.targets.items())
 
     def build(self) -> str:
-        from attnport.verbs.build import build, require_fused
+        from attnport.verbs.build import build
+        from attnport.verbs.fuse import require_fused
 
         optional.require(ENGINE_TARGET)
         record, table = build(self.folder, ENGINE_TARGET, ENGINE_PLAN, force=self.force, progress=self.progress)
-        require_fused(table)
+        require_fused({record.form: table})
         return f"{record.file}, {record.size_bytes / 2**20:.0f} MiB, {table} fused"
 
     def tune(self) -> str:
@@ -233,8 +230,8 @@ def _quick_plans(target: str) -> tuple[str, ...]:
 def ship(
     given: Given,
     folder: Output,
+    how: How,
     *,
-    with_weights: WithWeights = False,
     text: Text = None,
     shapes: Shapes = (),
     budget_s: Annotated[float, Option("Seconds for latency.", "--budget", least=1)] = 60.0,
@@ -242,9 +239,6 @@ def ship(
     require: Annotated[
         bool, Option("Exit 5 if a target whose fusion can be proved is not fused.", "--fail-on-unfused --require")
     ] = False,
-    force: Force = False,
-    timeout_s: ReadTimeout = None,
-    memory_gib: ReadMemory = None,
     progress: Progress = lambda message: None,
     tell: Tell = lambda message: None,
     on_bug: Annotated[
@@ -269,20 +263,10 @@ def ship(
         read_sentences(text)  # report errors now, not after the minutes that export and build take
 
     names = [stage for stage in STAGES if tune or stage != "tune"]
-    run = _Ship(folder, names, text, shapes, budget_s, require, force, progress, on_bug, begin)
+    run = _Ship(folder, names, text, shapes, budget_s, require, how.force, progress, on_bug, begin)
 
     def exporting() -> str:
-        made, _ = exported(
-            given,
-            folder,
-            with_weights=with_weights,
-            force=force,
-            timeout_s=timeout_s,
-            memory_gib=memory_gib,
-            needs_text=text is not None,
-            progress=progress,
-            tell=tell,
-        )
+        made, _ = exported(given, folder, how, needs_text=text is not None, progress=progress, tell=tell)
         for shape in shapes:
             parse_grid(shape, made.io.dims)  # report errors now, not after build and check
         return f"{count(len(made.attentions), 'attention')} counted, opset {made.opset}"
@@ -294,26 +278,19 @@ def ship(
     if not judged:  # then the bundle is refused as well, since there is no verdict; the first cause decides the code
         codes = [code for code in codes if code != ParityFailed.exit_code]
     manifest = open_folder(folder)
-    parity = None
-    with suppress(AttnportError):  # as `_read`
-        parity = read_parity(folder, manifest) if judged else None
-    latency = _read(LatencyReport, folder, manifest, "latency.json") if run.reported("bench") else None
+    # Of a report that was changed, the stages have told.
+    parity = if_whole(read_parity, folder, manifest) if judged else None
+    timed = run.reported("bench")
+    latency = if_whole(read_report, LatencyReport, folder, manifest, "latency.json") if timed else None
     return ShipResult(
         folder=str(folder),
         exit_code=next((code for code in PRECEDENCE if code in codes), 0),
         stages=tuple(run.stages),
-        fusion=_read(FusionReport, folder, manifest, "fusion.json"),
+        fusion=if_whole(read_report, FusionReport, folder, manifest, "fusion.json"),
         parity=parity,
         latency=latency,
         recommendation=advise(folder, manifest, parity, latency),
     )
-
-
-def _read(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T | None:
-    """A report as it was written; None where it is not there, or was changed, which the stages have said."""
-    with suppress(AttnportError):
-        return read_report(kind, folder, manifest, name)
-    return None
 
 
 _MOST_WORKLOADS = 3

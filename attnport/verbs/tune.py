@@ -431,6 +431,6 @@ class Tuning:
         rows = {shape: rows[name_of(one.runtime, one.plan)] for shape, rows in latency.shapes.items()}
         ms = {shape: row.median_ns / 1e6 for shape, row in rows.items() if row.median_ns is not None}
         if len(ms) < len(rows):
-            why = next(row.why.text for row in rows.values() if row.why)
+            why = next(row.reason for row in rows.values() if row.kind)
             return replace(one, verdict=NOT_RUN, reason=why)
         return replace(one, ms=ms)

@@ -76,14 +76,14 @@ def race(
 def ratio(row: LatencyRow) -> Ratio:
     """What a row has as its ratio to the first of its workload."""
     if row.ratio is None:
-        raise ValueError(f"the row has no ratio: {row.why or row.verdict}")
+        raise ValueError(f"the row has no ratio: {row.reason or row.verdict}")
     return row.ratio
 
 
 def median_ms(row: LatencyRow) -> float:
     """A row's median in milliseconds."""
     if row.median_ns is None:
-        raise ValueError(f"the row has no time: {row.why}")
+        raise ValueError(f"the row has no time: {row.reason}")
     return row.median_ns / 1e6
 
 

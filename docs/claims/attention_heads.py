@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attnport.artifacts import ModelSpec
+from attnport.artifacts import ModelSpec, Source
 from attnport.cases.choosing import read_sentences, text_cases
 from attnport.folder.loading import load
 from attnport.runtimes.torch_eager import attention_weights
@@ -51,7 +51,7 @@ def measure(sizes: Sizes, progress: Progress) -> Findings:
     """Reads the weights of every head from the exported model on every sentence."""
     with tempfile.TemporaryDirectory(prefix="attnport-claims-") as scratch:
         folder = Path(scratch) / "minilm"
-        spec = load(f"hf:{minilm()}", dims=(dims := f"seq=2:{sizes.longest}:{sizes.longest}",))
+        spec = load(Source(f"hf:{minilm()}", dims=(dims := f"seq=2:{sizes.longest}:{sizes.longest}",)))
         progress("exporting MiniLM")
         export(f"hf:{minilm()}", folder, dims=(dims,))
         fuse(folder, targets=[FORM])

@@ -16,11 +16,11 @@ import attack as attacks
 import hf_folders
 import keys
 import pytest
+from loaded import load as load_spec
 from representatives import representatives
 
 from attnport.bundling import verifying
 from attnport.errors import AttnportError
-from attnport.folder.loading import load as load_spec
 from attnport.verbs.bundle import bundle
 from attnport.verbs.export import export
 from attnport.verbs.verify import raise_for, verify

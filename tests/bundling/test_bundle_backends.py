@@ -24,7 +24,6 @@ from attnport.bundling.readme import package_of
 from attnport.dims import Profile, parse_profile
 from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
 from attnport.folder.workspace import change
-from attnport.jsonfile import to_json
 from attnport.verbs.bundle import bundle
 from attnport.verbs.inspect import inspect
 from attnport_bundle import load
@@ -79,10 +78,7 @@ def widen(folder: Path, parity: ParityReport, **engines: EngineRecord) -> Path:
         }
         edit.manifest = dataclasses.replace(edit.manifest, forms=forms, engines=records)
         edit.finish("build", "1")
-    with change(folder) as edit:
-        edit.path("parity.json").write_text(to_json(parity))
-        edit.finish("check", "2")
-    return folder
+    return tiny.judged(folder, parity)
 
 
 UNRUN = report({"tensorrt_rtx": found("NOT_RUN"), "openvino": found("PASS")}, {FORM: found("PASS", plan="fp16")})
@@ -171,21 +167,10 @@ def test_an_engine_that_nobody_looked_at_needs_unverified(artifact: Path, tmp_pa
     assert (read.unverified, read.forms[NAME].proof) == (True, "graph-only")
 
 
-def test_a_verdict_older_than_the_form_of_an_engine_does_not_count(wide: Path, tmp_path: Path) -> None:
-    file = f"model.{FORM}.onnx"
-    with change(wide) as edit:
-        edit.path(file).write_bytes((wide / file).read_bytes())
-        edit.finish("built again", "1")
-    tiny.made_later(wide, "built again")
+def test_a_verdict_on_another_form_of_an_engine_does_not_count(wide: Path, tmp_path: Path) -> None:
+    tiny.judged(wide, UNRUN, **{f"model.{FORM}.onnx": "of another"})
     with pytest.raises(ParityFailed, match="made again after parity was checked"):
         bundle(wide, tmp_path / "app", forms=[NAME])
-
-
-def test_a_form_that_tune_chose_and_did_not_make_keeps_its_verdict(wide: Path, tmp_path: Path) -> None:
-    with change(wide) as edit:
-        edit.finish("tune", "1", extra=(f"model.{FORM}.onnx",))
-    tiny.made_later(wide, "tune")
-    assert manifest.read(bundle(wide, tmp_path / "app", forms=[NAME])).forms[NAME].parity.verdict == "PASS"
 
 
 def test_of_several_engines_one_is_named(artifact: Path, tmp_path: Path) -> None:
@@ -203,9 +188,7 @@ def test_an_engine_whose_header_is_not_its_records_is_refused(wide: Path, tmp_pa
         with change(wide) as edit:
             edit.path(f"engines/{NAME}").write_bytes(data)
             edit.finish("build", "2")
-        with change(wide) as edit:
-            edit.path("parity.json").write_text(to_json(UNRUN))
-            edit.finish("check", "3")
+        tiny.judged(wide, UNRUN)
         with pytest.raises(error):
             bundle(wide, tmp_path / "app", forms=[NAME])
 

@@ -22,7 +22,6 @@ from attnport.bundling.model_file import oldest_onnxruntime
 from attnport.dims import TensorSpec
 from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
 from attnport.folder.workspace import change
-from attnport.jsonfile import to_json
 from attnport.masks import MaskSpec
 from attnport.parity.golden import bounds, write_golden
 from attnport.verbs import bundle as verb
@@ -102,8 +101,8 @@ def test_unverified_says_nothing_of_a_form_that_passed(made_artifact: Path, tmp_
     assert not manifest.read(bundle(made_artifact, tmp_path / "app", unverified=True)).unverified
 
 
-def test_a_verdict_older_than_the_form_does_not_count(artifact: Path, tmp_path: Path) -> None:
-    tiny.made_later(artifact, "fuse")
+def test_a_verdict_on_another_form_does_not_count(artifact: Path, tmp_path: Path) -> None:
+    tiny.judged(artifact, tiny.parity(), **{"model.ort_cpu.onnx": "of another"})
     with pytest.raises(ParityFailed, match="made again after"):
         bundle(artifact, tmp_path / "app")
 
@@ -194,9 +193,7 @@ def test_a_bundle_is_made_again_only_when_something_changed(
     tiny.edit_manifest(artifact, lambda m: dataclasses.replace(m, name="another"))
     assert made()
     assert manifest.read(app).name == "another"
-    with change(artifact) as edit:
-        edit.write("parity.json", tiny.parity("PASS", "for another reason"))
-        edit.finish("check", "2")
+    tiny.judged(artifact, tiny.parity("PASS", "for another reason"))
     assert made()
     shutil.rmtree(app)
     assert made()
@@ -330,8 +327,8 @@ def test_a_form_that_takes_weights_from_outside_is_refused(artifact: Path, tmp_p
                 entry.value = "../weights.bin"
     with change(artifact) as edit:
         edit.path("model.ort_cpu.onnx").write_bytes(model.SerializeToString())
-        edit.path("parity.json").write_text(to_json(tiny.parity()))
-        edit.finish("check", "2")
+        edit.finish("fuse", "2")
+    tiny.judged(artifact, tiny.parity())
     with pytest.raises(IntegrityError, match=r"takes weights from '\.\./weights\.bin'"):
         bundle(artifact, tmp_path / "app")
 

@@ -20,7 +20,6 @@ from attnport.artifacts import Form, ParityReport
 from attnport.bundling.layouts import hub
 from attnport.errors import SpecError, UsageError
 from attnport.folder.workspace import change
-from attnport.jsonfile import to_json
 from attnport.verbs import bundle as verb
 from attnport.verbs.bundle import bundle
 
@@ -36,11 +35,8 @@ def with_openvino(folder: Path) -> Path:
         edit.manifest = dataclasses.replace(edit.manifest, forms=forms)
         edit.finish("fuse", "2")
     passed = tiny.parity().runtimes["ort_cpu"]
-    with change(folder) as edit:
-        both = {"ort_cpu": passed, "openvino": passed}
-        edit.path("parity.json").write_text(to_json(ParityReport("PASS", both, both)))
-        edit.finish("check", "2")
-    return folder
+    both = {"ort_cpu": passed, "openvino": passed}
+    return tiny.judged(folder, ParityReport("PASS", both, both))
 
 
 @pytest.fixture(scope="module")
@@ -115,10 +111,8 @@ def test_two_forms_for_one_runtime_are_refused(
         folder, lambda m: dataclasses.replace(m, forms={**m.forms, "onnx": Form("onnx", "fp32", "model.onnx", 23)})
     )
     passed = tiny.parity().runtimes["ort_cpu"]
-    with change(folder) as edit:
-        known = dict.fromkeys(("ort_cpu", "openvino", "onnx"), passed)
-        edit.path("parity.json").write_text(to_json(ParityReport("PASS", known, known)))
-        edit.finish("check", "3")
+    known = dict.fromkeys(("ort_cpu", "openvino", "onnx"), passed)
+    tiny.judged(folder, ParityReport("PASS", known, known))
     with pytest.raises(UsageError, match="a folder of layout hub has one for each runtime"):
         bundle(folder, tmp_path / "hub", layout="hub", forms=forms)
 

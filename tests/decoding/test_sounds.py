@@ -11,13 +11,13 @@ import pytest
 import torch
 import transformers
 from decoders import END, VOCABULARY
+from loaded import load
 from torch import nn
 
 import attnport
 from attnport.artifacts import UNKNOWN_SIZE
 from attnport.dims import Dim, TensorSpec
 from attnport.sources.declare import observe_outputs
-from attnport.sources.load import load
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse

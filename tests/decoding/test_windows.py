@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from decoders import Once, continued, exported, saved
+from loaded import load
 from representatives import representatives
 
 import attnport
@@ -19,7 +20,6 @@ from attnport.decoders import roles_in
 from attnport.errors import AttnportError
 from attnport.folder.workspace import open_folder, opened
 from attnport.sources.hf import decoding
-from attnport.sources.load import load
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.fuse import fuse

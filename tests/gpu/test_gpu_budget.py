@@ -148,7 +148,7 @@ def test_calls_that_were_timed_stay_when_the_time_is_over_in_a_later_one(
     assert latency is not None
     first, second = (latency.shapes[call] for call in ("batch=1,seq=5", "batch=3,seq=5"))
     assert all(row.median_ns and row.ratio for name, row in first.items() if name != latency.baseline)
-    assert {row.why.kind for row in second.values() if row.why} == {"late"}
+    assert {row.kind for row in second.values() if row.kind} == {"late"}
     again = gpu_check(work, precisions=("fp32",), cold=False).pieces["tiny fp32"].latency
     assert again is not None
     assert all(row.median_ns for rows in again.shapes.values() for row in rows.values())

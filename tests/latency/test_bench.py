@@ -79,9 +79,9 @@ def test_what_is_not_timed_is_listed_with_its_reason(timed: tuple[Path, LatencyR
     _, report = timed
     rows = report.shapes["1 sentence"]
     assert rows["onnx_reference"].verdict == "NOT_RUN"
-    assert "correctness" in rows["onnx_reference"].why.text
+    assert "correctness" in rows["onnx_reference"].reason
     if "tensorrt_rtx" in rows:
-        assert "attnport build" in rows["tensorrt_rtx"].why.text
+        assert "attnport build" in rows["tensorrt_rtx"].reason
     else:
         assert report.absent["tensorrt_rtx"]
 
@@ -153,8 +153,8 @@ def test_a_crashed_child_is_not_run_and_the_others_still_report(
     report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3", "batch=2,seq=5"], threads=1, budget_s=1.0)
     for rows in report.shapes.values():
         assert rows["ort_cpu"].verdict == "NOT_RUN"
-        assert rows["ort_cpu"].why.kind == "died"
-        assert "SIGKILL" in rows["ort_cpu"].why.text
+        assert rows["ort_cpu"].kind == "died"
+        assert "SIGKILL" in rows["ort_cpu"].reason
         assert len(rows["torch_eager"].samples_ns) >= MIN_ROUNDS
     stages = open_folder(tiny_artifact).stages
     assert stages["bench"].inputs == "", "what failed by accident is measured again the next time"
@@ -186,8 +186,8 @@ def test_a_child_that_hangs_or_takes_all_memory_is_ended_and_the_others_still_re
     report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=1.0, timeout_s=10.0)
     (rows,) = report.shapes.values()
     assert rows["ort_cpu"].verdict == "NOT_RUN"
-    assert rows["ort_cpu"].why.kind == "died"
-    assert said in rows["ort_cpu"].why.text
+    assert rows["ort_cpu"].kind == "died"
+    assert said in rows["ort_cpu"].reason
     assert len(rows["torch_eager"].samples_ns) >= MIN_ROUNDS
 
 
@@ -271,7 +271,7 @@ def test_the_form_of_a_named_runtime_is_written_first_and_of_others_its_command_
         edit.manifest = dataclasses.replace(edit.manifest, forms={})
         edit.finish("fuse", "")
     (rows,) = bench(tiny_artifact, None, ["batch=1,seq=3"], threads=1, budget_s=1.0).shapes.values()
-    assert "attnport fuse" in rows["ort_cpu"].why.text
+    assert "attnport fuse" in rows["ort_cpu"].reason
     assert not caplog.messages
     (rows,) = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=1.0).shapes.values()
     assert rows["ort_cpu"].median_ns is not None

@@ -12,8 +12,8 @@ import pytest
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.console.terminal import shown
 from attnport.latency import measuring
-from attnport.latency.timing_worker import TimingWorker
 from attnport.processes.isolated import Child
+from attnport.processes.worker import Worker
 from attnport.runtimes.ort_cpu import OrtCpu
 from attnport.verbs.bench import bench
 
@@ -49,7 +49,7 @@ class Compiling:
         self._session.close()
 
 
-class CompilingWorker(TimingWorker):
+class CompilingWorker(Worker):
     """ONNX Runtime as if it compiled on a device."""
 
     def do_open(self, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import pytest
 
 from attnport.artifacts import DEVICE_PARTS
 from attnport.latency import measuring
-from attnport.latency.timing_worker import TimingWorker
 from attnport.processes.isolated import Child
+from attnport.processes.worker import Worker
 from attnport.verbs.bench import bench
 
 HERE = Path(__file__).parent
@@ -47,7 +47,7 @@ class Pretended:
         self._session.close()
 
 
-class PretendedWorker(TimingWorker):
+class PretendedWorker(Worker):
     """Opens ONNX Runtime as if it had a device."""
 
     def do_open(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Session:
 
 
 def test_untimed_calls_of_a_turn_leave_no_parts() -> None:
-    worker = TimingWorker()
+    worker = Worker()
     worker._session, worker._feeds = session, _ = Session(), {"w": {}}
     answer = worker.do_run({"name": "w", "calls": 3, "warm": 2, "mode": "graph"})
     assert answer["parts"] == {part: [3, 4, 5] for part in DEVICE_PARTS}
@@ -113,8 +113,8 @@ def test_a_process_stays_on_the_processors_that_it_is_given(monkeypatch: pytest.
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr("os.sched_setaffinity", refuse, raising=False)
-    answer = TimingWorker().do_settle({"processors": [5]})
+    answer = Worker().do_settle({"processors": [5]})
     assert given == [[5]]
     assert answer["pinned"] == []
     assert "Operation not permitted" in answer["problem"]
-    assert TimingWorker().do_settle({"processors": []})["problem"] == ""
+    assert Worker().do_settle({"processors": []})["problem"] == ""

@@ -33,7 +33,7 @@ def saved(_tiny_exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     (folder.parent / "lengths").write_text("3:3\n40:1\n")
     arguments = ["--runtime", "ort_cpu", "--shape", "batch=1/2,seq=3", "--lengths", folder.parent / "lengths"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "COMMAND", (idle_worker.__file__,))
+        patch.setattr(measuring, "WORKER", (idle_worker.__file__,))
         done = call(folder, *arguments, "--batch", 4, "--threads", 1, "--within", 1, "--save", path)
     assert done.exit_code == 0, done.output
     return path

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from attnport.artifacts import Candidate, LatencyReport, LatencyRow, ParityReport, RuntimeParity, Verdict
-from attnport.latencies import Why
 from attnport.latency.choice import choose, rank
 from attnport.reporting.choice import Choice, Deployable
 
@@ -87,7 +86,7 @@ def latency(noise: float = 0.01, **medians_ms: tuple[float | None, ...]) -> Late
     shapes: dict[str, dict[str, LatencyRow]] = {}
     for name, medians in medians_ms.items():
         for place, ms in enumerate(medians):
-            lost = LatencyRow(why=Why("died", f"{name} broke"))
+            lost = LatencyRow(reason=f"{name} broke", kind="died")
             shapes.setdefault(f"w{place}", {})[name] = lost if ms is None else row(f"{name}{place}", ms, noise)
     return LatencyReport("torch_eager", {}, shapes, {}, {})
 

@@ -28,7 +28,7 @@ def report(seed: int, factor: float = 1.0, **settings: Any) -> LatencyReport:
         return Measured([tuple(map(int, calls)) for calls in 1e6 * ms * noise])
 
     found = {"torch_eager": samples(1.0), "ort_cpu": samples(factor)}
-    settings = {"threads": 1, "machine": "a processor", "version torch": "2.13"} | settings
+    settings = {"threads": 1, "machine": "a processor", "starts": 1, "version torch": "2.13"} | settings
     return LatencyReport(
         "torch_eager", settings, {"one": rows(found, "torch_eager", 1, 3)}, {"one": 1}, {"one": 3}, "m"
     )

@@ -8,12 +8,12 @@ import pytest
 
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.errors import UsageError
-from attnport.latencies import Why
 from attnport.latency.regression import regression
 from attnport.latency.rows import Measured, rows
 from attnport.verbs.compare import raise_for
 
-SETTINGS: dict[str, Any] = {"threads": 1, "machine": "a processor", "version torch": "2.13", "version onnxruntime": "1"}
+SETTINGS: dict[str, Any] = {"threads": 1, "machine": "a processor", "starts": 1}
+SETTINGS |= {"version torch": "2.13", "version onnxruntime": "1"}
 
 
 def report(seed: int, **factors: float) -> LatencyReport:
@@ -139,7 +139,7 @@ def test_reports_that_are_not_comparable_are_refused(changed: dict[str, Any], sa
 
 def test_what_one_run_lacks_is_not_compared_and_is_no_regression() -> None:
     before, after = report(1, ort_cpu=0.5, gone=0.5), report(2, ort_cpu=0.5, new=2.0)
-    shapes = {"batch=1": {**after.shapes["batch=1"], "gone": LatencyRow(why=Why("died", "it ended by SIGSEGV"))}}
+    shapes = {"batch=1": {**after.shapes["batch=1"], "gone": LatencyRow(reason="it ended by SIGSEGV", kind="died")}}
     found = regression(before, replace(after, shapes=shapes))
     assert {row.runtime: row.verdict for row in found.rows if row.runtime in ("gone", "new")} == {
         "gone": "NOT_COMPARED",

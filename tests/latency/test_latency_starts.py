@@ -94,9 +94,6 @@ def test_two_reports_are_compared_by_their_starts() -> None:
 def test_reports_of_other_numbers_of_starts_are_not_compared() -> None:
     with pytest.raises(UsageError, match="starts 5 before, 1 after"):
         regression(report(1), report(2, ()))
-    before = report(1, ())
-    older = replace(before, settings={key: value for key, value in before.settings.items() if key != "starts"})
-    assert regression(older, report(1, ())).verdict == "no regression shown"
 
 
 @pytest.mark.parametrize("starts", [(12, 12), (100, 100), (60, 0), (72, -12)])
@@ -165,6 +162,6 @@ def test_what_fails_in_a_later_start_is_not_run(tiny_artifact: Path, seen: type[
     found = bench(tiny_artifact, ["ort_cpu"], [CALL], threads=1, within=9.0, starts=3, cold=False)
     row = found.shapes[CALL]["ort_cpu"]
     assert row.verdict == "NOT_RUN"
-    assert row.why.text
+    assert (row.kind, bool(row.reason)) == ("unavailable", True)
     assert seen.opened == 2, "it is not started again"
     assert len(found.shapes[CALL]["torch_eager"].starts) == 3

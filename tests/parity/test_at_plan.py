@@ -13,14 +13,14 @@ import tiny_model
 from click.testing import CliRunner
 from pretended_torch import HostDevice, pretend
 
-from attnport.artifacts import CASTS, Capabilities, EngineRecord, Form, Ran, Session
+from attnport.artifacts import CASTS, Capabilities, EngineRecord, Form, Manifest, Ran, Session
 from attnport.cli import cli
 from attnport.dims import TensorSpec
 from attnport.errors import ParityFailed, UnavailableError, UsageError
-from attnport.folder.workspace import change, not_in, of_plan, open_folder, openings_at, why_none
-from attnport.latencies import Why
+from attnport.folder.workspace import change, not_in, of_plan, open_folder, to_open
 from attnport.parity.comparing import Sliced
 from attnport.runtimes import base
+from attnport.runtimes.base import Opening
 from attnport.verbs.bench import subjects
 from attnport.verbs.check import check
 
@@ -191,14 +191,14 @@ def test_forms_and_engines_of_other_plans_are_left_out(folder: Path) -> None:
     assert set(found.engines) == {"fp16"}
     assert set(found.files) == {"weights.bin", "model.ort_cuda.fp16.onnx", "model.ort_cuda.fp16.bin"}
 
-    def opened(name: str) -> list[str]:
-        return list(openings_at("fp16", base.get(name), folder, found, 1, None))
+    def opened(name: str, found: Manifest = found) -> dict[str, Opening] | str:
+        return to_open(base.get(name), Capabilities(name, True, plans=CASTS), folder, found, 1, "fp16")
 
-    assert opened("ort_cuda") == ["ort_cuda"]
-    assert opened("tensorrt_rtx") == ["tensorrt_rtx"]
-    assert opened("onnx_reference") == []
-    assert why_none(base.get("onnx_reference"), "fp16") == "it runs the model as exported, which is in fp32"
-    assert why_none(base.get("ort_cuda"), "fp16").endswith("attnport fuse FOLDER --target ort_cuda --precision fp16")
+    assert list(opened("ort_cuda")) == ["ort_cuda"]
+    assert list(opened("tensorrt_rtx")) == ["tensorrt_rtx"]
+    assert opened("onnx_reference") == "it runs the model as exported, which is in fp32"
+    none = dataclasses.replace(found, forms={})
+    assert str(opened("ort_cuda", none)).endswith("attnport fuse FOLDER --target ort_cuda --precision fp16")
 
 
 def test_bench_casts_modules_to_the_plan_and_says_what_has_none(folder: Path) -> None:
@@ -208,4 +208,4 @@ def test_bench_casts_modules_to_the_plan_and_says_what_has_none(folder: Path) ->
     chosen = [base.get(name) for name in probed]
     timed = subjects(chosen, probed, folder, open_folder(folder), 1, plan="fp16")
     assert timed["torch_eager"][1].plan == "fp16"
-    assert timed["ort_cpu"][1] == Why("unavailable", not_in(probed["ort_cpu"], "fp16"))
+    assert timed["ort_cpu"][1] == not_in(probed["ort_cpu"], "fp16")

@@ -17,7 +17,7 @@ from attnport.verbs.bench import bench
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.export import export
-from attnport.verbs.fuse import fuse, plans_of
+from attnport.verbs.fuse import asked, fuse
 from attnport.verbs.verify import verify
 
 pytest.importorskip("openvino")
@@ -84,12 +84,16 @@ def test_a_bundle_of_it_checks_itself(folder: Path, report: ParityReport, tmp_pa
 
 
 def test_a_plan_goes_to_the_targets_that_take_it() -> None:
-    every = [lowerings.get(name) for name in lowerings.names()]
-    assert plans_of(every, None, named=False) == {}
-    assert set(plans_of(every, "bf16", named=False)) == {"openvino", "ort_cuda", "tensorrt", "tensorrt_rtx"}
-    assert "openvino" not in plans_of(every, "fp16", named=False)
+    usual = {(lowering, lowering.plans[0]) for lowering in map(lowerings.get, lowerings.names())}
+    assert set(asked([], None)) == usual
+    in_bf16 = {lowering.name for lowering, plan in asked([], "bf16") if plan == "bf16"}
+    assert in_bf16 == {"openvino", "ort_cuda", "tensorrt", "tensorrt_rtx"}
+    openvino, ort_cpu = map(lowerings.get, ("openvino", "ort_cpu"))
+    assert (openvino, "fp32") in asked([], "fp16")
+    assert asked(["ort_cpu", "openvino"], "bf16") == [(ort_cpu, "bf16"), (openvino, "bf16")]
+    assert asked(["openvino", "openvino.bf16"], None) == [(openvino, "fp32"), (openvino, "bf16")]
     with pytest.raises(UsageError, match=r"no target has the precision 'int3'; expected one of bf16, .*fp32"):
-        plans_of(every, "int3", named=False)
+        asked([], "int3")
 
 
 def test_a_named_target_that_does_not_take_the_plan_is_an_error(folder: Path) -> None:

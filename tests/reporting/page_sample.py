@@ -40,7 +40,6 @@ from attnport.artifacts import (
     Ulps,
 )
 from attnport.dims import Dim, Profile, TensorSpec
-from attnport.latencies import Why
 from attnport.latency.choice import choose
 from attnport.masks import MaskSpec
 from attnport.reporting import document as doc
@@ -236,7 +235,7 @@ def latency() -> LatencyReport:
                 int(rng.uniform(90e6, 310e6)),
                 Ran("cpu", {"ort_cpu": "CPUExecutionProvider"}.get(runtime, runtime), "fp32"),
             )
-        rows["tensorrt_rtx"] = LatencyRow(why=Why("unavailable", NO_GPU))
+        rows["tensorrt_rtx"] = LatencyRow(reason=NO_GPU, kind="unavailable")
         shapes[workload] = rows
     settings: dict[str, str | int | float | bool] = {
         "threads": 2,

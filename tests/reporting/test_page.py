@@ -28,7 +28,6 @@ from attnport.artifacts import (
     RuntimeParity,
     Ulps,
 )
-from attnport.latencies import Why
 from attnport.reporting import document as doc
 from attnport.reporting import markdown
 from attnport.reporting.facts import without
@@ -166,7 +165,7 @@ def test_what_this_machine_lacks_is_one_line_of_the_page_and_of_markdown() -> No
 
 
 def test_every_runtime_not_run_still_gives_a_latency_table() -> None:
-    rows = {name: LatencyRow(why=Why("unavailable", f"no {name}")) for name in ("torch_eager", "ort_cpu")}
+    rows = {name: LatencyRow(reason=f"no {name}", kind="unavailable") for name in ("torch_eager", "ort_cpu")}
     page = full(latency=LatencyReport("torch_eager", {}, {"1 sentence": rows}, {}, {}))
     assert faults(page) == []
     assert text_of(page).count("no ort_cpu") == 2

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from loaded import load
 
 from attnport.artifacts import Source
-from attnport.sources import load
 from attnport.sources.code import code_of, runs_code
 
 MARKING = 'from pathlib import Path\nPath(__file__).with_name("mark").write_text("it ran")\n'

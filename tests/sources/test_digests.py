@@ -11,13 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loaded import load
 
 from attnport.artifacts import ModelSpec
-from attnport.errors import SpecError
-from attnport.folder.loading import load
-from attnport.folder.workspace import load_spec, open_folder
 from attnport.sources import digests
-from attnport.verbs.export import export
 
 X = "x=float32[batch,4]"
 MODULE = """
@@ -162,7 +159,7 @@ def test_another_process_finds_the_same(place: Path) -> None:
     file = write(place / "same.py", "import helper_b", LOADERS["safetensors"])
     first = depends(file)
     loaded = f"load('{file}:make', inputs=['{X}']).depends"
-    code = f"from attnport.folder.loading import load; import json; print(json.dumps(dict({loaded})))"
+    code = f"from loaded import load; import json; print(json.dumps(dict({loaded})))"
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(place), *sys.path])},
@@ -245,14 +242,3 @@ def test_a_module_in_memory_depends_on_what_its_classes_import(place: Path) -> N
     module: Any = importlib.import_module("in_memory")
     spec: ModelSpec = Given(module.make().eval(), inputs=[X]).spec()
     assert sorted(spec.depends) == ["helper_a.py", "helper_b.py", "in_memory.py"]
-
-
-def test_a_folder_of_an_earlier_attnport_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dataclasses
-
-    export(f"{write(tmp_path / 'early.py')}:make", tmp_path / "out", inputs=[X])
-    manifest = open_folder(tmp_path / "out")
-    load_spec(manifest)
-    old = dataclasses.replace(manifest, depends=None, source=dataclasses.replace(manifest.source, code_digest="0" * 64))
-    with pytest.raises(SpecError, match="did not record which files it read"):
-        load_spec(old)

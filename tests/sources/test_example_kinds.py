@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loaded import load
 from torch import nn
 
 import attnport
 from attnport.errors import SpecError, UsageError
 from attnport.folder.given import Given
-from attnport.sources.load import factory_of, load
+from attnport.sources.load import factory_of
 from attnport.sources.memory import given_again
 from attnport.sources.parsing import parse_input, parse_leaf, text_of
 from attnport.sources.structure import Constant, flat_name, of_examples

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from loaded import load
 
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError, UsageError
-from attnport.folder.loading import load
 from attnport.sources.package import with_prefix
 from attnport.sources.parsing import parse_input
 

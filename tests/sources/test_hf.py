@@ -9,13 +9,13 @@ from pathlib import Path
 
 import hf_folders
 import pytest
+from loaded import load
 from representatives import representatives
 
 from attnport.artifacts import IOContract
 from attnport.bundling import readme
 from attnport.errors import AttnportError, MissingDependency, SpecError, UsageError
 from attnport.exporter.capture import Capture, capture
-from attnport.folder.loading import load
 
 
 @pytest.fixture(scope="module")

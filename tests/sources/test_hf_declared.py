@@ -10,10 +10,10 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from loaded import load
 from representatives import representatives
 
 from attnport.errors import SpecError, UsageError
-from attnport.folder.loading import load
 from attnport.verbs.export import export
 
 INPUTS = [

@@ -16,11 +16,11 @@ from typing import Any
 
 import hf_folders
 import pytest
+from loaded import load
 
 from attnport.artifacts import FORMAT, Manifest
 from attnport.errors import SpecError, UsageError
 from attnport.folder import loading
-from attnport.folder.loading import load
 from attnport.folder.workspace import load_spec
 from attnport.sources.hf.files import describing_files
 

@@ -10,10 +10,10 @@ from typing import Any
 import hf_folders
 import numpy as np
 import pytest
+from loaded import load
 
 from attnport.dims import TensorSpec
 from attnport.errors import SpecError, UsageError
-from attnport.folder.loading import load
 from attnport.sources.hf.inputs import Candidates
 
 

@@ -11,10 +11,10 @@ import tokenizers
 import torch
 import transformers
 from hf_folders import TEXT, add_pooling
+from loaded import load
 
 from attnport.artifacts import ModelSpec
 from attnport.errors import UsageError
-from attnport.sources.load import load
 
 GROUPED = {**TEXT, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 

@@ -11,10 +11,10 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import pytest
+from loaded import load
 
 from attnport.errors import SpecError
 from attnport.patches import patched
-from attnport.sources import load
 from attnport.sources.onnx_file import beside, files_of, graph_of, read, unique_names
 from attnport.verbs.check import check
 from attnport.verbs.export import export

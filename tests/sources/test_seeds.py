@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loaded import load
 from representatives import representatives
 
 from attnport.errors import SpecError
 from attnport.sources import seeds
-from attnport.sources.load import load
 
 MODULE = """
 import os, random
@@ -52,7 +52,8 @@ def test_a_factory_without_a_seed_makes_the_same_weights_in_every_process(
     text = f"{written(tmp_path, start)}:{name}"
     here = load(text, inputs=X)
     assert torch.equal(here.make().linear.weight, here.make().linear.weight)
-    code = f"from attnport.sources.load import load; print(load({text!r}, inputs={X!r}).source.weights_digest)"
+    code = "from attnport.artifacts import Source; from attnport.sources import load; "
+    code += f"print(load(Source({text!r}, {tuple(X)!r})).source.weights_digest)"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert there.stdout.strip() == here.source.weights_digest
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import structured_modules as modules
 import torch
+from loaded import load
 
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError, UsageError
-from attnport.sources import load
 from attnport.sources.structure import adapted, flat_outputs, of_examples
 
 FILE = modules.__file__

@@ -114,7 +114,7 @@ def test_a_form_that_was_made_again_since_it_was_timed_or_checked_is_not_recomme
 def test_times_of_another_version_are_refused_in_words_and_advise_nothing(measured: Path) -> None:
     text = (measured / "latency.json").read_text(encoding="utf-8")
     with change(measured) as edit:
-        edit.path("latency.json").write_text(text.replace("attnport/latency/2", "attnport/latency/1"))
+        edit.path("latency.json").write_text(text.replace("attnport/latency/3", "attnport/latency/2"))
         edit.finish("bench", "earlier")
     command = f"attnport bundle {shlex.quote(str(measured))} -o app/ --form ort_cpu --lang python"
     assert inspect(measured).next == (command,)

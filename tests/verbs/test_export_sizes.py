@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from loaded import load
 from torch import nn
 
 from attnport.artifacts import UNKNOWN_SIZE, IOContract, ModelSpec, Source
@@ -19,7 +20,6 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import ExportError, SpecError, UsageError
 from attnport.exporter.capture import capture, traced_sizes
 from attnport.exporter.output_sizes import size_text
-from attnport.folder.loading import load
 from attnport.folder.workspace import load_spec, open_folder
 from attnport.parity import sizes as tried_sizes
 from attnport.parity.sizes import size_cases

@@ -10,13 +10,13 @@ import hf_folders
 import numpy as np
 import pytest
 import tiny_model
+from loaded import load
 
 import attnport
 from attnport.artifacts import ModelSpec
 from attnport.dims import Dim
 from attnport.errors import ExportError
 from attnport.folder.given import Given
-from attnport.sources import load
 from attnport.verbs.export import _made_or_fixed
 
 FIXABLE = (Dim("batch", 1, 1, 1), Dim("seq", 8, 8, 8))

@@ -21,7 +21,7 @@ from attnport.exporter.targets.base import BLOCKS, REAL_TOKENS, Written
 from attnport.folder.workspace import open_folder
 from attnport.verbs import fuse as verb
 from attnport.verbs.export import export
-from attnport.verbs.fuse import earlier_tables, fuse, require
+from attnport.verbs.fuse import earlier_tables, fuse, require_fused
 
 MODEL = Path(__file__).parent.parent / "ship_model.py"
 LAYERS = MODEL.with_name("layered_model.py")
@@ -54,7 +54,7 @@ def test_a_target_that_nothing_here_can_prove_is_not_proven_and_names_no_place(
     assert table.items[0].reason == "not proven: libx.so cannot be loaded"
     assert json.loads((folder / "fusion.json").read_text())["targets"]["ort_cpu"]["proved_by"] is None
     with pytest.raises(FusionMissing, match="not proven"):
-        require(report, ["ort_cpu"])
+        require_fused({"ort_cpu": report.targets["ort_cpu"]})
 
 
 def test_tables_that_were_changed_are_made_again_and_taken_by_nobody(folder: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_model_that_the_runtime_refuses_ends_nothing_and_every_attention_has_t
         assert (report.targets[key].proved_by, item.fused) == (None, False)
         assert "NoSuchOperator" in item.reason
     with pytest.raises(FusionMissing, match="NoSuchOperator"):
-        require(report, ["ort_cpu"])
+        require_fused({"ort_cpu": report.targets["ort_cpu"]})
 
 
 @pytest.mark.parametrize(

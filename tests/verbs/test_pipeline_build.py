@@ -34,7 +34,8 @@ from attnport.errors import (
 from attnport.folder.workspace import change, check_files, create, open_folder
 from attnport.jsonfile import digest_file, read, to_json
 from attnport.verbs import build as verb
-from attnport.verbs.build import build, require_fused
+from attnport.verbs.build import build
+from attnport.verbs.fuse import require_fused
 
 pytest.importorskip("tensorrt_rtx")
 KEY = "tensorrt_rtx.fp16"
@@ -93,7 +94,7 @@ def test_engine_record_table_and_manifest_agree(tmp_path: Path) -> None:
     assert (table.fused, table.proved_by, table.file) == (1, record.file, f"model.{KEY}.onnx")
     assert (item.form, item.mask, item.kernel, item.reason) == ("products", "padding", "_gemm_mha_v2", "")
     assert "attn/softmax" in item.evidence
-    require_fused(table)
+    require_fused({KEY: table})
     assert sorted(path.name for path in (folder / "engines").iterdir()) == [name, f"{Path(name).stem}.json"]
 
 
@@ -158,8 +159,8 @@ def test_unfused_attention_is_written_with_its_reason_and_required_fusion_is_mis
     assert table.fused == 0
     assert table.items[0].reason.startswith("no single attention kernel covers it: attn/qk in ")
     assert read(FusionReport, folder / "fusion.json").targets["tensorrt_rtx.fp32"] == table
-    with pytest.raises(FusionMissing, match=r"0 of 1 attentions are fused .*no single attention kernel") as caught:
-        require_fused(table)
+    with pytest.raises(FusionMissing, match=r" 0/1\. .*no single attention kernel") as caught:
+        require_fused({KEY: table})
     assert caught.value.exit_code == 5
 
 
@@ -167,14 +168,14 @@ def test_attention_without_anchors_keeps_the_reason_of_lowering(tmp_path: Path) 
     _, table = build(folder_with_form(tmp_path / "a", anchors={}), "tensorrt_rtx")
     assert table.items[0].reason == "not recognised: it was hidden"
     with pytest.raises(FusionMissing, match="it was hidden"):
-        require_fused(table)
+        require_fused({KEY: table})
 
 
 def test_table_that_counts_more_than_it_lists_is_not_fused(tmp_path: Path) -> None:
     _, table = build(folder_with_form(tmp_path / "a"), "tensorrt_rtx")
     for lie in (dataclasses.replace(table, items=()), dataclasses.replace(table, attentions=2, fused=2)):
         with pytest.raises(FusionMissing):
-            require_fused(lie)
+            require_fused({KEY: lie})
 
 
 def test_form_that_was_changed_is_refused_and_nothing_is_built(tmp_path: Path) -> None:

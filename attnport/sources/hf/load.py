@@ -15,7 +15,6 @@ from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim
 from attnport.errors import SpecError, UsageError, first_line
 from attnport.optional import require
-from attnport.sources.choices import Choices
 from attnport.sources.declare import declared_arguments, observed_spec
 from attnport.sources.hf.contract import contract_of, declared_name, is_plain_text, labelled, subject_of, text_contract
 from attnport.sources.hf.decoding import cross_contract, past_contract
@@ -47,18 +46,12 @@ from attnport.sources.parsing import parse_dims
 _NAMELESS = ("", "model", "models", "checkpoint", "snapshot")
 
 
-def load_hf(
-    place: str, dims: Sequence[str], choices: Choices, declared: Sequence[str] = (), outputs: Sequence[str] = ()
-) -> ModelSpec:
+def load_hf(source: Source) -> ModelSpec:
     """The ModelSpec of a transformers model: its inputs from the forward's signature, its limits from the config.
 
     Args:
-        place: A folder with `config.json`, or a hub id.
-        dims: `--dim` declarations that narrow the model's own ranges.
-        choices: The head and the part to take, and whether code of the model's own may run.
-        declared: `--input` declarations in place of the inputs that would be found; the model is then taken as any
-            module is, with all of its outputs.
-        outputs: The outputs of such a model that are wanted; none = all.
+        source: Its SPEC is `hf:` with a folder that has a `config.json`, or a hub id. Inputs replace those that would
+            be found; the model is then taken as any module is, with all of its outputs, or those that are named.
 
     Raises:
         UsageError: there is no such head or part; the message lists those that there are; or a part has declared
@@ -67,18 +60,19 @@ def load_hf(
             its kind is not supported.
         MissingDependency: transformers is not installed.
     """
-    if declared and choices.part:
+    place, dims = _place(source), source.dims
+    if source.inputs and source.part:
         raise UsageError(
-            f"hf:{place}: --input does not apply to --part {choices.part}, whose inputs are found.",
+            f"hf:{place}: --input does not apply to --part {source.part}, whose inputs are found.",
             hint="Leave out one of them.",
         )
-    all_of_it = not choices.task and not choices.part and not declared
-    read = _opened(place, choices, whole=all_of_it)
+    all_of_it = not source.task and not source.part and not source.inputs
+    read = _opened(source, whole=all_of_it)
     model = read.model()
-    if declared:
-        return _as_declared(read, model, declared, dims, outputs)
+    if source.inputs:
+        return _as_declared(read, model, source.inputs, dims, source.outputs)
     numbers = numbers_of(read.config, read_processor(place), types="token_type_ids" in read.tokenizer.makes)
-    if choices.part or not is_plain_text(model, numbers):
+    if source.part or not is_plain_text(model, numbers):
         if read.head is not None:
             raise SpecError(
                 f"hf:{place}: what sentence-transformers puts behind a {read.config.model_type} is not supported.",
@@ -98,18 +92,23 @@ def load_hf(
     )
 
 
-def model_of(place: str, choices: Choices) -> Any:
+def model_of(source: Source) -> Any:
     """The transformers model itself, as `load_hf` takes it where its inputs are declared; raises as that does."""
-    return _opened(place, choices, whole=False).model()
+    return _opened(source, whole=False).model()
 
 
-def _opened(place: str, choices: Choices, *, whole: bool) -> _Read:
+def _place(source: Source) -> str:
+    return source.text.removeprefix("hf").removeprefix(":")
+
+
+def _opened(source: Source, *, whole: bool) -> _Read:
     """Reads everything but the weights: config, tokenizer and the head of sentence-transformers.
 
     Args:
         whole: Read what sentence-transformers puts behind the model, too.
     """
-    check_task(choices.task)
+    check_task(source.task)
+    place = _place(source)
     if not place:
         raise SpecError("hf: got no folder after the colon.", hint="Write hf:FOLDER, with the folder of config.json.")
     transformers = require("transformers")
@@ -125,14 +124,14 @@ def _opened(place: str, choices: Choices, *, whole: bool) -> _Read:
         raise SpecError(f"hf:{place}: it has no config.json.", hint="Give the folder that save_pretrained wrote.")
     if folder.is_dir():
         check_links(folder)
-    values, config = _config(place, choices.trust_remote_code)
+    values, config = _config(place, source.trust_remote_code)
     check_weights(place, values)
     beside = folder_of(place)
     head = read_head(beside, config) if whole else None
     name = _name(folder) or config.model_type if folder.is_dir() else place.rpartition("/")[2]
-    if choices.part:
-        name = f"{name}.{choices.part}"
-    return _Read(name, place, config, head, read_tokenizer(place, config, lower=read_lower(beside)), choices)
+    if source.part:
+        name = f"{name}.{source.part}"
+    return _Read(name, place, config, head, read_tokenizer(place, config, lower=read_lower(beside)), source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,11 +143,11 @@ class _Read:
     config: Any
     head: Head | None
     tokenizer: TokenizerOf
-    choices: Choices
+    source: Source
 
     def model(self) -> Any:
         """The transformers model, with its weights."""
-        return _model(self.place, self.config, self.head, self.choices)
+        return _model(self.place, self.config, self.head, self.source)
 
     def tokenizer_of(self, contract: IOContract) -> Path | str | None:
         """The tokenizer's file, if the inputs are its ids."""
@@ -158,7 +157,7 @@ class _Read:
 
 def _of_kind(read: _Read, model: Any, numbers: Numbers, dims: Sequence[str]) -> ModelSpec:
     """The ModelSpec of a model that is no plain text model, or of a part of one."""
-    place, part = read.place, read.choices.part
+    place, part = read.place, read.source.part
     subject = subject_of(place, model, part, numbers)
     if part == WITH_PAST and has_cross(model):
         behind = [each for each in dims if declared_name(each) not in ("past", "decoder_seq")]
@@ -223,7 +222,7 @@ def _notes(model: Any, read: _Read) -> tuple[str, ...]:
     """What a user should know of the tokenizer, and of the part of the model that one graph is."""
     notes = (read.tokenizer.note,) if read.tokenizer.note else ()
     generates = bool(getattr(model, "can_generate", lambda: False)())
-    if not generates or read.choices.part not in ("", "decoder"):
+    if not generates or read.source.part not in ("", "decoder"):
         return notes
     further = (
         "with --with-past it generates token by token"
@@ -266,15 +265,15 @@ def _name(folder: Path) -> str:
     return title if re.fullmatch(r"[\w.+-]{1,80}", title) else ""
 
 
-def _model(place: str, config: Any, head: Head | None, choices: Choices) -> Any:
+def _model(place: str, config: Any, head: Head | None, source: Source) -> Any:
     """The transformers model, with its weights."""
-    kind = _kind(place, config, head is not None and head.embeds, choices)
+    kind = _kind(place, config, head is not None and head.embeds, source)
 
     def read(attention: str | None) -> Any:
         with never_asking():
             return kind.from_pretrained(
                 place,
-                trust_remote_code=choices.trust_remote_code,
+                trust_remote_code=source.trust_remote_code,
                 use_safetensors=True,  # never a pickle
                 dtype="float32",
                 attn_implementation=attention,
@@ -290,7 +289,7 @@ def _model(place: str, config: Any, head: Head | None, choices: Choices) -> Any:
             model, report = read(None)  # a part of it, as a convolutional backbone, supports none
     except Exception as err:  # safetensors and transformers raise a dozen types of error for damaged or missing files
         raise SpecError(f"hf:{place}: its weights cannot be loaded: {first_line(err)}") from err
-    _refuse_random(place, model, sorted(report["missing_keys"]), choices.task)
+    _refuse_random(place, model, sorted(report["missing_keys"]), source.task)
     make_traceable(model)
     for part in model.modules():
         own = getattr(part, "config", None)
@@ -299,15 +298,15 @@ def _model(place: str, config: Any, head: Head | None, choices: Choices) -> Any:
     return model.eval()
 
 
-def _kind(place: str, config: Any, embeds: bool, choices: Choices) -> Any:
+def _kind(place: str, config: Any, embeds: bool, source: Source) -> Any:
     """The transformers class that loads the model: that of the task or of its architecture, or an auto class."""
     transformers = require("transformers")
-    if choices.task and choices.trust_remote_code and getattr(config, "auto_map", None):
-        return getattr(transformers, auto_name(choices.task))
-    if choices.task:
-        return class_of(choices.task, place, config)
+    if source.task and source.trust_remote_code and getattr(config, "auto_map", None):
+        return getattr(transformers, auto_name(source.task))
+    if source.task:
+        return class_of(source.task, place, config)
     architecture = str((getattr(config, "architectures", None) or [""])[0])
-    if choices.trust_remote_code and getattr(config, "auto_map", None):
+    if source.trust_remote_code and getattr(config, "auto_map", None):
         return getattr(transformers, auto_class(config.to_dict(), "" if embeds else architecture))
     kind = None if embeds else getattr(transformers, architecture, None)
     if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):

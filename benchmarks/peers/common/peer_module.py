@@ -17,9 +17,10 @@ def imports() -> None:
 
 def module(model: Mapping[str, Any]) -> Any:
     """The module of a model in evaluation mode."""
+    from attnport.artifacts import Source
     from attnport.folder.loading import load, with_outputs
 
-    spec = with_outputs(load(model["spec"]), [model["output"]])
+    spec = with_outputs(load(Source(model["spec"])), [model["output"]])
     return spec.make().eval()
 
 
