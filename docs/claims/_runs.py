@@ -16,8 +16,10 @@ from attnport.artifacts import LatencyRow
 from attnport.cases.inputs import full_case
 from attnport.folder.workspace import open_folder
 from attnport.latency.rows import Measured, orders, rows
-from attnport.processes.isolated import Child
+from attnport.processes.isolated import Child, as_message
 from attnport.processes.worker import save_feeds
+from attnport.runtimes import base
+from attnport.runtimes.base import Opening
 from claims._findings import Progress, Ratio
 
 THREADS = 1
@@ -133,10 +135,9 @@ def _children(models: Mapping[str, Model]) -> Iterator[dict[str, Child]]:
     try:
         for name, model in models.items():
             children[name] = child = Child(THREADS, _WORKER)
-            child.send(
-                "open", runtime=model.runtime, folder=str(model.folder), threads=THREADS, plan=model.plan,
-                model=model.file, engine=None,
-            )  # fmt: skip
+            manifest = open_folder(model.folder)
+            opening = Opening(manifest.io, model.plan, model.folder / model.file, threads=THREADS)
+            child.send("open", **as_message(base.get(model.runtime), opening, model.folder, manifest))
         for child in children.values():
             child.receive(timeout_s=600.0)
         yield children
