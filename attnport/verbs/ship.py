@@ -39,7 +39,7 @@ from attnport.reporting.parity import forms
 from attnport.runtimes import base
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs._deployables import advise
-from attnport.verbs.bundle import BUNDLE, FORMS, bundle
+from attnport.verbs.bundle import BUNDLE, FORMS
 from attnport.verbs.export import How, exported
 
 STAGES = {
@@ -196,6 +196,7 @@ class _Ship:
 
     def bundle(self) -> str:
         """Writes the bundle, and verifies one that was written now."""
+        from attnport.verbs.bundle import bundle
         from attnport.verbs.verify import raise_for, verify
 
         before = self.done("bundle")
