@@ -31,11 +31,11 @@ def save_cross(folder: Path, kind: Embedder, labels: int) -> Path:
     for name in ("modules.json", "sentence_bert_config.json"):
         (folder / name).unlink()
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder"}))
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config.num_labels = labels
     torch.manual_seed(1)
     made: Any = getattr(transformers, f"{kind.model}ForSequenceClassification")
-    model = made.from_pretrained(folder, config=config, ignore_mismatched_sizes=True)
+    model = made.from_pretrained(folder, config=config, ignore_mismatched_sizes=True, trust_remote_code=False)
     with torch.no_grad():
         for weight in model.classifier.parameters():
             weight.normal_(0, 0.5)
@@ -48,8 +48,8 @@ def expected(folder: Path, longest: int, texts: Any, labels: int) -> np.ndarray[
     import torch
     import transformers
 
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-    model: Any = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    model: Any = transformers.AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=False).eval()
     rows = []
     for each in texts:
         given = each if isinstance(each, tuple) else (each,)
