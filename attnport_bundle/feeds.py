@@ -3,8 +3,7 @@
 DLPack: https://dmlc.github.io/dlpack/latest. Measured with onnxruntime 1.28 and 1.31: `OrtValue.from_dlpack` takes
 contiguous, writable tensors, but no booleans; those are bound by their address. NumPy arrays are bound as they are.
 
-NumPy has no bfloat16, which is the upper half of a float32; here it is stored as uint16. Rounding is to nearest, ties
-to even, as in ml_dtypes and PyTorch.
+NumPy has no bfloat16, the upper half of a float32, which is uint16 here. Rounding is to nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def check_feeds(io: IO, feeds: Mapping[str, object]) -> dict[str, int]:
         FeedError: a missing or unknown name, a wrong dtype, rank, size or value; names the tensor, got and expected.
     """
     sizes = check_shapes(io, feeds)
-    check_arrays(io, feeds)
+    check_arrays(io, feeds, sizes)
     return sizes
 
 
@@ -78,18 +77,19 @@ def _told(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
-def check_arrays(io: IO, feeds: Mapping[str, object]) -> None:
+def check_arrays(io: IO, feeds: Mapping[str, object], sizes: Mapping[str, int] | None = None) -> None:
     """Checks the values of those feeds that are arrays (other tensors may be on a device). Raises as `check_feeds`."""
     import numpy as np
 
+    counted = {mask.input: (sizes or {}).get(str(mask.keys)) for mask in io.masks if mask.carries == "lengths"}
     for spec in io.inputs:
-        given = feeds[spec.name]
-        if spec.high is None or not isinstance(given, np.ndarray) or not given.size:
+        given, most = feeds[spec.name], counted.get(spec.name) if spec.high is None else spec.high - 1
+        if most is None or not isinstance(given, np.ndarray) or not given.size:
             continue
-        least, most = int(np.asarray(given).min()), int(np.asarray(given).max())
+        low, high = int(np.asarray(given).min()), int(np.asarray(given).max())
         # ONNX counts a negative index from the end, so a negative id would give a wrong answer instead of an error.
-        if least < 0 or most >= spec.high:
-            raise FeedError(f"input {spec.name!r}: got values {least} to {most}; expected 0 to {spec.high - 1}.")
+        if low < 0 or high > most:
+            raise FeedError(f"input {spec.name!r}: got values {low} to {high}; expected 0 to {most}.")
 
 
 def check_outputs(io: IO, sizes: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> None:

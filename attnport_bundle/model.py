@@ -102,7 +102,7 @@ class Model:
         feeds = arguments.mapping("feeds", feeds, "a tensor for each input")
         shapes = {name: described(name, value) for name, value in feeds.items()}
         sizes = feeding.check_shapes(self.io, shapes, self.dtypes)
-        feeding.check_arrays(self.io, feeds)
+        feeding.check_arrays(self.io, feeds, sizes)
         outputs = self._ran(True, feeds)
         feeding.check_outputs(self.io, sizes, {name: described(name, value).shape for name, value in outputs.items()})
         return {spec.name: outputs[spec.name] for spec in self.io.outputs}

@@ -214,8 +214,11 @@ tests/bundling/test_first_open.py
     + return unproved or isinstance(err, RuntimeMissing)
 tests/bundling/test_bundle_feeds.py
   attnport_bundle/feeds.py: negative ids are taken
-    - if least < 0 or most >= spec.high:
-    + if most >= spec.high:
+    - if low < 0 or high > most:
+    + if high > most:
+  attnport_bundle/feeds.py: lengths beyond what they count are taken
+    - counted.get(spec.name) if spec.high is None
+    + None if spec.high is None
 tests/bundling/test_reader_masks.py
   attnport_bundle/feeds.py: masks to hide keep the padding
     - values = (~keep_BT).astype(spec.dtype)

@@ -128,7 +128,7 @@ def _decode_dataclass(kind: type, value: Any, where: str, own: bool) -> Any:
     for field in dataclasses.fields(kind):
         has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
         if field.name not in value and not (own and has_default):
-            raise IntegrityError(f"{where}: key {field.name!r} is missing.")
+            raise IntegrityError(f"{where}: key {field.name!r} is missing{'' if own else ' (of another release?)'}.")
     fields = {key: _decode(hints[key], item, _place(where, key), own) for key, item in value.items()}
     try:
         return kind(**fields)

@@ -11,6 +11,8 @@ import pytest
 import tiny_attention as tiny
 
 from attnport_bundle import FeedError
+from attnport_bundle.feeds import check_feeds
+from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.model import Model
 
 
@@ -83,3 +85,16 @@ def test_ids_outside_the_vocabulary_are_refused_where_onnx_would_wrap_them_aroun
     feeds["ids"][1, 2] = value
     with pytest.raises(FeedError, match=r"input 'ids': got values .*; expected 0 to 49"):
         model.run(**feeds)
+
+
+@pytest.mark.parametrize(("length", "fits"), [(-1, False), (0, True), (5, True), (6, False)])
+def test_a_length_is_at_most_the_size_of_what_it_counts(length: int, fits: bool) -> None:
+    specs = (TensorSpec("frames", "float32", ("batch", "seq")), TensorSpec("lengths", "int64", ("batch",)))
+    dims = (Dim("batch", 1, 1, 4), Dim("seq", 1, 5, 9))
+    io = IO(specs, specs[:1], dims, (MaskSpec(("padding",), "lengths", carries="lengths", keys="seq"),))
+    given = {"frames": np.zeros((2, 5), np.float32), "lengths": np.array([5, length])}
+    if fits:
+        assert check_feeds(io, given) == {"batch": 2, "seq": 5}
+        return
+    with pytest.raises(FeedError, match=r"input 'lengths': got values .*; expected 0 to 5"):
+        check_feeds(io, given)

@@ -155,6 +155,7 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "a prompt of half a pair": (lambda m: m.update(prompts=prompts(query="\ud800")), "half of a surrogate pair"),
     "a prompt's name with escapes": (lambda m: m.update(prompts=prompts("", **{"a\x1b": ""})), "expected printable"),
     "no prompt of the default's name": (lambda m: m.update(prompts=prompts(document="")), "got default 'query'"),
+    "no labels, as before there were any": (lambda m: m["io"]["inputs"][0].pop("labels"), "of another release"),
     "prompts without a default": (lambda m: m.update(prompts={"named": {}}), "key 'default' is missing"),
     "prompts of nothing": (lambda m: m.update(prompts=None), "prompts: got None"),
     "a limit of no token": (lambda m: m.update(text_limit=0), "got text_limit 0"),

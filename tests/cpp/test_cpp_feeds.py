@@ -166,6 +166,16 @@ def test_sizes_and_steps_are_refused_alike(say: Say, seq: int) -> None:
     assert ("--dim" in said) is (seq in (0, 4, 40))
 
 
+def test_lengths_are_at_most_the_size_of_what_they_count(say: Say) -> None:
+    specs = (TensorSpec("x", "float32", ("batch", "seq"), None), TensorSpec("n", "int64", ("batch",), None))
+    io = IO(specs, OUTPUTS, DIMS, (MaskSpec(("padding",), "n", "keep", "upper_left", 0, "lengths", "seq"),))
+    given: list[Feeds] = [[("x", np.zeros((2, 3), np.float32)), ("n", np.array([0, length]))] for length in (-1, 3, 4)]
+    wanted = [answer_of_python(io, feeds) for feeds in given]
+    assert [answer.startswith("fits") for answer in wanted] == [False, True, False]
+    lines = [line for feeds in given for line in [*contract(io), *fed(feeds), "check"]]
+    assert [kinds(one) for one in say(lines)] == [kinds(one) for one in wanted]
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("high", [1, 2, 50, (1 << 31) - 1, 1 << 31, (1 << 53) - 1])
 def test_every_place_and_value_is_looked_at(say: Say, dtype: str, high: int) -> None:

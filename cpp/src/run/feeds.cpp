@@ -22,6 +22,7 @@ struct Given {
     const std::string* by = nullptr;
 };
 
+using Known = std::vector<std::optional<std::int64_t>>;  // the size of each named dim, as far as inputs tell
 std::string about(const TensorSpec& spec) { return "input " + reader::quoted(spec.name); }
 
 /// Where the contract has an input. Most callers give them in its order, so that place is looked at first.
@@ -82,7 +83,7 @@ void check_shape(const IO& io, const TensorSpec& spec, const Input& input, DType
 }
 
 /// Whether a size is the one that an axis has in this call; that of a named dim is noted where it was not known.
-bool is_size(const IO& io, const Axis& axis, std::int64_t got, std::vector<std::optional<std::int64_t>>& known) {
+bool is_size(const IO& io, const Axis& axis, std::int64_t got, Known& known) {
     if (const auto* const fixed = std::get_if<std::int64_t>(&axis)) return got == *fixed;
     const auto known_of = [&](const Dim* dim) -> auto& { return known[static_cast<std::size_t>(dim - io.dims.data())]; };
     if (const Dim* const dim = find_named(io.dims, std::get<std::string>(axis))) {
@@ -96,7 +97,7 @@ bool is_size(const IO& io, const Axis& axis, std::int64_t got, std::vector<std::
     return value_of(std::get<std::string>(axis), size_of) == got;
 }
 
-std::string words_of(const IO& io, const std::vector<std::optional<std::int64_t>>& known) {
+std::string words_of(const IO& io, const Known& known) {
     std::vector<std::string> said;
     for (std::size_t dim = 0; dim < known.size(); ++dim) {
         if (known[dim]) said.push_back(io.dims[dim].name + "=" + std::to_string(*known[dim]));
@@ -104,12 +105,19 @@ std::string words_of(const IO& io, const std::vector<std::optional<std::int64_t>
     return said.empty() ? "any size" : joined(said);
 }
 
-/// Checks the sizes that are expressions, when all named dims are known.
-void check_computed(const IO& io, const std::vector<const Input*>& inputs, const std::vector<Given>& sizes) {
-    std::vector<std::optional<std::int64_t>> known(io.dims.size());
-    for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
-        if (sizes[dim].by != nullptr) known[dim] = sizes[dim].size;
+/// The sizes of named dims in a call's inputs.
+Known sizes_of(const IO& io, const std::vector<const Input*>& inputs) {
+    Known known(io.dims.size());
+    for (std::size_t index = 0; index < inputs.size(); ++index) {
+        for (std::size_t axis = 0; inputs[index] != nullptr && axis < io.inputs[index].dims.size(); ++axis) {
+            static_cast<void>(is_size(io, io.inputs[index].dims[axis], inputs[index]->shape()[axis], known));
+        }
     }
+    return known;
+}
+
+/// Checks the sizes that are expressions.
+void check_computed(const IO& io, const std::vector<const Input*>& inputs, Known& known) {
     for (std::size_t index = 0; index < inputs.size(); ++index) {
         const TensorSpec& spec = io.inputs[index];
         for (std::size_t axis = 0; axis < spec.dims.size(); ++axis) {
@@ -149,20 +157,26 @@ template <class T> bool all_within(const T* values, std::size_t count, std::int6
     return seen >> (std::numeric_limits<Bits>::digits - 1) == 0;
 }
 
-template <class T> void check_range(const TensorSpec& spec, const Input& input, std::int64_t high) {
+template <class T> void check_range(const TensorSpec& spec, const Input& input, std::int64_t last) {
     const auto* values = static_cast<const T*>(input.data());
     const std::size_t count = elements(input.shape());
     // ONNX takes a negative index from the end, so an id below zero would give a wrong answer and no error.
-    if (count == 0 || all_within(values, count, high - 1)) return;
+    if (count == 0 || all_within(values, count, last)) return;
     const auto [least, most] = std::minmax_element(values, values + count);
     throw FeedError(about(spec) + ": got values " + std::to_string(*least) + " to " + std::to_string(*most) +
-                    "; expected 0 to " + std::to_string(high - 1) + ".");
+                    "; expected 0 to " + std::to_string(last) + ".");
 }
 
-void check_values(const TensorSpec& spec, const Input& input) {
-    if (!spec.high || input.place() != Place::Cpu) return;
-    if (spec.dtype == DType::Int64) check_range<std::int64_t>(spec, input, *spec.high);
-    if (spec.dtype == DType::Int32) check_range<std::int32_t>(spec, input, *spec.high);
+void check_values(const IO& io, const TensorSpec& spec, const Input& input, const Known& known) {
+    std::optional<std::int64_t> last = spec.high ? std::optional(*spec.high - 1) : std::nullopt;
+    for (const Mask& mask : io.masks) {
+        const bool counts = !last && mask.carries == "lengths" && mask.input == spec.name && mask.keys;
+        const Dim* const keys = counts ? find_named(io.dims, *mask.keys) : nullptr;
+        if (keys != nullptr) last = known[static_cast<std::size_t>(keys - io.dims.data())];
+    }
+    if (!last || input.place() != Place::Cpu) return;
+    if (spec.dtype == DType::Int64) check_range<std::int64_t>(spec, input, *last);
+    if (spec.dtype == DType::Int32) check_range<std::int32_t>(spec, input, *last);
 }
 
 /// The bits of 0, 1 and -Inf in a dtype; an integer or boolean has no -Inf, and the manifest asks for none.
@@ -243,19 +257,7 @@ Tensor padding_mask(const Mask& mask, const TensorSpec& spec, const std::vector<
     return {spec.name, spec.dtype, std::move(shape), std::move(memory)};
 }
 
-/// The sizes of named dims in a call's inputs.
-std::vector<std::optional<std::int64_t>> sizes_of(const IO& io, const std::vector<const Input*>& inputs) {
-    std::vector<std::optional<std::int64_t>> known(io.dims.size());
-    for (std::size_t index = 0; index < inputs.size(); ++index) {
-        for (std::size_t axis = 0; inputs[index] != nullptr && axis < io.inputs[index].dims.size(); ++axis) {
-            static_cast<void>(is_size(io, io.inputs[index].dims[axis], inputs[index]->shape()[axis], known));
-        }
-    }
-    return known;
-}
-
-void require_fit(const IO& io, std::vector<std::optional<std::int64_t>>& known, std::size_t index,
-                 const Tensor& output) {
+void require_fit(const IO& io, Known& known, std::size_t index, const Tensor& output) {
     const TensorSpec& spec = io.outputs[index];
     const Shape& shape = output.shape();
     bool fits = shape.size() == spec.dims.size();
@@ -277,10 +279,11 @@ std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs, const
         if (found[index] == nullptr) throw FeedError(about(spec) + " is missing; expected " + spec.text() + ".");
         check_shape(io, spec, *found[index], dtypes == nullptr ? spec.dtype : dtypes->at(spec.name), sizes);
     }
-    check_computed(io, found, sizes);
+    auto known = sizes_of(io, found);
+    check_computed(io, found, known);
     for (std::size_t index = 0; index < found.size(); ++index) {
         check_memory(io.inputs[index], *found[index]);
-        check_values(io.inputs[index], *found[index]);
+        check_values(io, io.inputs[index], *found[index], known);
     }
     return found;
 }
@@ -311,9 +314,7 @@ std::vector<Tensor> padding_masks(const IO& io, const std::vector<std::int64_t>&
     for (const auto& mask : io.masks) {
         if (mask.input && mask.has("padding")) masks.push_back(&mask);
     }
-    if (masks.empty()) {
-        throw FeedError("the model takes no padding mask; give every item its full length.");
-    }
+    if (masks.empty()) throw FeedError("the model takes no padding mask; give every item its full length.");
     const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
     const std::int64_t wide = size.value_or(longest);
     const bool below = std::any_of(lengths.begin(), lengths.end(), [](std::int64_t length) { return length < 0; });
