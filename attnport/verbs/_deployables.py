@@ -15,6 +15,9 @@ from attnport.latency.choice import choose
 from attnport.reporting.choice import Choice, Deployable
 from attnport_bundle.format.manifest import Manifest as BundleManifest
 
+LATENCY, TUNED = "latency.json", "tune.json"
+"""The reports by which one is recommended, with that of `check`."""
+
 
 def of_folder(folder: Path, manifest: Manifest, parity: ParityReport | None) -> tuple[Deployable, ...]:
     """Every form and engine that a bundle can carry; one that was made again after it was checked has a problem."""
@@ -59,7 +62,7 @@ def next_commands(folder: Path, manifest: Manifest, deployable: tuple[Deployable
 
 def recommended(folder: Path, manifest: Manifest) -> Choice:
     """As `advise`, by the reports that the folder holds."""
-    latency = if_whole(read_report, LatencyReport, folder, manifest, "latency.json")
+    latency = if_whole(read_report, LatencyReport, folder, manifest, LATENCY)
     return advise(folder, manifest, read_parity(folder, manifest), latency)
 
 
@@ -76,7 +79,7 @@ def advise(folder: Path, manifest: Manifest, parity: ParityReport | None, latenc
         return choose(shlex.quote(str(folder)), able, parity, timed)
 
     benched = by(latency)
-    report = if_whole(read_report, TuneReport, folder, manifest, "tune.json")
+    report = if_whole(read_report, TuneReport, folder, manifest, TUNED)
     if report is None or report.chosen is None:
         return benched
     best = report.chosen

@@ -20,17 +20,18 @@ from attnport.bundling.verifying import check
 from attnport.bundling.write import FUSION, PARITY, RUNS, Backend, choose_backends, gate, judge, needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
 from attnport.exporter.targets import base as lowerings
-from attnport.folder.workspace import check_files, load_spec, open_folder, read_parity, toolchain
+from attnport.folder.workspace import check_files, load_spec, not_in, open_folder, read_parity, toolchain
 from attnport.jsonfile import digest_file, digest_text, to_json
 from attnport.options import Folder, Option, Progress, Tell
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import read_goldens
+from attnport.processes.isolated import Limits, probe_all
 from attnport.reporting.document import mebibytes
 from attnport.runtimes import base
 from attnport.sources.hf.files import describing_files
 from attnport.user_cache import cache
 from attnport.verbs._arguments import verb
-from attnport.verbs._deployables import recommended
+from attnport.verbs._deployables import LATENCY, TUNED, recommended
 from attnport.verbs._needs import lacks, write_form
 from attnport_bundle.errors import BundleError, RuntimeMissing
 from attnport_bundle.format.manifest import ENGINES, MANIFEST, SIGNATURE
@@ -56,7 +57,11 @@ def bundle(
     ),
     forms: Annotated[
         Sequence[str],
-        Option("Forms and engines, the preferred one first; default: ort_cpu, or what the layout reads.", "--form"),
+        Option(
+            "Forms and engines, the preferred one first; default: the recommended form, else ort_cpu, or what the "
+            "layout reads.",
+            "--form",
+        ),
     ] = (),
     layout: Annotated[str, Option("Lay the files out for what reads them instead: triton, ovms or hub.")] = "",
     sign: Annotated[Path | None, Option("An Ed25519 private key (PEM) outside of both folders.")] = None,
@@ -72,7 +77,8 @@ def bundle(
     """Writes a bundle of an artifact folder; all of it appears at once, and equal inputs give equal bytes.
 
     A bundle that was made of the same inputs, and is unchanged, is kept. Forms that the folder lacks are written first,
-    and forms without a verdict are checked.
+    and forms without a verdict are checked. Without `forms`, it has the one that `inspect` recommends, if that can run
+    here, or else ort_cpu.
 
     Returns:
         `out`.
@@ -85,7 +91,10 @@ def bundle(
     """
     unknown = [language for language in lang if language not in LANGUAGES]
     if unknown or not lang:
-        raise UsageError(f"language {', '.join(unknown) or 'missing'}; expected one of {', '.join(LANGUAGES)}.")
+        raise UsageError(
+            f"language {', '.join(unknown) or 'missing'}; expected one of {', '.join(LANGUAGES)}.",
+            hint="Other languages call the C interface of cpp.",
+        )
     laid_out = layouts.get(layout) if layout else None
     if laid_out is not None:
         _refuse_with_layout(layout, lang, sign, unverified, force)
@@ -98,7 +107,7 @@ def bundle(
 
     refuse()
     place.refuse_unwritable(out)
-    names = forms or (laid_out.forms if laid_out else FORMS)
+    names, why = (forms, "") if forms else (laid_out.forms, "") if laid_out else usual(folder, manifest)
     manifest = _with_forms(folder, manifest, names, progress)
     backends = choose_backends(folder, manifest, names)
     progress("checking the artifact's files")
@@ -120,7 +129,7 @@ def bundle(
         *map(to_json, judged),
     )
     if not force and _is_made(out, inputs):
-        tell(f"{out} is up to date")
+        tell(f"{out} is up to date, with {', '.join(backend.name for backend in backends)}{why}")
         return out
     goldens = read_goldens(folder / GOLDEN, manifest.io, {backend.form.plan for backend in backends})
     if sign is None and (out / SIGNATURE).exists():
@@ -139,7 +148,7 @@ def bundle(
             laid_out.write(layouts.Packed(packed, written, lambda: _described(manifest), tell), staged)
             shutil.rmtree(packed)
     if laid_out is None:
-        tell(_contents(written) + ("" if forms else _better(folder, manifest, written)))
+        tell(f"{_contents(written, why)}{_in_cpp(written) if 'cpp' in lang else ''}")
         if tried and (kept := cache()) is not None:
             kept.write(_record(out), _made(out, inputs))
     return out
@@ -193,21 +202,48 @@ def _checked(
     return open_folder(folder)
 
 
-def _contents(manifest: BundleManifest) -> str:
-    """The forms of a bundle, its size, and the packages that an application installs for the preferred form."""
-    forms = ", ".join(f"{name} ({form.plan})" for name, form in manifest.forms.items())
+def usual(folder: Path, manifest: Manifest) -> tuple[tuple[str, ...], str]:
+    """The form of a bundle for which none is named, and why it is that one, to follow its name.
+
+    Raises:
+        IntegrityError: a form or a report is not the one that was written.
+    """
+    if not {LATENCY, TUNED} & manifest.files.keys():
+        return FORMS, ", as nothing was timed"
+    check_files(folder, manifest, *(form.file for form in manifest.forms.values()))  # before they are parsed
+    choice = recommended(folder, manifest)
+    if (best := choice.deploy) is None:
+        return FORMS, f", as {choice.reason}"
+    key = base.Key.parse(best.measured_as)
+    found = probe_all([base.get(key.runtime)], Limits())[key.runtime]
+    if not found.available:
+        return FORMS, f", as {best.name}, which is recommended, cannot run here: {found.problem}"
+    if best.runtime not in ENGINES and (lacks_plan := not_in(found, best.plan)):
+        return FORMS, f", as {best.name}, which is recommended, cannot run here: {lacks_plan}"
+    return (best.name,), ", which is recommended"
+
+
+def _contents(manifest: BundleManifest, why: str) -> str:
+    """The forms of a bundle, its size, and the packages that an application installs for the preferred form.
+
+    Args:
+        why: Why these forms, to follow their names.
+    """
+    forms = ", ".join(f"{name} ({form.plan})" for name, form in manifest.forms.items()) + why
     size = mebibytes(sum(file.bytes for file in manifest.files.values()))
     first = manifest.forms[manifest.order[0]]
     packages = ["numpy", package_of(first.runtime, first.provider)]
     if manifest.tokenizer and manifest.tokenizer.chars is None:
         packages.append("tokenizers")
-    return f"{forms}, {size} MiB in {len(manifest.files)} files; an application needs: pip install {' '.join(packages)}"
+    needs = f"an application in Python needs: pip install {' '.join(packages)}"
+    return f"{forms}; {size} MiB in {len(manifest.files)} files; {needs}"
 
 
-def _better(folder: Path, manifest: Manifest, written: BundleManifest) -> str:
-    """The form that is recommended for this machine, if the usual one is another."""
-    best = recommended(folder, manifest).deploy
-    return f"; {best.name} is recommended here: --form {best.name}" if best and best.name not in written.forms else ""
+def _in_cpp(manifest: BundleManifest) -> str:
+    """What a program in C++ needs, to follow what one in Python needs."""
+    unread = manifest.tokenizer is not None and manifest.tokenizer.chars is None
+    tokenizer = ", and a function that makes ids of texts: it does not read this tokenizer" if unread else ""
+    return f"; one in C++: what cpp/README.md says{tokenizer}"
 
 
 def _refuse_with_layout(layout: str, lang: Sequence[str], sign: Path | None, unverified: bool, force: bool) -> None:

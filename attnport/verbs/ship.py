@@ -39,7 +39,7 @@ from attnport.reporting.parity import forms
 from attnport.runtimes import base
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs._deployables import advise
-from attnport.verbs.bundle import BUNDLE, FORMS
+from attnport.verbs.bundle import BUNDLE
 from attnport.verbs.export import How, exported
 
 STAGES = {
@@ -196,17 +196,19 @@ class _Ship:
 
     def bundle(self) -> str:
         """Writes the bundle, and verifies one that was written now."""
-        from attnport.verbs.bundle import bundle
+        from attnport.verbs.bundle import bundle, usual
         from attnport.verbs.verify import raise_for, verify
 
         before = self.done("bundle")
-        path = bundle(self.folder, self.folder / BUNDLE, force=self.force, progress=self.progress)
+        forms, why = usual(self.folder, open_folder(self.folder))
+        path = bundle(self.folder, self.folder / BUNDLE, forms=forms, force=self.force, progress=self.progress)
+        packed = f"{path} with {', '.join(forms)}{why}"
         if before and self.done("bundle") == before:
-            return f"{path}, as it was verified"
+            return f"{packed}; as it was verified"
         self.progress("verifying the bundle")
         result = verify(path)
         raise_for(result)
-        return f"{path} with {', '.join(FORMS)}, verified: {count(len(result.rows), 'check')}"
+        return f"{packed}; verified: {count(len(result.rows), 'check')}"
 
     def report(self) -> str:
         from attnport.verbs.report import report

@@ -11,10 +11,13 @@ import pytest
 import tiny_attention as tiny
 
 import attnport.bundling
-from attnport.artifacts import Form
+from attnport.artifacts import Capabilities, Form
 from attnport.bundling import readme_cpp, write
 from attnport.errors import UsageError
 from attnport.exporter.targets import base as lowerings
+from attnport.folder.workspace import open_folder
+from attnport.reporting.choice import Choice, Deployable
+from attnport.verbs import bundle as verb
 from attnport.verbs.bundle import bundle
 from attnport_bundle.format.manifest import ENGINES, RUNTIMES
 from attnport_bundle.runtimes import OLDEST
@@ -61,3 +64,40 @@ def test_a_bundle_that_cannot_run_where_it_is_made_is_written_and_this_is_told(
     line, _ = told
     assert "golden cases were not all run" in line
     assert "ort_cpu: got onnxruntime 1.0; expected 1.28 or later" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "available", "plans", "wanted", "said"),
+    [
+        ("openvino.bf16", True, ("fp32", "bf16"), "openvino.bf16", "which is recommended"),
+        ("openvino.bf16", True, ("fp32",), "ort_cpu", "it computes in fp32 here, not in bf16"),
+        ("openvino.bf16", False, (), "ort_cpu", "cannot run here: none is there"),
+        ("", True, (), "ort_cpu", "as parity was not checked"),
+    ],
+)
+def test_without_a_name_the_recommended_form_is_bundled_where_it_runs(
+    name: str,
+    available: bool,
+    plans: tuple[str, ...],
+    wanted: str,
+    said: str,
+    artifact: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manifest = open_folder(artifact)
+    assert verb.usual(artifact, manifest) == (("ort_cpu",), ", as nothing was timed")
+    best = Deployable(name, "openvino", "bf16", {}, "PASS", "", name) if name else None
+    found = {"openvino": Capabilities("openvino", available, "" if available else "none is there", plans=plans)}
+    monkeypatch.setattr(verb, "recommended", lambda *given: Choice(best, reason="parity was not checked"))
+    monkeypatch.setattr(verb, "probe_all", lambda *given: found)
+    timed = dataclasses.replace(manifest, files={**manifest.files, "latency.json": ""})
+    forms, why = verb.usual(artifact, timed)
+    assert forms == (wanted,)
+    assert said in why
+
+
+def test_a_bundle_for_cpp_says_what_its_reader_needs(artifact: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    bundle(artifact, tmp_path / "app", lang=["cpp"], tell=told.append)
+    assert "cpp/README.md" in told[-1]
+    assert "tokenizer" not in told[-1]

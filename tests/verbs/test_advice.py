@@ -22,11 +22,13 @@ from attnport.latency.choice import ratio
 from attnport.reporting.choice import Choice, Deployable
 from attnport.verbs._deployables import advise
 from attnport.verbs.bench import bench
+from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 from attnport.verbs.inspect import inspect
 from attnport.verbs.ship import ShipResult
+from attnport_bundle.format.manifest import read as read_bundle
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,15 @@ def test_the_command_of_the_recommendation_embeds_what_is_recommended(measured: 
         )
         assert done.returncode == 0, done.stderr
     assert shlex.split(found.commands[0])[2] == str(measured)
+
+
+@pytest.mark.slow
+def test_a_bundle_without_a_name_has_the_recommended_form(measured: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    app = bundle(measured, tmp_path / "app", tell=told.append)
+    (best,) = read_bundle(app).order
+    assert best == getattr(_advice(measured).deploy, "name", "")
+    assert "which is recommended" in told[-1]
 
 
 @pytest.mark.slow
