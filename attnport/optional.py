@@ -7,42 +7,43 @@ from types import ModuleType
 
 from attnport.errors import MissingDependency
 
-# import name -> the extra of this project that installs it
-EXTRAS: dict[str, str] = {
-    "cryptography": "sign",
-    "onnxruntime": "cpu",
+PACKAGES: dict[str, str] = {
+    "cryptography": "cryptography",
+    "onnxruntime": "onnxruntime",
     "openvino": "openvino",
-    "pynvml": "gpu-check",
+    "pynvml": "nvidia-ml-py",
     "ray": "ray",
-    "tensorrt": "tensorrt",
-    "tensorrt_rtx": "rtx",
-    "transformers": "hf",
-    "tokenizers": "hf",
-    "safetensors": "hf",
+    "tensorrt": "tensorrt-cu13",
+    "tensorrt_rtx": "tensorrt-rtx",
+    "transformers": "transformers tokenizers safetensors",
+    "tokenizers": "tokenizers",
+    "safetensors": "safetensors",
 }
+"""By import name, what pip is to install. The extras of attnport bring the same, where pip finds attnport itself."""
 
 
 def pip_line(name: str) -> str:
     """The command that installs the optional module `name` (an import name)."""
-    extra = EXTRAS.get(name)
-    return f'pip install "attnport[{extra}]"' if extra else f"pip install {name}"
+    return f"pip install {PACKAGES.get(name, name)}"
 
 
-def require(name: str) -> ModuleType:
+def require(name: str, packages: str = "") -> ModuleType:
     """Imports the optional module `name`.
+
+    Args:
+        packages: What pip is to install, if it is not what `pip_line` says.
 
     Raises:
         MissingDependency: it is not installed, or its import fails (the reason is in the message).
     """
+    line = f"pip install {packages}" if packages else pip_line(name)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as err:
         if err.name != name:
-            raise MissingDependency(
-                f"{name} cannot be imported: {err}", hint=f"Install what it needs: {pip_line(name)}"
-            ) from err
-        raise MissingDependency(f"{name} is not installed.", hint=pip_line(name)) from err
+            raise MissingDependency(f"{name} cannot be imported: {err}", hint=f"Install what it needs: {line}") from err
+        raise MissingDependency(f"{name} is not installed.", hint=line) from err
     except (ImportError, OSError) as err:  # OSError: a library that the package loads is missing
         raise MissingDependency(
-            f"{name} is installed but cannot be imported: {err}", hint=f"Reinstall it: {pip_line(name)}"
+            f"{name} is installed but cannot be imported: {err}", hint=f"Reinstall it: {line}"
         ) from err

@@ -98,7 +98,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _no_serving(options: argparse.Namespace) -> int:
-    raise RuntimeMissing('bundles are served by the installed reader; pip install "attnport-bundle[kserve]".')
+    raise RuntimeMissing("bundles are served by the installed reader, attnport-bundle, as in: attnport serve.")
 
 
 def _selftest(options: argparse.Namespace) -> int:

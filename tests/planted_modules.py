@@ -11,7 +11,7 @@ from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 
-from attnport.optional import EXTRAS
+from attnport.optional import PACKAGES
 
 PLUGIN = "planted_plugin"
 # Python itself looks for these before any program begins: the last are those of other systems.
@@ -33,7 +33,7 @@ sys.addaudithook(lambda event, what: note(what[0]) if event == "import" else Non
 
 def installed() -> set[str]:
     """Every top-level name of the standard library and of what is installed, and the optional ones that are not."""
-    names = {PLUGIN, *sys.stdlib_module_names, *packages_distributions(), *EXTRAS}
+    names = {PLUGIN, *sys.stdlib_module_names, *packages_distributions(), *PACKAGES}
     return {name for name in names if name.isidentifier()} - {"attnport", "__main__"}
 
 

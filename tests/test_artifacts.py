@@ -207,5 +207,5 @@ def test_the_contract_finds_its_dims_and_padding_masks() -> None:
 
 
 def test_capabilities_default_to_nothing_that_was_not_probed() -> None:
-    found = Capabilities("ort_cpu", False, "not installed", 'pip install "attnport[cpu]"')
+    found = Capabilities("ort_cpu", False, "not installed", "pip install onnxruntime")
     assert (found.version, found.devices, found.plans, found.max_opset) == ("", (), (), None)

@@ -25,7 +25,7 @@ from attnport_bundle.runtimes.cuda import load_driver
 PROVIDER = "CUDAExecutionProvider"
 # TF32 keeps 10 of float32's 23 bits of mantissa: it is a precision of its own, not fp32.
 _OPTIONS = {"use_tf32": "0"}
-GPU_PACKAGE = 'pip uninstall -y onnxruntime && pip install "attnport[gpu]"'
+GPU_PACKAGE = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
 """Both wheels of ONNX Runtime install the same folder."""
 
 

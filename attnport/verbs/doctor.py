@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 from attnport import registry
 from attnport.artifacts import Capabilities
 from attnport.folder.machine import Machine, machine, normal, version, versions
-from attnport.options import Note, Option
+from attnport.options import Note, Option, Progress
 from attnport.printed import Printed
 from attnport.processes import isolated
 from attnport.reporting import document as doc
@@ -63,11 +63,13 @@ def doctor(
     ] = None,
     *,
     refresh: Annotated[bool, Option("Probe every runtime again; kept answers are otherwise believed.")] = False,
+    progress: Progress = lambda message: None,
 ) -> DoctorReport:
     """Examines this installation and this machine."""
     wanted = requirements()
     packages = {name: version(name) for name in _required(wanted)} | versions(base.distributions(base.names()))
     installed = {name: version(name) for name in ONNX_RUNTIMES} | packages
+    progress("probing every runtime, which takes up to a minute the first time")
     every = [base.get(name) for name in base.names()]
     # One that crashes, hangs or raises is listed as not available, with its last output.
     runtimes = tuple(isolated.probe_all(every, isolated.Limits(_TIMEOUT_S), refresh=refresh).values())
@@ -91,8 +93,8 @@ def onnxruntime_problems(installed: Mapping[str, str | None]) -> tuple[Problem, 
     Two in different folders of the module path (`pip install --target`) are none if the one that is imported is whole.
     """
     wheels = [name for name in ONNX_RUNTIMES if installed.get(name)]
-    extra = "gpu" if "onnxruntime-gpu" in wheels else "cpu"
-    mend = (f"pip uninstall -y {' '.join(wheels)}", f'pip install "attnport[{extra}]"')
+    wanted = "onnxruntime-gpu" if "onnxruntime-gpu" in wheels else "onnxruntime"
+    mend = (f"pip uninstall -y {' '.join(wheels)}", f"pip install {wanted}")
     module = importlib.util.find_spec("onnxruntime") if wheels else None
     # After another wheel was uninstalled, the folder has no __init__.py, and imports as an empty namespace.
     whole = module is not None and module.origin is not None

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from attnport.artifacts import MANIFEST
+from attnport.folder.workspace import open_folder
 from attnport.optional import require
 from attnport.options import Option, Tell
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs.bundle import BUNDLE, bundle
 from attnport_bundle import serve as serving
+from attnport_bundle.format.manifest import MANIFEST as BUNDLE_MANIFEST
 from attnport_bundle.serve import ENGINES, Options
 
 _DEFAULTS = Options()
@@ -40,8 +41,13 @@ def serve(
         UnavailableError: the engine's package is not installed.
         AttnportError: there is no such engine or bundle, or one does not pass its self-test; or as `bundle`.
     """
-    if folder is not None and (folder / MANIFEST).is_file():
-        if engine in ENGINES:
-            require(engine)  # before the bundle is made
-        folder = bundle(folder, folder / BUNDLE, tell=tell)
+    artifact = None if folder is None or (folder / BUNDLE_MANIFEST).is_file() else folder
+    if artifact is None:
+        serving.named(models, folder)
+    else:
+        open_folder(artifact)  # which says what else it is
+    if engine in ENGINES:
+        require(engine, ENGINES[engine])
+    if artifact is not None:
+        folder = bundle(artifact, artifact / BUNDLE, tell=tell)
     serving.serve(serving.named(models, folder), engine, options, key, tell)

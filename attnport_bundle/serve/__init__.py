@@ -22,8 +22,8 @@ from ..arguments import LARGEST, integer, shown
 from ..errors import BundleError, FeedError, RuntimeMissing
 from ..format.files import read_trusted
 
-ENGINES = {"kserve": "kserve", "ray": "ray-serve"}
-"""The engines, each with the extra of attnport-bundle that installs it."""
+ENGINES = {"kserve": "kserve batched", "ray": '"ray[serve]" kserve'}
+"""The engines, each with the packages that it needs."""
 MOST_NAMES = 1024
 """The most inputs of a request, and the most outputs that it names."""
 MOST_DIMS = 32
@@ -174,5 +174,5 @@ def serve(
     try:
         chosen = importlib.import_module(f"{__name__}.{engine}")
     except ModuleNotFoundError as err:
-        raise RuntimeMissing(f'{err.name} is not installed; pip install "attnport-bundle[{ENGINES[engine]}]".') from err
+        raise RuntimeMissing(f"{err.name} is not installed; pip install {ENGINES[engine]}.") from err
     chosen.run(models, options or Options(), key, tell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -77,10 +78,18 @@ def test_the_address_of_a_host_has_the_brackets_that_it_needs() -> None:
     assert address("::1", 8081) == "[::1]:8081"
 
 
-def test_an_engine_that_is_not_installed_is_named_with_its_extra(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for engine, extra in ENGINES.items():
+def test_an_engine_that_is_not_installed_is_named_with_its_packages(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for engine, packages in ENGINES.items():
         monkeypatch.setitem(sys.modules, engine, None)
-        with pytest.raises(RuntimeMissing, match=rf'pip install "attnport-bundle\[{extra}\]"'):
+        with pytest.raises(RuntimeMissing, match=re.escape(f"pip install {packages}")):
             serve({"app": app}, engine)
     with pytest.raises(BundleError, match="expected kserve or ray"):
         serve({"app": app}, "other")
+
+
+def test_what_a_server_needs_is_named_by_its_packages(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kserve", None)
+    result = CliRunner().invoke(cli, ["serve", str(app)])
+    assert result.exit_code == 3
+    assert "kserve is not installed" in result.stderr
+    assert "pip install kserve batched" in result.stderr

@@ -300,7 +300,7 @@ def test_without_the_package_a_signature_that_is_wanted_is_refused(
         load(signed, require_signature=public)
     with pytest.raises(MissingDependency) as raised:
         sign(signed, secret)
-    assert raised.value.hint == 'pip install "attnport[sign]"'
+    assert raised.value.hint == "pip install cryptography"
     raise_for(verify(signed))
 
 

@@ -221,7 +221,7 @@ def test_unknown_flavour_is_a_usage_error(tmp_path: Path, target: str) -> None:
 def test_flavour_that_is_not_installed_gives_the_pip_line(tmp_path: Path) -> None:
     with pytest.raises(MissingDependency, match="tensorrt is not installed") as caught:
         build_engine("tensorrt", decomposed(tmp_path / "m.onnx"), contract(), tmp_path / "e.engine")
-    assert caught.value.hint == 'pip install "attnport[tensorrt]"'
+    assert caught.value.hint == "pip install tensorrt-cu13"
 
 
 def test_data_centre_flavour_without_a_gpu_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_without_nvml_there_is_a_note(nvml: Nvml, monkeypatch: pytest.MonkeyPatc
     state, note = gpu_state()
     assert state == ""
     assert "pynvml" in note
-    assert "attnport[gpu-check]" in note
+    assert "pip install nvidia-ml-py" in note
 
 
 def test_a_gpu_of_which_nothing_is_told_has_a_note(nvml: Nvml) -> None:

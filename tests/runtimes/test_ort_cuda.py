@@ -60,7 +60,7 @@ def test_a_build_without_cuda_says_so_and_how_to_get_one(monkeypatch: pytest.Mon
     found = ort_cuda.RUNTIME.probe()
     assert not found.available
     assert "CUDAExecutionProvider" in found.reason
-    assert "attnport[gpu]" in found.hint
+    assert "pip install onnxruntime-gpu" in found.hint
 
 
 def test_a_provider_that_is_only_built_in_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,7 +218,7 @@ def test_without_transformers_the_extra_is_named(folders: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingDependency) as caught:
         load(f"hf:{folder}")
-    assert caught.value.hint == 'pip install "attnport[hf]"'
+    assert caught.value.hint == "pip install transformers tokenizers safetensors"
     assert isinstance(caught.value, AttnportError)
     assert caught.value.exit_code == 3
 
