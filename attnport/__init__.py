@@ -70,9 +70,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _as_text(value: Any) -> str:
+    from attnport.console.arguments import about
     from attnport.console.terminal import shown
 
-    return shown(value).rstrip("\n")
+    with about({"folder": value.about}):
+        return shown(value).rstrip("\n")
 
 
 def _line() -> Any:

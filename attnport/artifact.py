@@ -188,6 +188,16 @@ class Artifact:
         return str(html([doc.Table(manifest.name, doc.columns("what", "value"), doc.rows(rows))]))
 
 
+def _completed(method: Callable[..., Any], verb: Callable[..., Any], *more: Parameter) -> None:
+    """Gives a method that passes its options on the signature of its verb, for help and completion."""
+    taken = signature(_method(verb))
+    method.__signature__ = taken.replace(parameters=[*taken.parameters.values(), *more])  # type: ignore[attr-defined]
+
+
+_completed(Artifact.check, check, Parameter("module", Parameter.KEYWORD_ONLY, default=None))
+_completed(Artifact.report, report)
+
+
 class Running:
     """An artifact that is open in a runtime.
 

@@ -73,7 +73,11 @@ def fuse(
     *,
     explain: Annotated[bool, Option("Say for each attention what happened and why.")] = False,
 ) -> Finish:
-    """Write attention as each target fuses it, and prove that it does."""
+    """Write attention as each target fuses it, and prove that it does.
+
+    What a target gets is a form: a graph of its own, model.TARGET.onnx, on the weights that all share. Its precision is
+    behind a dot: model.openvino.bf16.onnx.
+    """
     from attnport.verbs import fuse as fusing
 
     targets, required = run.keywords["targets"], run.keywords.pop("require")
@@ -132,9 +136,9 @@ def check(
 ) -> Finish:
     """Compare the numbers of all runtimes with a float64 run.
 
-    Every lowered form is compared too, by running its graph in ONNX Runtime or ONNX's reference evaluator; with
-    --runtime, the form that this runtime opens. A runtime that crashes, hangs or takes all memory in its process is
-    NOT_RUN; the others are still reported.
+    Every form is compared too, by running its graph in ONNX Runtime or ONNX's reference evaluator; with --runtime, the
+    form that this runtime opens. A runtime that crashes, hangs or takes all memory in its process is NOT_RUN; the
+    others are still reported.
     """
     from attnport.errors import UsageError
     from attnport.parity.evaluate import Means
@@ -254,7 +258,7 @@ def generate(out: Reporter, run: Run) -> Finish:
 def verify(out: Reporter, run: Run) -> Finish:
     """Check files, signature and golden outputs.
 
-    PATH is a bundle or an artifact folder.
+    PATH is a bundle, or an artifact folder, of which files alone are checked: attnport check judges its numbers.
     """
     from attnport.verbs.verify import raise_for
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from attnport.errors import ProfileError
+from attnport.errors import ProfileError, nearest
 from attnport_bundle.format.contract import IO
 from attnport_bundle.format.contract import Dim as Dim
 from attnport_bundle.format.contract import Profile as Profile
@@ -45,11 +45,14 @@ def said_by(dim: Symbol | int) -> str:
 
 
 def values_of(spec: TensorSpec, io: IO) -> str:
-    """What a tensor's elements are, as far as its contract says: `padding mask`, `0 to 30521`, `negative, positive`."""
+    """What a tensor's elements are, as far as its contract says: `padding mask`, `0 to 30521`, `negative, positive`; of
+    whole numbers that go in without a limit, that there is none."""
     if masks := [mask for mask in io.masks if mask.input == spec.name]:
         return f"{'+'.join(masks[0].kinds)} {masks[0].carries}"
     if len(spec.labels) > _MOST_LABELS:
         return f"{len(spec.labels)} classes: {', '.join(spec.labels[:2])}, ... {spec.labels[-1]}"
+    if spec in io.inputs and spec.dtype in ("int32", "int64") and not spec.high:
+        return "no limit declared"
     return f"0 to {spec.high - 1}" if spec.high else ", ".join(spec.labels)
 
 
@@ -76,7 +79,10 @@ def parse_profile(text: str, dims: Sequence[Dim]) -> Profile:
             )
         name, low, opt, high = match.groups()
         if name not in known:
-            raise ProfileError(f"{text!r}: got dim {name!r}; the model's dims are {', '.join(known) or 'none'}.")
+            raise ProfileError(
+                f"{text!r}: got dim {name!r}; the model's dims are {', '.join(known) or 'none'}.",
+                hint=nearest(name, known),
+            )
         if name in given:
             raise ProfileError(f"{text!r}: dim {name!r} is given twice.")
         limit = known[name]

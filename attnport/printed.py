@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 
@@ -13,9 +14,11 @@ class Printed:
     Attributes:
         as_text: What the command line prints for a value. The package gives it: what makes the text is made of these
             values.
+        about: The artifact folder that its commands are for; None if it is not known.
     """
 
     as_text: ClassVar[Callable[[Any], str]] = repr
+    about: ClassVar[Path | None] = None
 
     def __str__(self) -> str:
         return Printed.as_text(self)

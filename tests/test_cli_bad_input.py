@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import resource
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,11 @@ from refusing import call, contents, refused
 from representatives import representatives
 
 import attnport
-from attnport.errors import AttnportError
+from attnport.artifacts import Candidate, Source, TuneReport
+from attnport.errors import AttnportError, SpecError
+from attnport.folder.loading import reload
+from attnport.options import Folder
+from attnport.verbs._arguments import verb
 
 MODEL = '''
 from pathlib import Path
@@ -194,10 +200,10 @@ def test_an_output_that_cannot_be_written(place: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "arguments", "told"),
     [
-        ("onnxruntime", ["check", "{folder}", "--runtime", "ort-cpu"], 'pip install "attnport[cpu]"'),
-        ("openvino", ["check", "{folder}", "--runtime", "openvino"], 'pip install "attnport[openvino]"'),
-        ("tensorrt_rtx", ["build", "{folder}", "--target", "tensorrt_rtx"], 'pip install "attnport[rtx]"'),
-        ("tensorrt", ["build", "{folder}", "--target", "tensorrt"], 'pip install "attnport[tensorrt]"'),
+        ("onnxruntime", ["check", "{folder}", "--runtime", "ort-cpu"], "pip install onnxruntime"),
+        ("openvino", ["check", "{folder}", "--runtime", "openvino"], "pip install openvino"),
+        ("tensorrt_rtx", ["build", "{folder}", "--target", "tensorrt_rtx"], "pip install tensorrt-rtx"),
+        ("tensorrt", ["build", "{folder}", "--target", "tensorrt"], "pip install tensorrt-cu13"),
     ],
 )
 def test_a_missing_extra_is_named_with_its_pip_line(
@@ -256,11 +262,30 @@ def test_the_check_for_a_clean_refusal_sees_what_is_not_one(tmp_path: Path) -> N
 
 def test_a_bundle_is_no_artifact_and_says_what_takes_it(tiny_artifact: Path) -> None:
     (tiny_artifact / "bundle.json").write_text("{}")
-    refused(call("check", tiny_artifact), "is a bundle, and no artifact folder", "attnport verify")
+    told = f"attnport verify {tiny_artifact}", f"attnport_bundle.load('{tiny_artifact}')"
+    for arguments in (("check", tiny_artifact), ("generate", tiny_artifact, "--prompt", "a")):
+        refused(call(*arguments), "is a bundle, and no artifact folder", *told)
+
+
+def test_a_file_of_onnx_or_nothing_in_the_place_of_a_folder(tiny_artifact: Path) -> None:
+    refused(call("check", tiny_artifact / "model.onnx"), "attnport export", "model.onnx -o OUT")
+    refused(call("serve", tiny_artifact / "nowhere"), "nowhere is not a folder", "attnport export MODEL")
+
+
+def test_an_encoder_does_not_generate_which_is_told_before_a_form_is_written(tiny_artifact: Path) -> None:
+    before = contents(tiny_artifact)
+    refused(call("generate", tiny_artifact, "--prompt", "a", "--runtime", "openvino.bf16"), "does not generate")
+    assert contents(tiny_artifact) == before
 
 
 def test_a_form_that_is_not_there_is_made_or_meant_otherwise(tiny_artifact: Path, tmp_path: Path) -> None:
-    for form, said in (("ort_cup", "Is it ort_cpu?"), ("ort_cpu.int8", "attnport tune")):
+    hints = {
+        "ort_cup": "Is it ort_cpu?",
+        "openvin.bf16": "Is it openvino",
+        "ort_cpu.int8": "attnport tune",
+        "tensorrt_rtx.bf16": "attnport build",
+    }
+    for form, said in hints.items():
         refused(call("bundle", tiny_artifact, "-o", tmp_path / "app", "--form", form), "has no form", said)
 
 
@@ -274,3 +299,95 @@ def test_a_hint_is_a_note_of_the_error_in_python(tmp_path: Path) -> None:
         attnport.check(tmp_path)
     assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
     assert str(tmp_path) in caught.value.hint
+
+
+def test_a_precision_of_another_target_is_said_to_be_its(tiny_artifact: Path) -> None:
+    result = call("fuse", tiny_artifact, "--target", "ort_cpu", "--precision", "bf16")
+    refused(result, "target ort_cpu: got precision 'bf16'; expected one of fp32", "bf16 is a precision of openvino")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("check", "--shape", "8x128"), ("--shape 8x128: cannot read",)),
+        (("check", "--shape", "sequ=8"), ("got dim 'sequ'", "Is it seq?")),
+        (("check", "--inputs", "{out}/none.npz"), ("none.npz cannot be read", "numpy.savez")),
+        (("check", "--inputs", "{out}/one.npz"), ("input 'attention_mask' is missing",)),
+        (("check", "--text", "{out}/none.txt"), ("none.txt cannot be read", "one sentence in each line")),
+        (("bench", "--runtime", "openvino.bf16", "--shape", "8x128"), ("--shape 8x128: cannot read",)),
+        (("tune", "--shape", "8x128"), ("--shape 8x128: cannot read",)),
+        (("tune", "--lengths", "{out}/none.txt"), ("none.txt cannot be read",)),
+        (("tune", "--text", "{out}/few.txt"), ("expected at least 20",)),
+        (("tune", "--text", "{out}/some.txt", "--metric", "{out}/m.py:accurcy"), ("no 'accurcy'", "Is it accuracy?")),
+        (("tune", "--max-drop", "five"), ("--max-drop: got five", "0.5%")),
+        (("bundle", "-o", "{out}/app", "--lang", "rust"), ("language rust", "the C interface of cpp")),
+        (("build", "--target", "tensorrt_rtx", "--profile", "sequ=1:2:3"), ("got dim 'sequ'", "Is it seq?")),
+        (("verify", "--key", "{out}/no.pem"), ("no.pem: the key cannot be read", "from whoever signed")),
+    ],
+)
+def test_what_is_misspelt_is_told_before_any_work(
+    arguments: tuple[str, ...],
+    told: tuple[str, ...],
+    tiny_artifact: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work(*given: Any, **options: Any) -> Any:
+        raise AssertionError("it probes runtimes")
+
+    for name in ("bench", "check", "tune"):
+        monkeypatch.setattr(importlib.import_module(f"attnport.verbs.{name}"), "probe_all", work)
+    out = tmp_path / "files"
+    out.mkdir()
+    (out / "few.txt").write_text("one\ntwo\n")
+    (out / "some.txt").write_text("one two\n" * 50)
+    (out / "m.py").write_text("def accuracy(model): return 1.0\n")
+    np.savez(out / "one.npz", input_ids=np.zeros((1, 2), np.int64))
+    before = contents(tiny_artifact)
+    verb, *options = (argument.format(out=out) for argument in arguments)
+    refused(call(verb, tiny_artifact, *options), *told)
+    assert contents(tiny_artifact) == before
+
+
+def test_reports_to_compare_that_are_not_there_say_what_writes_them(tmp_path: Path) -> None:
+    result = call("bench", "--compare", tmp_path / "a.json", tmp_path / "b.json")
+    refused(result, "a.json cannot be read", f"--save {tmp_path / 'a.json'}")
+
+
+@pytest.mark.parametrize("text", ["m.py:make", "hf:./models/minilm", "hf:path/to/minilm", "onnx:theirs.onnx"])
+def test_a_source_whose_path_is_of_another_folder_says_so(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match="the artifact was exported from it") as caught:
+        reload(Source(text))
+    assert "the folder in which export was run" in caught.value.hint
+    assert str(tmp_path) in caught.value.hint
+
+
+def test_a_file_that_is_misspelt_is_asked_about(tmp_path: Path) -> None:
+    (tmp_path / "tagger.py").write_text("def make(): pass\n")
+    refused(call("export", f"{tmp_path / 'tagge.py'}:make", "-o", tmp_path / "out"), "Is it tagger.py?")
+
+
+def test_a_fixed_size_of_a_dim_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("import torch\n\ndef make():\n    return torch.nn.Linear(4, 2)\n")
+    spec, given = f"{tmp_path / 'net.py'}:make", ("--input", "x=float32[batch,4]", "--dim", "batch=8")
+    refused(call("export", spec, "-o", tmp_path / "out", *given), "for one size seq=128:128:128")
+
+
+def test_a_name_of_the_hub_that_may_be_a_folder_is_told_to_be_looked_for_there(tmp_path: Path) -> None:
+    result = call("export", "nobody/no-such-model", "-o", tmp_path / "out")
+    refused(result, "there is no folder nobody/no-such-model here")
+
+
+def test_commands_of_a_result_are_for_its_folder_in_python(tmp_path: Path) -> None:
+    @verb
+    def find(folder: Folder) -> TuneReport:
+        """Finds nothing."""
+        chosen = Candidate("ort_cpu", "ort_cpu", "fp32", 1, "chosen", "", ms={"batch=1": 1.0})
+        return TuneReport("", 0.1, (chosen,), {})
+
+    folder = tmp_path / "my out"
+    assert f"attnport bundle '{folder}' -o app/ --form ort_cpu" in str(find(folder))
+    assert "FOLDER" not in str(find(folder))

@@ -119,6 +119,7 @@ def test_no_line_is_longer_than_80_columns(name: str) -> None:
 def test_listings_fit_too(what: str) -> None:
     text = printed(listing(what))
     assert max(map(len, text.splitlines())) <= 80
+    assert all(line.endswith(".") for line in listing(what).items.values()), "a sentence that is not cut"
 
 
 def test_the_verdict_table_puts_parity_fusion_and_speed_of_a_runtime_in_one_row() -> None:
@@ -186,11 +187,11 @@ def test_forms_that_pass_are_one_line_and_a_failing_one_is_told_in_words() -> No
     for forms_told in (forms, {**forms, "tensorrt.fp16": wrong}):
         report = ParityReport("PASS", {"ort_cpu": PARITY.runtimes["ort_cpu"]}, forms_told)
         for text in (printed(report), printed(ShipResult("o", 0, (), None, report, None))):
-            assert "2 lowered forms pass: onnx, onnx_18" in text
+            assert "2 forms pass: onnx, onnx_18" in text
             assert ("tensorrt.fp16: case primes (batch=5), output y: 3.10 times its bound" in text) is (
                 len(forms_told) == 3
             )
-    assert "graph parity of the lowered forms" in printed(report, "whole")
+    assert "the graphs of the forms" in printed(report, "whole")
 
 
 def test_the_cause_of_a_stage_that_was_not_run_is_whole_below_the_table() -> None:

@@ -285,6 +285,11 @@ def test_the_documentation_of_a_verb_explains_every_parameter(name: str) -> None
     assert inspect.signature(verb).parameters.keys() <= explained
 
 
+def test_a_method_that_passes_options_on_names_them_for_completion() -> None:
+    assert {"precision", "module"} <= inspect.signature(attnport.Artifact.check).parameters.keys()
+    assert "maps" in inspect.signature(attnport.Artifact.report).parameters
+
+
 def test_every_option_of_a_verb_is_explained_on_the_command_line() -> None:
     for command in cli.commands.values():
         assert all(option.help for option in command.params if isinstance(option, click.Option)), command.name

@@ -116,8 +116,8 @@ def made_by_masks(io: IO) -> tuple[set[str], list[int]]:
 
 
 def filled_with_zeros(io: IO) -> set[str]:
-    """The mask inputs for which zeros hide nothing; for the others, ones do."""
-    return {mask.input for mask in io.masks if mask.input and mask.polarity != "keep"}
+    """The mask inputs for which zeros hide nothing, where ones do for the others; and types of tokens, of one text."""
+    return {mask.input for mask in io.masks if mask.input and mask.polarity != "keep"} | {"token_type_ids"}
 
 
 def usual_shape(spec: TensorSpec, io: IO) -> tuple[int, ...]:

@@ -121,9 +121,12 @@ def _made_by(key: str, folder: Path, known: Sequence[str]) -> str:
     target, _, plan = key.partition(".")
     if target not in RUNS:
         return nearest(key, known)
+    quoted = shlex.quote(str(folder))
+    if target in ENGINES:
+        return f"Build an engine with: attnport build {quoted} --target {target}{plan and f' --precision {plan}'}"
     if plan.startswith("int"):
-        return f"Made by attnport tune {shlex.quote(str(folder))} --text FILE, if it is the fastest."
-    return f"Make it with: attnport fuse {shlex.quote(str(folder))}"
+        return f"Made by attnport tune {quoted} --text FILE, which keeps it only if it is the fastest."
+    return nearest(key, known) or f"Make it with: attnport fuse {quoted} --target {target}"
 
 
 def _backend(folder: Path, manifest: Manifest, name: str) -> Backend:
@@ -146,7 +149,8 @@ def _backend(folder: Path, manifest: Manifest, name: str) -> Backend:
             f"form {key!r} is for {form.target}; a bundle's reader opens an engine of it, not its ONNX file."
             if form.target in ENGINES
             else f"form {key!r} is for {form.target}; a bundle's reader runs {', '.join(RUNS)}.",
-            hint=f"Build one with: attnport build {folder} --target {form.target} --precision {form.plan}"
+            hint=f"Build one with: attnport build {shlex.quote(str(folder))} --target {form.target} "
+            f"--precision {form.plan}"
             if form.target in ENGINES
             else "Bundle a form for one of these targets.",
         )
@@ -160,7 +164,7 @@ def _engine(folder: Path, manifest: Manifest, name: str) -> Backend:
     if form is None or record.target not in ENGINES:
         raise ArtifactError(
             f"{folder}: engine {name} was built from the form {record.form!r} for {record.target}, which is not there.",
-            hint=f"Build it again with: attnport build {folder} --target {record.target}",
+            hint=f"Build it again with: attnport build {shlex.quote(str(folder))} --target {record.target}",
         )
     alone = sum(other.target == record.target for other in manifest.engines.values()) == 1
     return Backend(name, form, record, record.target if alone else f"{record.target}.{name}")
@@ -202,7 +206,8 @@ def gate(folder: Path, judged: Sequence[Judged], unverified: bool) -> None:
         if backend_judged.verdict == "NOT_RUN" and not unverified:
             raise ParityFailed(
                 f"{kind} {backend_judged.backend.name} has no parity verdict: {backend_judged.reason}.",
-                hint=f"Run: attnport check {folder}; or bundle with --unverified, which the bundle then states.",
+                hint=f"Run: attnport check {shlex.quote(str(folder))}; or bundle with --unverified, which the bundle "
+                "then states.",
             )
 
 

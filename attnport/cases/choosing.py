@@ -68,7 +68,9 @@ def read_sentences(path: Path) -> list[str]:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError as err:
-        raise UsageError(f"{path} cannot be read: {err.strerror}.") from err
+        raise UsageError(
+            f"{path} cannot be read: {err.strerror}.", hint="Give a text file of yours, one sentence in each line."
+        ) from err
     except UnicodeDecodeError as err:
         raise UsageError(f"{path} is not UTF-8 text: {err.reason} at byte {err.start}.") from err
     sentences = [line for line in lines if line]

@@ -54,7 +54,7 @@ class Reporter:
         as_json: Annotated[bool, Option("Print data as JSON on stdout, everything else on stderr.", "--json")] = False,
         verbose: Annotated[bool, Option("Print each step on stderr, and every table.", "-v --verbose")] = False,
         traceback: Annotated[bool, Option("Show the traceback of an error.")] = False,
-        dry_run: Annotated[bool, Option("Print the command with what pyproject.toml adds to it, and stop.")] = False,
+        dry_run: Annotated[bool, Option("Print the command with what pyproject.toml adds to it, unchecked.")] = False,
     ) -> None:
         self.as_json = as_json
         self.verbose = verbose

@@ -30,6 +30,8 @@ from attnport.jsonfile import digest_text, to_json
 from attnport.sources import memory
 from attnport.sources.code import Code, code_of, runs_code
 from attnport.sources.digests import state_of
+from attnport.sources.file import is_file_name
+from attnport.sources.package import hub_id
 from attnport.user_cache import cache
 from attnport_bundle.errors import escaped
 from attnport_bundle.runtimes.kernels import Cache, find
@@ -54,7 +56,25 @@ def reload(source: Source) -> ModelSpec:
     require(source)
     if source.in_memory:
         return memory.stored(source)
+    if gone := _gone(source.text):
+        kind = "folder" if source.text.startswith("hf:") else "file"
+        raise SpecError(
+            f"{gone} is not a {kind}, and the artifact was exported from it.",
+            hint="Put it back, or export again."
+            if Path(gone).is_absolute()
+            else f"The path is from the folder in which export was run, and this is {Path.cwd()}: run this there, or "
+            "export again.",
+        )
     return load(source)
+
+
+def _gone(text: str) -> str:
+    """The path of a SPEC, if it names a file or a folder that is not there; "" otherwise."""
+    kind, _, place = text.partition(":")
+    if kind not in ("hf", "onnx"):
+        place = text.rpartition(":")[0]
+    named = is_file_name(place) if kind != "hf" else not hub_id(text)
+    return place if (named or kind == "onnx") and not Path(place).exists() else ""
 
 
 def require(source: Source, *, given: bool = False) -> None:

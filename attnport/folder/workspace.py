@@ -73,12 +73,17 @@ def open_folder(folder: Path) -> Manifest:
         IntegrityError: the manifest names files outside the folder, or uses one that it has no digest of.
     """
     if not folder.is_dir():
-        raise ArtifactError(f"{folder} is not a folder.", hint=as_command(_MADE_BY, folder))
+        hint = "To take it over: attnport export FOLDER -o OUT" if folder.suffix == ".onnx" else _MADE_BY
+        raise ArtifactError(f"{folder} is not a folder.", hint=as_command(hint, folder))
     settle(folder)
     if (folder / bundle_manifest.MANIFEST).is_file():
         raise ArtifactError(
             f"{folder} is a bundle, and no artifact folder.",
-            hint=as_command("To test it: attnport verify FOLDER. Other verbs take what it was made of.", folder),
+            hint=as_command(
+                "Test it with: attnport verify FOLDER; run it with attnport_bundle.load(FOLDER). Other verbs take the "
+                "artifact folder that it was made of; attnport check OUT --bundle FOLDER compares the two.",
+                folder,
+            ),
         )
     if not (folder / MANIFEST).is_file():
         raise ArtifactError(f"{folder} is no artifact: it has no {MANIFEST}.", hint=as_command(_MADE_BY, folder))
@@ -669,7 +674,8 @@ def why_none(runtime: Runtime, plan: str | None = None) -> str:
     if not runtime.form:
         return "it runs the model as exported, which is in fp32"
     if plan in INTEGERS:
-        return f"there is no {plan} form for {runtime.form}; it may be made by: attnport tune FOLDER"
+        drop = " --max-drop 5%" if PLANS[plan].bits == 4 else ""
+        return f"there is no {plan} form for {runtime.form}; it may be made by: attnport tune FOLDER --text FILE{drop}"
     return f"there is no form for {runtime.form}; make it with: attnport fuse FOLDER --target {runtime.form}{more}"
 
 

@@ -124,7 +124,8 @@ def _check_comparable(before: LatencyReport, after: LatencyReport) -> None:
             raise UsageError(
                 f"the two reports cannot be compared: {what} {old or 'not recorded'} before, {new or 'not recorded'} "
                 "after.",
-                hint="Compare bench --save reports of one model on one machine, with equal --threads and --starts.",
+                hint="Compare bench --save reports of one model, which is called by the last part of its path, on one "
+                "machine, with equal --threads and --starts.",
             )
 
 

@@ -417,7 +417,7 @@ class _IslandSearch:
                 return self._plan_of(found, chosen, len(held_out))
             chosen, earlier = [*chosen, case], earlier.union(found.names)
         raise ParityFailed(
-            f"plan {AUTO}: after {_ROUNDS} searches the islands still fail on a case that was held out, {case.name}.",
+            f"{AUTO}: after {_ROUNDS} searches the islands still fail on a case that was held out, {case.name}.",
             hint="Take --precision bf16, or fp32.",
         )
 
@@ -498,13 +498,13 @@ class _IslandSearch:
         ]
         if beyond:
             return ParityFailed(
-                f"plan {AUTO}: attention computes values that {HALF} cannot hold, and in float32 TensorRT has no fused "
+                f"{AUTO}: attention computes values that {HALF} cannot hold, and in float32 TensorRT has no fused "
                 f"kernel for it: {', '.join(beyond)}.",
                 hint="Take --precision bf16, whose range is that of float32, or fp32.",
             )
         how_large = "NaN or Inf" if math.isinf(error) else f"{error:.2f} times the bound"
         return ParityFailed(
-            f"plan {AUTO}: with all but attention in float32 the error is still {how_large} at a budget of "
+            f"{AUTO}: with all but attention in float32 the error is still {how_large} at a budget of "
             f"{self.budget:g}x.",
             hint=f"{larger}--precision {HALF}, and see what attnport check says of it.",
         )

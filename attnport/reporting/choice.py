@@ -112,7 +112,7 @@ def tuned(report: TuneReport, detail: doc.Detail = "brief") -> Iterator[doc.Bloc
     shapes = list(dict.fromkeys(shape for one in report.candidates for shape in one.ms))
     threads = {one.threads for one in report.candidates}
     several = ["threads"] * (len(threads) > 1)
-    numbers = (*several, *(f"{short_shape(shape)} ms" for shape in shapes), "metric")
+    numbers = (*several, *map(short_shape, shapes), "metric")
     columns = doc.columns("form", *numbers, "verdict", right=numbers, whole=("form", "verdict"))
     rows = tuple(
         doc.Row(
@@ -128,7 +128,7 @@ def tuned(report: TuneReport, detail: doc.Detail = "brief") -> Iterator[doc.Bloc
         for one in report.candidates
     )
     same = f", with {count(threads.pop(), 'thread')}" if len(threads) == 1 else ""
-    yield doc.Table(f"every candidate, the chosen one first{same}", columns, (doc.Group(rows),))
+    yield doc.Table(f"every candidate, the chosen one first{same}; times in ms", columns, (doc.Group(rows),))
     yield from doc.warnings(report.notes)
     if report.metric:
         yield from doc.quiet(_meaning(report))

@@ -58,9 +58,9 @@ def short_shape(shape: str) -> str:
 
 
 def tallies(report: ParityReport) -> list[str]:
-    """How many runtimes and lowered forms are within the bound."""
+    """How many runtimes and forms are within the bound."""
     lines = []
-    for members, what in ((report.runtimes, "runtime"), (report.forms, "lowered form")):
+    for members, what in ((report.runtimes, "runtime"), (report.forms, "form")):
         passed = sum(item.verdict == "PASS" for item in members.values())
         run = sum(item.verdict != "NOT_RUN" for item in members.values())
         lines.append(f"{passed} of {count(run, what)} within the bound")
@@ -212,7 +212,7 @@ def again(manifest: Manifest, folder: str) -> list[str]:
 
 
 def embed(folder: str) -> list[str]:
-    """The commands that embed the form for ONNX Runtime on CPU."""
+    """The commands that embed the recommended form, or that for ONNX Runtime on CPU."""
     return [f"attnport bundle {folder} -o app/ --lang python", "attnport verify app/"]
 
 

@@ -39,7 +39,7 @@ def parity(report: ParityReport, detail: doc.Detail = "brief") -> Iterator[doc.B
     if detail == "brief":
         yield from forms(report.forms)
     elif report.forms:
-        yield _verdicts("graph parity of the lowered forms", "form", report.forms)
+        yield _verdicts("the graphs of the forms, run elsewhere", "form", report.forms)
     yield from lacking(list(report.absent)) if report.runtimes else [doc.notes(report.absent)]
     if detail == "whole":
         yield from _worst(report)
@@ -54,16 +54,16 @@ def section(report: ParityReport | None, folder: str) -> Iterator[doc.Block]:
 
 
 def forms(rows: Mapping[str, RuntimeParity]) -> Iterator[doc.Block]:
-    """One line for the lowered forms that pass, and the reasons of the others."""
+    """One line for the forms that pass, and the reasons of the others."""
     passed = [name for name, row in rows.items() if row.verdict == "PASS"]
     if passed:
-        form = "lowered form passes" if len(passed) == 1 else "lowered forms pass"
+        form = "form passes" if len(passed) == 1 else "forms pass"
         yield doc.Text((doc.Verdict(f"{len(passed)} {form}", "pass"), f": {', '.join(passed)}"))
     for verdict in ("FAIL", "NOT_RUN"):
         reasons = {name: row.reason for name, row in rows.items() if row.verdict == verdict}
         if reasons:
             of_these = "form" if len(reasons) == 1 else "forms"
-            yield doc.Text((doc.Verdict(verdict), f", {len(reasons)} lowered {of_these}:"))
+            yield doc.Text((doc.Verdict(verdict), f", {len(reasons)} {of_these}:"))
             yield doc.notes(reasons)
 
 

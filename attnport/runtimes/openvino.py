@@ -1,8 +1,8 @@
-"""OpenVINO on CPU, in exactly the requested precision, with proof from its compiled model that one layer covers an
-attention.
+"""OpenVINO on CPU, in exactly the requested precision, with proof of fusion from its compiled model.
 
-For that, names are not enough: an ONNX `Attention` becomes a `ScaledDotProductAttention` whose name OpenVINO makes up,
-and compilation may split that again and put the parts into a `Subgraph`.
+For the proof that one layer covers an attention, names are not enough: an ONNX `Attention` becomes a
+`ScaledDotProductAttention` whose name OpenVINO makes up, and compilation may split that again and put the parts into a
+`Subgraph`.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def module_of(opening: Opening) -> tuple[torch.nn.Module, torch.dtype]:
     import torch
 
     if opening.plan not in (*CASTS, AUTO):
-        raise UsageError(f"precision plan {opening.plan!r}; expected one of {', '.join((*CASTS, AUTO))}.")
+        raise UsageError(f"precision {opening.plan!r}; expected one of {', '.join((*CASTS, AUTO))}.")
     dtype = torch.float64 if opening.float64 else getattr(torch, PLANS[opening.plan].cast)
     assert opening.spec is not None
     return opening.spec.make().eval(), dtype

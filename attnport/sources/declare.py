@@ -508,7 +508,7 @@ def _refuse_random(text: str, module: nn.Module, call: Callable[[], Mapping[str,
         places = [f"{name} ({kinds[name]})" if name else kinds[name] for name in drew]
         where = f"; random numbers are drawn in {', '.join(places[:4])}" if places else ""
         raise SpecError(
-            f"{text} is not deterministic: on the same inputs, two runs in eval mode give another output "
+            f"{text} is not deterministic: on the same inputs, two runs in eval mode differ in output "
             f"{', '.join(differing[:4])}{where}.",
             hint="Write F.dropout(x, p, self.training), which is off in eval mode; take random numbers as an input; "
             "or reset what the module keeps from call to call.",

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from attnport.errors import SpecError
+from attnport.errors import SpecError, nearest
 from attnport.sources.package import SPEC_FORMS, attribute, find_in
 
 
@@ -39,7 +39,8 @@ def file_factory(path: Path, factory: str) -> Callable[[], Any]:
         SpecError: the file or the factory does not exist.
     """
     if not path.is_file():
-        raise SpecError(f"{path} is not a file.", hint=SPEC_FORMS)
+        there = sorted(each.name for each in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        raise SpecError(f"{path} is not a file.", hint=nearest(path.name, there) or SPEC_FORMS)
     name = module_name(path)
     text_loader = _FromText(name, str(path)) if path.suffix in SOURCE_SUFFIXES else None
     loader = importlib.util.spec_from_file_location(name, path, loader=text_loader)

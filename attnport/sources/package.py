@@ -26,16 +26,24 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.py)", re.ASCII)
 def with_prefix(text: str) -> str:
     """A SPEC in full: folders of transformers and `owner/name` of a hub get `hf:`, files of ONNX get `onnx:`.
 
-    Anything else, and what has a colon already, is returned as it is.
+    Anything else, and what has a colon already, is returned as it is; but a folder that could be taken for `owner/name`
+    elsewhere, where it is not, begins with a dot.
     """
-    path = Path(text)
+    place = text.removeprefix("hf:")
+    path, like_an_id = Path(place), _HUB_ID.fullmatch(place)
+    if ":" not in place and any((path / name).is_file() for name in _OF_HF):
+        return f"hf:{'./' if like_an_id else ''}{place}"
     if ":" in text:
         return text
     if text.endswith(".onnx"):
         return f"onnx:{text}"
-    if any((path / name).is_file() for name in _OF_HF) or (_HUB_ID.fullmatch(text) and not path.exists()):
-        return f"hf:{text}"
-    return text
+    return f"hf:{text}" if like_an_id and not path.exists() else text
+
+
+def hub_id(text: str) -> str:
+    """The `owner/name` of a hub that a SPEC in full names; "" if it names something else, or a folder."""
+    place = text.removeprefix("hf:")
+    return place if place != text and _HUB_ID.fullmatch(place) and not Path(place).is_dir() else ""
 
 
 def package_factory(module: str, factory: str) -> Callable[[], Any]:

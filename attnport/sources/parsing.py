@@ -222,7 +222,8 @@ def parse_dim(text: str) -> Dim:
     if not match:
         raise UsageError(
             f"dim {text!r} cannot be read.",
-            hint="Write DIM=MIN:OPT:MAX, for example seq=1:128:512; or DIM=MIN:OPT:MAX:STEP for multiples of a number.",
+            hint="Write DIM=MIN:OPT:MAX, for example seq=1:128:512, or for one size seq=128:128:128; "
+            "DIM=MIN:OPT:MAX:STEP for multiples of a number.",
         )
     dim = Dim(match[1], *map(int, match.groups("1")[1:]))
     if dim.opt < 1:

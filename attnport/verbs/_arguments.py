@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from attnport.errors import AttnportError, UsageError
 from attnport.folder.portable import as_command
 from attnport.options import REQUIRED, Parameter, owners, parameters
+from attnport.printed import Printed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,13 +58,16 @@ def verb(function: Callable[P, T]) -> Callable[P, T]:
                 for name, method in {"progress": "progress", "begin": "stage"}.items() if line is not None else ():
                     if name in known:
                         given.setdefault(name, getattr(line, method))
-                return function(**_grouped(given, known, values))  # type: ignore[call-arg]  # bound by name
+                result = function(**_grouped(given, known, values))  # type: ignore[call-arg]  # bound by name
         except AttnportError as err:
             if isinstance(folder := given.get("folder"), Path):
                 err.hint = as_command(err.hint, folder)
             if err.hint and not getattr(err, "__notes__", ()):
                 err.add_note(f"hint: {err.hint}")  # which a traceback shows
             raise
+        if isinstance(result, Printed) and isinstance(folder := given.get("folder"), Path):
+            object.__setattr__(result, "about", folder)  # no field: it is not compared, and in no file
+        return result
 
     call.__signature__ = signature  # type: ignore[attr-defined]  # what help() reads
     call.__doc__ = _explained(inspect.getdoc(function) or "", known)

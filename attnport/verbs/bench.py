@@ -33,7 +33,7 @@ from attnport.folder.workspace import (
 from attnport.jsonfile import digest_text, read
 from attnport.latency.measuring import BASELINE, Effort, Measuring, Subject
 from attnport.latency.statistics import CONFIDENCE
-from attnport.latency.workloads import MANY, read_lengths, workloads
+from attnport.latency.workloads import MANY, parse_grid, read_lengths, workloads
 from attnport.options import (
     Batch,
     Folder,
@@ -117,7 +117,11 @@ def bench(
         UsageError: an unknown runtime or precision, a shape, text or lengths that do not fit.
     """
     began_s = time.monotonic()
-    open_folder(folder)
+    manifest = open_folder(folder)
+    sentences = read_sentences(text) if text else []
+    histogram = read_lengths(lengths) if lengths else {}
+    for shape in shapes or ():
+        parse_grid(shape, manifest.io.dims)
     chosen = [one for one in base.chosen(runtimes, bundle=bundle is not None) if runtimes or one.timed]
     keys = [Key.parse(name) for name in runtimes or ()]
     baseline = base.get(baseline).name
@@ -125,8 +129,6 @@ def bench(
         chosen.insert(0, base.get(baseline))
     name, file = stage_of(STAGE, FILE, precision)
     ready(folder, runtimes or (), progress, precision)
-    sentences = read_sentences(text) if text else []
-    histogram = read_lengths(lengths) if lengths else {}
     effort = Effort(
         threads or physical_cores(), budget_s, within, samples, pin, seed, baseline, timeout_s, cold, starts
     )

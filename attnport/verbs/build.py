@@ -36,7 +36,13 @@ DEFAULT_PLAN = "fp16"
 def build(
     folder: Folder,
     target: Annotated[str, Option("tensorrt_rtx (builds without a GPU) or tensorrt.", "--target")],
-    precision: Annotated[str, Option("fp16, bf16, fp32, *_islands or auto.")] = DEFAULT_PLAN,
+    precision: Annotated[
+        str,
+        Option(
+            "fp16, bf16, fp32; fp16_islands, bf16_islands, which compute attention alone in half precision; or auto, "
+            "fp16 but for what has to be float32, which is searched."
+        ),
+    ] = DEFAULT_PLAN,
     profiles: Annotated[
         Sequence[Profile | str],
         Option(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Annotated
 
 from attnport.artifacts import Manifest, ParityReport, RuntimeParity
-from attnport.cases.choosing import cases_of, few_batches, read_sentences
-from attnport.cases.inputs import Case
+from attnport.cases.choosing import cases_of, few_batches, needed_tokenizer, read_feeds, read_sentences
+from attnport.cases.inputs import Case, case
 from attnport.errors import (
     AttnportError,
     ParityFailed,
@@ -132,11 +132,11 @@ def check(
     eager = base.get(eager).name
     if eager not in EAGERS or (eager != EAGER and precision is None):
         raise UsageError(f"--eager {eager}: expected one of {', '.join(EAGERS)}, the latter with --precision.")
-    open_folder(folder)
+    case_options = CaseOptions(text, inputs, shapes, seed, batch)
+    case_options.refuse(folder, open_folder(folder))
     chosen = base.chosen(runtimes, bundle=bundle is not None)
     keys = [Key.parse(name) for name in runtimes or ()] or [Key(one.name) for one in chosen]
     ready(folder, runtimes or (), progress, precision)
-    case_options = CaseOptions(text, inputs, shapes, seed, batch)
     means = Means(threads, Limits(timeout_s, every=isolate), progress)
     sentences = case_options.sentences
     with change(folder) as edit:
@@ -315,6 +315,15 @@ class CaseOptions:
     def sentences(self) -> list[str]:
         """Those of `text`."""
         return read_sentences(self.text) if self.text else []
+
+    def refuse(self, folder: Path, manifest: Manifest) -> None:
+        """Raises UsageError, ProfileError for what cannot be read or does not fit, before minutes of work."""
+        for shape in self.shapes:
+            parse_grid(shape, manifest.io.dims)
+        if self.sentences:
+            needed_tokenizer(str(folder), manifest.tokenizer)
+        if self.inputs:
+            case(manifest.io, self.inputs.name, "given", read_feeds(self.inputs))
 
     def cases(self, folder: Path, manifest: Manifest) -> list[Case]:
         """All of them."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from pathlib import Path
 
 from attnport.artifacts import LatencyReport
-from attnport.errors import LatencyRegressed, UsageError
+from attnport.errors import ArtifactError, LatencyRegressed, UsageError
 from attnport.jsonfile import read
 from attnport.latency.regression import RegressionReport, regression
 
@@ -26,6 +27,9 @@ def compare(before: Path, after: Path, *more: tuple[Path, Path]) -> RegressionRe
             pairs are not of the same two versions.
     """
     paths = [path / FILE if path.is_dir() else path for pair in ((before, after), *more) for path in pair]
+    if gone := next((path for path in paths if not path.is_file()), None):
+        hint = f"Write one with: attnport bench FOLDER --save {shlex.quote(str(gone))}"
+        raise ArtifactError(f"{gone} cannot be read: it is not a file.", hint=hint)
     reports = [read(LatencyReport, path) for path in paths]
     if more and any(one == other for one, other in itertools.combinations(reports, 2)):
         raise UsageError(

@@ -32,6 +32,7 @@ from attnport.runtimes.base import Opening
 from attnport.sources.code import code_of
 from attnport.sources.digests import TOOLCHAIN
 from attnport.sources.onnx_file import files_of, graph_of, input_names, is_onnx, output_names
+from attnport.sources.package import hub_id
 from attnport.sources.program import CODE, program_module
 from attnport.sources.program import WEIGHTS as STORED_WEIGHTS
 from attnport.transaction import settle
@@ -152,6 +153,8 @@ def exported_here(
     given.check_declarations()
     refuse_stranger(folder)
     code = given.code()
+    if place := hub_id(given.name):
+        tell(f"there is no folder {place} here, so {place} is looked for on the hub")
     progress(f"loading {given.name}")
     whole = spec = given.spec(progress)
     if needs_text:

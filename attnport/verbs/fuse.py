@@ -133,7 +133,7 @@ def require_fused(tables: Mapping[str, FusionTable]) -> None:
     ]
     if few or missing:
         raise FusionMissing(
-            f"{len(missing)} attentions are not fused: {', '.join(few)}. {'; '.join(missing[:3])}",
+            f"attentions are not fused: {', '.join(few)}. {'; '.join(missing[:3])}",
             hint=f"{FILE} has every attention, with the reason.",
         )
 

@@ -164,6 +164,7 @@ def generating(
     Raises:
         UsageError, UnavailableError, ArtifactError, IntegrityError, SpecError: as `ready` and `opened`.
     """
+    decoder = decoder_of(open_folder(folder).io)  # before anything is written
     ready(folder, [runtime], progress)
     if encoder is not None:
         ready(encoder, [Key.parse(runtime).runtime], progress)
@@ -176,7 +177,7 @@ def generating(
             reader = Opened(_run(session), reads.io, _tokenizer(encoder, reads))
         session = stack.enter_context(contextlib.closing(opened(folder, manifest, runtime, threads)))
         own = Opened(_run(session), manifest.io, _tokenizer(folder, manifest), steps_of(session))
-        yield partial(continued, own, decoder_of(manifest.io), encoder=reader), session
+        yield partial(continued, own, decoder, encoder=reader), session
 
 
 def _encoder(folder: Path, manifest: Manifest, runtime: str, threads: int | None) -> Session:

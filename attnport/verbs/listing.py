@@ -23,6 +23,14 @@ PACKAGES = {
 }
 
 
+_USE = {
+    "models": "small, with random weights, to try: attnport export NAME -o out/; a model of yours needs no name here",
+    "runtimes": "for --runtime of check, bench, tune and generate; attnport doctor says which can run here",
+    "targets": "for --target of fuse and build",
+    "rules": "by which attention is recognised in a graph; there is nothing to choose",
+}
+
+
 @dataclass(frozen=True)
 class Listing(Printed):
     """Descriptions by name, sorted."""
@@ -53,5 +61,6 @@ def _first_line(path: Path) -> str:
 
 @doc.blocks.register(Listing)
 def _blocks(listing: Listing, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
-    """Names and descriptions."""
+    """Names and descriptions, and what they are for."""
     yield doc.Table(listing.what, doc.columns("name", "what it is"), doc.rows(listing.items.items()))
+    yield from doc.quiet(_USE[listing.what])

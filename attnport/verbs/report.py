@@ -50,7 +50,7 @@ def report(
         Kind, Option("report.html, a page with charts, or report.md, the same as Markdown.", "--format")
     ] = "html",
     maps: Annotated[bool, Option("Show attention maps too, for which the model's code is run.")] = False,
-    text: Annotated[Path | None, Option("Sentences, one in each line, the first of which the maps show.")] = None,
+    text: Annotated[Path | None, Option("Sentences, one in each line: as --maps, of the first.")] = None,
     force: Force = False,
     progress: Progress = lambda message: None,
 ) -> Path:

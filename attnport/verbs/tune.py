@@ -39,7 +39,7 @@ from attnport.jsonfile import digest_file, digest_text, read
 from attnport.latency.choice import NOT_RUN, REFUSED, rank
 from attnport.latency.measuring import BASELINE, Effort, Measuring
 from attnport.latency.workloads import MANY, Workload, read_lengths, workloads
-from attnport.options import Batch, Folder, Force, Lengths, Option, Progress, Seed, Shapes, Trust
+from attnport.options import Batch, Folder, Force, Lengths, Option, Progress, Seed, Shapes, Tell, Trust
 from attnport.parity.finer import Integers, plan_integers
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import set_plan
@@ -62,6 +62,7 @@ _MOST_ITEMS = 400
 _TIMED_SHARE = 0.4
 _LEAST_S = 20.0
 _CALLS = 7
+_NO_INTEGERS = "integers are not tried without items to judge them by: give --text, or many items with --inputs"
 
 
 @verb
@@ -97,6 +98,7 @@ def tune(
     force: Force = False,
     seed: Seed = 0,
     progress: Progress = lambda message: None,
+    tell: Tell = lambda message: None,
 ) -> TuneReport:
     """Writes and times every form of the runtimes on the processor, keeps the fastest, and writes `tune.json`.
 
@@ -124,7 +126,12 @@ def tune(
     if other := [runtime.name for runtime in chosen if runtime.name not in RUNTIMES]:
         raise UsageError(f"--runtime {other[0]}: tune tries {' and '.join(RUNTIMES)}.")
     sentences = read_sentences(text) if text else []
+    # What cannot be read, or does not fit, is told before minutes of work.
     data = _data(folder, manifest, sentences, inputs)
+    todo = workloads(folder, manifest, shapes, sentences, seed, read_lengths(lengths) if lengths else {}, batch)
+    measure = _metric(folder, manifest, data, metric)
+    if measure is None:
+        tell(_NO_INTEGERS)
     counts = tuple(dict.fromkeys(threads or (physical_cores(),)))
     progress("probing the runtimes")
     probed = probe_all([*chosen, base.get(BASELINE)], Limits())
@@ -137,8 +144,6 @@ def tune(
     _write_plain(folder, ready, probed, keys, progress)
     names = [str(key) for key in keys if base.get(key.runtime) in ready]
     parity = check(folder, names, text, trust_source=trust_source, progress=progress) if ready else None
-    manifest = open_folder(folder)
-    todo = workloads(folder, manifest, shapes, sentences, seed, read_lengths(lengths) if lengths else {}, batch)
     run = Tuning(
         folder.resolve(),
         ready,
@@ -146,13 +151,14 @@ def tune(
         counts,
         most,
         data,
+        measure,
         todo,
         until_s=time.monotonic() + budget_s,
         seed=seed,
         progress=progress,
         keys=keys,
     )
-    run.judge(parity.runtimes if parity else {}, metric)
+    run.judge(parity.runtimes if parity else {}, by_metric=metric is not None)
     return run.finish(digest)
 
 
@@ -168,7 +174,7 @@ def parse_share(text: float | str) -> float:
     except ValueError:
         share = math.nan
     if not 0 < share < 1:  # false for a NaN too
-        raise UsageError(f"--max-drop: got {plain}; expected a share between 0 and 1, such as 0.5% or 0.005.")
+        raise UsageError(f"--max-drop: got {plain}; expected a share between 0 and 1.", hint="Give 0.5% or 0.005.")
     return share
 
 
@@ -183,6 +189,17 @@ def _data(folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Pa
         return None
     items = items[:_MOST_ITEMS]
     return Data(tuple(items[::2]), tuple(items[1::2]))
+
+
+def _metric(folder: Path, manifest: Manifest, data: Data | None, metric: str | None) -> Metric | None:
+    """What judges integers; None if there are no items. Raises as the metrics, for too few items too."""
+    if data is None:
+        return None
+    if metric:
+        return UserMetric(metric, folder.resolve(), manifest)
+    roles = decoder_roles(manifest.io)
+    kind = Perplexity if roles and not roles.context else Agreement
+    return kind(manifest.io, data.scored)
 
 
 def _write_plain(
@@ -246,6 +263,7 @@ class Tuning:
     threads: Sequence[int]
     max_drop: float
     data: Data | None
+    metric: Metric | None
     workloads: Sequence[Workload]
     until_s: float
     seed: int
@@ -254,14 +272,17 @@ class Tuning:
     notes: list[str] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
 
-    def judge(self, parity: Mapping[str, RuntimeParity], metric: str | None) -> None:
-        """Finds the forms in integers, and says of every form whether its numbers are good enough."""
+    def judge(self, parity: Mapping[str, RuntimeParity], *, by_metric: bool) -> None:
+        """Finds the forms in integers, and says of every form whether its numbers are good enough.
+
+        Args:
+            by_metric: Whether the metric judges the other precisions too, in place of parity.
+        """
         manifest = open_folder(self.folder)
-        self.metric = self._metric(manifest, metric)
         self.references: dict[str, Score] = {}
         inputs = ""
         if self.data is None or self.metric is None:
-            self.notes.append("integers were not tried: give sentences with --text, or many items with --inputs")
+            self.notes.append(_NO_INTEGERS)
         else:
             arrays = [array for item in (*self.data.ranged, *self.data.scored) for array in item.feeds.values()]
             judged_by = manifest.files[MODEL], self.metric.name, str(self.max_drop)
@@ -277,21 +298,12 @@ class Tuning:
                 stale = form.integers and inputs and form.integers.inputs != inputs
                 if form.target == runtime.form and self._wanted(runtime, form.plan) and not stale:
                     row = parity.get(name_of(runtime.name, form.plan))
-                    self._judge_form(runtime, key, manifest, row, by_metric=metric is not None)
+                    self._judge_form(runtime, key, manifest, row, by_metric=by_metric)
 
     def _wanted(self, runtime: Runtime, plan: str) -> bool:
         """Whether a precision was asked for, and the runtime has it here."""
         name = name_of(runtime.name, plan)
         return plan in self.probed[runtime.name].plans and any(key.covers(name) for key in self.keys)
-
-    def _metric(self, manifest: Manifest, metric: str | None) -> Metric | None:
-        if self.data is None:
-            return None
-        if metric:
-            return UserMetric(metric, self.folder, manifest)
-        roles = decoder_roles(manifest.io)
-        kind = Perplexity if roles and not roles.context else Agreement
-        return kind(manifest.io, self.data.scored)
 
     def _judge_form(
         self, runtime: Runtime, key: str, manifest: Manifest, parity: RuntimeParity | None, *, by_metric: bool

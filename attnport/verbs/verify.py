@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +79,11 @@ def verify(
     """
     if not path.is_dir():
         raise ArtifactError(f"{path} is not a folder.", hint="Give a bundle, or an artifact folder.")
+    if key is not None and not key.is_file():
+        raise UsageError(
+            f"{key}: the key cannot be read: it is not a file.",
+            hint="Get the public key from whoever signed the bundle: openssl pkey -in private.pem -pubout writes it.",
+        )
     if (path / BUNDLE).exists() or (path / BUNDLE).is_symlink():
         return _bundle(path, key, timeout_s)
     if not (path / ARTIFACT).exists():
@@ -199,3 +205,6 @@ def _blocks(result: VerifyResult, detail: doc.Detail = "brief") -> Iterator[doc.
     title = (f"{result.kind} {result.path}: ", doc.Verdict(result.verdict), note)
     rows = ((row.check, doc.Verdict(row.verdict), row.detail) for row in result.rows)
     yield doc.Table(title, doc.columns("check", "verdict", "detail"), doc.rows(rows))
+    if result.kind == "artifact" and result.verdict == "PASS":
+        yield doc.Text("The files are those that were written. Numbers are judged by:")
+        yield doc.Commands((f"  attnport check {shlex.quote(result.path)}",))

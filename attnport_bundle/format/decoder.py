@@ -21,7 +21,7 @@ _UNLIMITED = (1 << 31) - 1
 
 def not_generating(why: str = "") -> FeedError:
     """The error about a model that does not generate, with the reason if it is known."""
-    return FeedError(f"the model does not generate{why and ': '}{why}. Of hf:, export it with --with-past.")
+    return FeedError(f"the model does not generate{why and ': '}{why}. Decoders of hf: do, exported --with-past.")
 
 
 MOST_BEAMS = 1000

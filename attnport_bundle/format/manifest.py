@@ -454,7 +454,7 @@ def read_bytes(folder: Path) -> bytes:
         if path.is_symlink():
             raise IntegrityError(f"{path} is a link.")
         if not path.is_file():
-            raise BundleError(f"{folder} is no bundle: it has no {MANIFEST}.")
+            raise BundleError(f"{folder} is no bundle: it has no {MANIFEST}; attnport bundle makes one of an artifact.")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as err:

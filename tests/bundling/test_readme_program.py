@@ -138,6 +138,10 @@ def test_prompts_are_shown_by_their_use(app: Path) -> None:
     assert "longer than 4 tokens, as in sentence-transformers," in limited
 
 
+def test_types_of_tokens_are_those_of_one_text(app: Path) -> None:
+    assert 'feeds["token_type_ids"] = np.zeros(' in program(readme("m", CONTRACT, None, app), "From arrays")
+
+
 def test_a_model_of_other_inputs_has_no_program_for_text(app: Path) -> None:
     (app / "tokenizer.json").write_text(json.dumps(bert()))
     other = IO(

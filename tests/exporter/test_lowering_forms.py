@@ -164,7 +164,7 @@ def test_one_mask_is_written_for_all_layers() -> None:
 
 
 def test_a_target_refuses_a_plan_that_it_does_not_take_and_an_unknown_target_is_named() -> None:
-    with pytest.raises(UsageError, match="onnx: got plan 'fp16'"):
+    with pytest.raises(UsageError, match="onnx: got precision 'fp16'"):
         lowered("one_head", "onnx", "fp16")
     with pytest.raises(UsageError, match="target 'tensor_flow': there is none"):
         base.get("tensor-flow")

@@ -117,7 +117,7 @@ def test_a_node_that_is_not_there_is_an_error() -> None:
 
 @pytest.mark.parametrize("target", ["ort_cpu", "openvino", "onnx"])
 def test_a_target_of_float32_takes_no_searched_plan(target: str) -> None:
-    with pytest.raises(UsageError, match=f"target {target}: got plan 'auto'"):
+    with pytest.raises(UsageError, match=f"target {target}: got precision 'auto'"):
         base.get(target).lower(graph("y = Neg(x)"), (), plan=AUTO, islands=())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import numpy as np
@@ -291,7 +292,8 @@ class OrdersMixed(Block):
 
 def test_rows_in_two_orders_that_are_added_mix_tokens(tmp_path: Path) -> None:
     spec = spec_of([FeedForward, OrdersMixed, FeedForward])
-    assert "blocks.1" in lowered(spec, "ort_cpu", tmp_path).padding["mask"]
+    reason = lowered(spec, "ort_cpu", tmp_path).padding["mask"]
+    assert re.search(r"(Add|Mul) in blocks\.1\S* has tokens at places where they are not followed", reason)
     assert max(worst(spec, "ort_cpu", tmp_path / "form.onnx").values()) < 1e-4
 
 

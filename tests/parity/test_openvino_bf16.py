@@ -97,5 +97,5 @@ def test_a_plan_goes_to_the_targets_that_take_it() -> None:
 
 
 def test_a_named_target_that_does_not_take_the_plan_is_an_error(folder: Path) -> None:
-    with pytest.raises(UsageError, match="target openvino: got plan 'fp16'; expected one of fp32, bf16"):
+    with pytest.raises(UsageError, match="target openvino: got precision 'fp16'; expected one of fp32, bf16"):
         fuse(folder, targets=["openvino"], precision="fp16")

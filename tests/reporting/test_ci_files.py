@@ -112,7 +112,7 @@ def test_names_with_control_characters_and_markup_are_well_formed() -> None:
 
 def test_each_failed_case_is_one_line_for_github() -> None:
     assert workflow_commands(FAILING).splitlines() == [
-        "::notice title=parity%3A FAIL::1 of 2 runtimes within the bound, 0 of 1 lowered form within the bound",
+        "::notice title=parity%3A FAIL::1 of 2 runtimes within the bound, 0 of 1 form within the bound",
         "::error title=bad fails%3A long::a: 3.15 times its bound: max error 6.30e-01 is over its bound 2.00e-01",
         "::error title=bad fails%3A padding%3A alone against in a batch::out: 2.50 times its bound",
         "::notice title=crashed was not run::its process died of SIGSEGV",

@@ -169,6 +169,8 @@ def test_a_prefix_is_only_needed_where_a_name_is_two_things(tmp_path: Path, monk
     assert with_prefix("model") == "hf:model"
     assert with_prefix(str(tmp_path / "model")) == f"hf:{tmp_path}/model"
     assert with_prefix("owner/name") == "hf:owner/name"
+    (tmp_path / "model").rename(tmp_path / "code" / "mini")
+    assert with_prefix("code/mini") == with_prefix("hf:code/mini") == "hf:./code/mini", "no id of the hub elsewhere"
     assert with_prefix("theirs.onnx") == "onnx:theirs.onnx"
     for text in ("bert_encoder", "code", "file.py:make", "folder/file.py", "package.module:make", "hf:x", "onnx:x", ""):
         assert with_prefix(text) == text

@@ -56,7 +56,7 @@ class Layer(nn.Module):
     [
         (Always(), r"output output; random numbers are drawn in inner \(Always\)"),
         (nn.Sequential(nn.ReLU(), Drawn()), r"random numbers are drawn in inner.1 \(Drawn\)"),
-        (Counts(), r"two runs in eval mode give another output output\.$"),
+        (Counts(), r"two runs in eval mode differ in output output\.$"),
     ],
 )
 def test_what_draws_is_named(inner: nn.Module, said: str) -> None:

@@ -51,3 +51,7 @@ def test_other_numbers_are_not_told_as_changed_files() -> None:
         raise_for(VerifyResult("app", "bundle", "FAIL", 4, rows))
     assert "not what was written" not in raised.value.message
     assert "ort_cpu one y: over its bound" in raised.value.message
+
+
+def test_an_artifact_passes_by_its_files_alone_and_says_what_judges_its_numbers(tiny_artifact: Path) -> None:
+    assert f"judged by:\n  attnport check {tiny_artifact}\n" in call("verify", tiny_artifact).stdout

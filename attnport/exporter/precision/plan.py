@@ -44,7 +44,7 @@ def apply_plan(model: ir.Model, plan: str, islands: Collection[str] = ()) -> int
     for node in model.graph:
         if any(branches(node)):
             raise ExportError(
-                f"plan {plan}: node {node.name} is control flow ({node.op_type}), whose branches are not cast.",
+                f"precision {plan}: node {node.name} is control flow ({node.op_type}), whose branches are not cast.",
                 hint="Use a plan that keeps float32, or islands around attention.",
             )
     changed = keep_angles(model) + keep_islands(model, islands)

@@ -159,16 +159,20 @@ class Lowering(abc.ABC):
         """
         if plan == AUTO and islands is None and self.searched:
             raise UsageError(
-                f"target {self.name}: plan {AUTO} is searched when an engine is built.",
+                f"target {self.name}: precision {AUTO} is searched when an engine is built.",
                 hint=f"Run: attnport build FOLDER --target {self.name} --precision {AUTO}",
             )
         if plan in INTEGERS and plan in self.integers:
             raise UsageError(
-                f"target {self.name}: plan {plan} needs inputs of yours, by which it is written and judged.",
+                f"target {self.name}: precision {plan} needs inputs of yours, by which it is written and judged.",
                 hint="Run: attnport tune FOLDER --text FILE",
             )
         if plan not in self.plans and not (plan == AUTO and self.searched):
-            raise UsageError(f"target {self.name}: got plan {plan!r}; expected one of {', '.join(self.plans)}.")
+            others = [name for name in names() if plan in (*get(name).plans, *get(name).integers)]
+            raise UsageError(
+                f"target {self.name}: got precision {plan!r}; expected one of {', '.join(self.plans)}.",
+                hint=f"{plan} is a precision of {', '.join(others)}." if others else "",
+            )
         result = self.fuse_graph(model, counted, plan=plan, masks=masks, sizes=sizes, without=without)
         self.finish(model, plan, islands or ())
         return result

@@ -348,6 +348,8 @@ class _Walk:
     def _fail(self, node: ir.Node) -> Mixed:
         if node.op_type in {*_MOVES, "Concat", "Gather", "Slice", "Split"}:  # these compute nothing
             return Mixed(f"{_place(node)} gives tokens other places, where they are not followed")
+        if _RULES.get(node.op_type) == "elementwise":
+            return Mixed(f"{_place(node)} has tokens at places where they are not followed")
         return Mixed(f"{_place(node)} mixes tokens")
 
     def _attention(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes | None:
