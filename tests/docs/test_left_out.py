@@ -16,7 +16,7 @@ BUILT = {"docs/embedding-cpp.md": ("cpp", "cmake")}
 NOT_RUN = {
     "make ": "sets up environments, and takes minutes; it runs these tests",
     "pip install ./attnport_bundle ": "the tests run in such an environment",
-    'pip install "attnport-bundle[': "test_installed_reader.py and `make serve-test` install it",
+    'pip install "./attnport_bundle[': "test_installed_reader.py and `make serve-test` install it",
     "curl 127.0.0.1:8080/": "needs a server; tests/serving/test_serving_page.py asks one",
     '{"inputs": [{': "as above",
     "pip install --upgrade onnxruntime": "another release is not what the tests are for",
@@ -25,6 +25,9 @@ NOT_RUN = {
     ".venv-gpu/bin/": "as above",
     "apt-get install ": "needs root; tools/cpp_setup.py installs these",
     "cmake -S app/cpp ": "tests/cpp builds it so",
+    "cmake --build build ": "as above",
+    "curl -LO https://github.com/microsoft/onnxruntime/": "a release; tools/cpp_setup.py fetches headers elsewhere",
+    "tar xzf onnxruntime-linux-x64-": "as above",
     "build/attnport-": "tests/cpp runs them",
     "export ATTNPORT_ONNXRUNTIME=": "tests/cpp sets it to the library that is installed",
     '--input "': "declarations, no commands; they are read below",
