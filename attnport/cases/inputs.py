@@ -18,7 +18,7 @@ from attnport.artifacts import IOContract
 from attnport.cases.mask_cases import NO_PADDING, keep_of, keys_dim, layouts_of, mask_value
 from attnport.dims import Dim, TensorSpec
 from attnport.example_values import continued
-from attnport.masks.numpy_builders import HIDDEN, numpy_dtype
+from attnport.masks.numpy_builders import numpy_dtype
 from attnport.parities import LARGE_VALUES
 from attnport_bundle.feeds import check_feeds
 
@@ -229,11 +229,8 @@ def _repeating(array: Array, spec: TensorSpec, batch: str | None) -> Array:
 
 
 def _larger(array: Array) -> Array:
-    """Finite numbers times `LARGE`; integers, booleans and values that hide a key are unchanged."""
-    if array.dtype.kind in "bi":
-        return array
-    wide = array.astype(np.float64)
-    return np.where(wide > HIDDEN, wide * LARGE, wide).astype(array.dtype)
+    """Floats times `LARGE`: -inf, which hides a key, is still -inf. Integers and booleans are unchanged."""
+    return array if array.dtype.kind in "bi" else (array.astype(np.float64) * LARGE).astype(array.dtype)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from attnport.errors import UsageError
-from attnport.masks import MaskSpec
-from attnport.masks.numpy_builders import HIDDEN, check_value
+from attnport.masks import HIDDEN, MaskSpec
+from attnport.masks.numpy_builders import check_value
 
 if TYPE_CHECKING:
     import torch

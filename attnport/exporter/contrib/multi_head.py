@@ -48,14 +48,13 @@ from attnport.exporter.fusion.formula import axes_of
 from attnport.exporter.fusion.mask import Mask
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
+from attnport.masks import ABSORBS
 from attnport.onnx_graph import array_of, dims_of, is_constant, known_size, made_by, perm_of, rank_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 LOWEST = float(np.finfo(np.float32).min)
-HIDING = -1e30
-"""Added to a score before it is scaled, hides the key exactly: the sum is this number, and its exponential is zero."""
 _GROUPS_LAST = (0, 1, 3, 2, 4)
 """A permutation that swaps groups and the heads of a group in `[B,S,G,R,D]`."""
 
@@ -156,7 +155,7 @@ def _columns(
         # A mask from the graph itself may have equal rows for all queries; one row is enough.
         row = build.op("Slice", keep, zeros, ones, axes, name="mask/keys_row")
         row = build.op("Transpose", row, name="mask/keys_column", perm=[0, 3, 1, 2])
-        nothing, low = build.const(0.0, dtype.numpy()), build.const(HIDING, dtype.numpy())
+        nothing, low = build.const(0.0, dtype.numpy()), build.const(ABSORBS, dtype.numpy())
         return build.op("Where", row, nothing, low, name="mask/column", dtype=dtype)
 
     def column(of: ir.Value, number: ir.Value, count: int, name: str) -> ir.Value:

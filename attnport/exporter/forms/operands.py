@@ -31,8 +31,9 @@ from attnport.exporter.fusion.formula import (
     size_sum,
 )
 from attnport.exporter.fusion.indices import Located
-from attnport.exporter.fusion.mask import SCORES, THRESHOLD, Bias, Factor
+from attnport.exporter.fusion.mask import SCORES, Bias, Factor
 from attnport.exporter.fusion.recognise import Attention
+from attnport.masks import HIDDEN
 from attnport.onnx_graph import dims_of, known_size, made_by, perm_of
 
 if TYPE_CHECKING:
@@ -335,9 +336,10 @@ class MaskWriter:
 
         assert factor.origin is not None
         value = self._brought(attention, factor.origin.at)
-        if factor.origin.additive:
-            low = self.build.like(THRESHOLD, value)
-            value = self.build.op("Greater", value, low, name="mask/keep", dtype=ir.DataType.BOOL)
+        if times := factor.origin.added:
+            low = self.build.like(HIDDEN / times, value)
+            above = "Greater" if times > 0 else "Less"
+            value = self.build.op(above, value, low, name="mask/keep", dtype=ir.DataType.BOOL)
         elif factor.origin.hides:
             value = self._shared("Not", value)
         self._originals.add(value)

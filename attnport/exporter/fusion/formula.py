@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from attnport.masks import HIDES
 from attnport.onnx_graph import attribute, dims_of, known_size
 
 if TYPE_CHECKING:
@@ -640,7 +641,7 @@ def truth_of(expr: Expr) -> tuple[Read, str] | None:
         at_zero = expr.name == ("Less" if above else "LessOrEqual")
         if 0 <= other.value < 1 if at_zero else 0 < other.value <= 1:
             return read, "keep" if above else "hide"
-        if above and -1e4 < other.value < 0:
+        if above and HIDES < other.value < 0:
             return read, "additive"
     return None
 

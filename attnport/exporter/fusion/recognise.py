@@ -18,9 +18,9 @@ from attnport.artifacts import SourceAttention
 from attnport.exporter.counting import counts
 from attnport.exporter.fusion.formula import ZERO, Const, Expr, axes_of, op
 from attnport.exporter.fusion.indices import KEY, LAYOUT, Index, Layout, Located, broadcast_index, relaid, source_of
-from attnport.exporter.fusion.mask import LARGE_NEGATIVE, Mask, MaskReader
+from attnport.exporter.fusion.mask import Mask, MaskReader
 from attnport.exporter.naming import module_of
-from attnport.masks import MaskSpec
+from attnport.masks import HIDES, MaskSpec
 from attnport.onnx_graph import attribute, constant_of, dims_of, made_by, node_axes, reduced, scalar
 
 if TYPE_CHECKING:
@@ -323,9 +323,9 @@ class _Walk:
                 low = constant.value * self.scale
                 if self.below_tanh:
                     raise NotRecognised("scores are masked before their soft-cap", "mask after the cap")
-                if not low <= LARGE_NEGATIVE:
+                if not low <= HIDES:
                     raise NotRecognised(
-                        f"masked scores are set to {low:g}, which hides nothing ({LARGE_NEGATIVE:g} or less does)",
+                        f"masked scores are set to {low:g}, which hides nothing ({HIDES:g} or less does)",
                         "fill with -inf",
                     )
                 if self.factors and low != -math.inf:
