@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.naming import all_nodes
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir
 
 
 def name_padded_axes(model: ir.Model) -> int:
@@ -20,8 +16,6 @@ def name_padded_axes(model: ir.Model) -> int:
     minus infinity (https://github.com/microsoft/onnxruntime/pull/18136): a window of negative numbers at the border
     then has another maximum.
     """
-    import onnx_ir as ir
-
     changed = 0
     for pool in list(all_nodes(model)):
         pad = pool.inputs[0].producer() if pool.op_type == "MaxPool" and pool.inputs[0] is not None else None
@@ -79,8 +73,6 @@ def _has_refused_caches(node: ir.Node) -> bool:
 
 
 def _rotated(build: Builder, node: ir.Node) -> ir.Value:
-    import onnx_ir as ir
-
     x, cosines, sines = node.inputs[:3]
     assert x is not None
     assert x.shape is not None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import UNKNOWN_SIZE, ModelSpec
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError
-from attnport.onnx_graph import attribute, made_by, perm_of
+from attnport.onnx_graph import attribute, ir, made_by, perm_of
 from attnport.options import advised
 from attnport.sources.declare import FrozenError, observed_spec
 from attnport.sources.onnx_decoder import CONFIG, stops_of
@@ -21,7 +21,6 @@ from attnport.sources.structure import Input, Leaf, flat_name, of_leaves
 from attnport_bundle.format.contract import DTYPES
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
     from torch import nn
 
 _FEW = 3

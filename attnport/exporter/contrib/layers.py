@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.contrib.parts import Expanded, Operator, places, summed, write
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
-from attnport.onnx_graph import array_of, attribute, dims_of, is_constant, known_size, made_by, rank_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import array_of, attribute, dims_of, ir, is_constant, known_size, made_by, rank_of
 
 Array = np.ndarray[Any, Any]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -49,10 +49,7 @@ from attnport.exporter.fusion.mask import Mask
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
 from attnport.masks import ABSORBS
-from attnport.onnx_graph import array_of, dims_of, is_constant, known_size, made_by, perm_of, rank_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import array_of, dims_of, ir, is_constant, known_size, made_by, perm_of, rank_of
 
 LOWEST = float(np.finfo(np.float32).min)
 _GROUPS_LAST = (0, 1, 3, 2, 4)
@@ -95,8 +92,6 @@ def multi_head_attention(
     Returns:
         The output, `[B,H,S,Dv]`, and the operator's node name.
     """
-    import onnx_ir as ir
-
     heads, key_heads = attention.head_counts()
     assert heads is not None
     assert key_heads is not None
@@ -187,8 +182,6 @@ def folded_attention(build: Builder, masks: MaskWriter, attention: Attention) ->
     Returns:
         The output, `[B,H,S,D]`, and the operator's node name.
     """
-    import onnx_ir as ir
-
     heads, groups = attention.head_counts()
     depth = known_size(attention.q, 3)
     assert heads is not None
@@ -451,8 +444,6 @@ def _is_counted(mask: ir.Value) -> bool:
 
 def _mask_bias(build: Builder, o: SimpleNamespace, q: ir.Value, k: ir.Value) -> ir.Value | None:
     """What a mask of 0 and 1, [B,S] or [B,T,S], or numbers of keys, [B], add to the scores of queries [B,H,T,D]."""
-    import onnx_ir as ir
-
     mask = o.mask
     if mask is None:
         return None

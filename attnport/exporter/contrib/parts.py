@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +18,7 @@ from attnport.exporter.fusion.formula import BATCH, J, length_of, reads_of
 from attnport.exporter.fusion.mask import Factor, Mask
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
-from attnport.onnx_graph import known_size, made_by, perm_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir, known_size, made_by, perm_of
 
 Expanded = list["ir.Value | None"]
 """What replaces an operator's outputs in order; None for one that is not computed."""
@@ -78,8 +75,6 @@ def _lengths(factor: Factor) -> ir.Value | None:
 
 def counted(build: Builder, factor: Factor) -> ir.Value:
     """The lengths of a factor as int32[B]."""
-    import onnx_ir as ir
-
     lengths = _lengths(factor)
     assert lengths is not None
     return build.once(("lengths", lengths), lambda: build.cast(lengths, ir.DataType.INT32, "mask/lengths"))
@@ -172,8 +167,6 @@ def guarded(
         rows: Whether the output is `[B,S,H*Dv]` and not `[B,H,S,Dv]`. A kernel that broadcasts over three axes in place
             of four is quicker on CUDA.
     """
-    import onnx_ir as ir
-
     if attention.mask.is_causal_only or attention.sink is not None:
         return output
     zero, keep = build.like(0.0, output), masks.keep(attention)
@@ -203,8 +196,6 @@ def guarded(
 
 def _shown(build: Builder, bias: ir.Value | None) -> ir.Value:
     """Where biases and mask together are above -inf, as bool; the kernels of `Greater` on CUDA take no bf16."""
-    import onnx_ir as ir
-
     assert bias is not None
 
     def write() -> ir.Value:
@@ -244,8 +235,6 @@ def places(build: Builder, count: ir.Value, start: ir.Value | None = None) -> ir
         count: How many.
         start: 0 by default.
     """
-    import onnx_ir as ir
-
     axis, first = build.const([0], np.int64), build.const(0, np.int64)
     end = count
     if start is not None:
@@ -297,8 +286,6 @@ def causal(build: Builder, queries: ir.Value, keys: ir.Value, past: ir.Value, wi
 
 def seen(build: Builder, own: ir.Value, keys: ir.Value, window: int) -> ir.Value:
     """As `causal`, by the place of each query's own key and that of every key, which broadcast."""
-    import onnx_ir as ir
-
     before = build.op("LessOrEqual", keys, own, name="causal", dtype=ir.DataType.BOOL)
     if window <= 0:
         return before

@@ -6,7 +6,7 @@ The sizes of its leading axes are numbers if the graph has them, otherwise they 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,11 +24,7 @@ from attnport.exporter.fusion.indices import (
     is_canonical,
 )
 from attnport.exporter.fusion.recognise import Attention, Multiplier, Recognised
-from attnport.onnx_graph import dims_of, known_size, scalar
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
+from attnport.onnx_graph import dims_of, ir, known_size, scalar
 
 Size: TypeAlias = "int | ir.Value | None"
 """A number, an int64 tensor of one element, or None if only a reshape can infer it."""
@@ -224,8 +220,6 @@ class Layouts:
 
     def _named(self, result: ir.Value, at: Located, row: Axis, column: Axis) -> ir.Value:
         """The tensor with the graph's names for its sizes, so that equal sizes are known to be equal."""
-        import onnx_ir as ir
-
         dims, dims_in_graph = dims_of(result), dims_of(at.value)
         if dims is not None and dims_in_graph is not None and len(dims) == 4:
             names = [lead[0].dim if len(lead) == 1 else None for lead in (self.layout.batch, self.layout.heads)]

@@ -3,7 +3,7 @@ every opset has. TensorRT has products of its own: see `targets/tensorrt.py`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,9 +11,7 @@ from attnport.exporter.builder import Builder, node_name
 from attnport.exporter.forms.blocks import Local, local, window_of
 from attnport.exporter.forms.operands import MaskWriter, key_of, operands, repeated, scaled, sink_bias
 from attnport.exporter.fusion.recognise import Attention, largest
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir
 
 MaskStyle = Literal["bool", "bool_full", "float_full"]
 
@@ -110,8 +108,6 @@ def decomposed(
     Returns:
         The output and the names of the QK^T product, the softmax and the PV product.
     """
-    import onnx_ir as ir
-
     dtype = attention.q.dtype
     assert dtype is not None
     compute = compute or dtype

@@ -13,13 +13,10 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnport.masks import HIDES
-from attnport.onnx_graph import attribute, dims_of, known_size
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import attribute, dims_of, ir, known_size
 
 
 @dataclass(frozen=True)

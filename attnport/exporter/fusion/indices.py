@@ -13,14 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, Size, op
-from attnport.onnx_graph import constant_of, dims_of, perm_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
+from attnport.onnx_graph import constant_of, dims_of, ir, perm_of
 
 Dims = Sequence[int | str | None]
 Index = tuple[Expr, ...]

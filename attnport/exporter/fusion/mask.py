@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from attnport.exporter.fusion.elements import element
 from attnport.exporter.fusion.formula import (
@@ -29,10 +29,7 @@ from attnport.exporter.fusion.formula import (
 from attnport.exporter.fusion.indices import Index, Layout, Located, broadcast_index, relaid
 from attnport.exporter.fusion.kinds import CAUSAL, Rows, last_sees_all, plain, rows_without_key, spec_of
 from attnport.masks import ABSORBS, HIDDEN, HIDES, MaskSpec
-from attnport.onnx_graph import scalar
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir, scalar
 
 SCORES = (Axis("b"), Axis("h"), Axis("i"), Axis("j"))
 """Index variables of the scores: batch, head, query, key."""

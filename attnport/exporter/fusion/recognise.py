@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from attnport import registry
 from attnport.artifacts import SourceAttention
@@ -21,10 +21,7 @@ from attnport.exporter.fusion.indices import KEY, LAYOUT, Index, Layout, Located
 from attnport.exporter.fusion.mask import Mask, MaskReader
 from attnport.exporter.naming import module_of
 from attnport.masks import HIDES, MaskSpec
-from attnport.onnx_graph import attribute, constant_of, dims_of, made_by, node_axes, reduced, scalar
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import attribute, constant_of, dims_of, ir, made_by, node_axes, reduced, scalar
 
 
 @dataclass(frozen=True)
@@ -388,7 +385,6 @@ def _padded(node: ir.Node) -> tuple[ir.Value, int, ir.Value, bool]:
 def _zero() -> ir.Value:
     """The default constant of `Pad`, which belongs to no graph."""
     import numpy as np
-    import onnx_ir as ir
 
     zero = ir.Value(name="", const_value=ir.tensor(np.float32(0)))
     zero.dtype, zero.shape = ir.DataType.FLOAT, ir.Shape([])
@@ -703,8 +699,6 @@ def _without_surplus(matches: list[_Match], paths: list[str], *, with_path: bool
 
 def _in_branches(model: ir.Model, operators: Collection[str]) -> dict[str, str]:
     """The control flow operators that have attentions in their branches, by the module path of the attention."""
-    import onnx_ir as ir
-
     operator_of: dict[str, str] = {}
     for node in model.graph:
         for value in node.attributes.values():

@@ -21,16 +21,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from attnport.contrib import CONTRIB
 from attnport.exporter.builder import Builder, clean_up
 from attnport.exporter.naming import module_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir
 
 SMOOTHING = 0.75
 """How much of a channel's range goes from activations to weights. On MiniLM the least cosine is 0.942 with 0.5, 0.976
@@ -221,8 +219,6 @@ def write_int8(model: ir.Model, inputs: Mapping[str, Seen], kept: Collection[str
 
 
 def _write_int8(build: Builder, layer: Layer, seen: Seen) -> None:
-    import onnx_ir as ir
-
     value, nodes = _nodes_of(build.model, layer)
     weights = [_weight_of(node).astype(np.float64) for node in nodes]
     smooth_K = _smoothing(seen, weights)

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,11 +28,7 @@ from attnport.exporter.precision.plan import apply_plan, widen
 from attnport.exporter.tokens.padding import seen_without_key
 from attnport.exporter.tokens.real import run_real_tokens
 from attnport.masks import MaskSpec
-from attnport.onnx_graph import dims_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
+from attnport.onnx_graph import dims_of, ir
 
 REAL_TOKENS, BLOCKS = "the pass that leaves padding out", "attention in blocks"
 """Names of steps of a lowering that can be left out: they stand among those of attentions, and in messages."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,10 +22,7 @@ from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.forms.standard import attention_op, form_name
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.targets.base import Lowering, Written
-from attnport.onnx_graph import dims_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import dims_of, ir
 
 _OF_SIZES = ("Squeeze", "Unsqueeze", "Gather", "Slice", "Reshape", "Add", "Sub", "Mul", "Div", "Min", "Max", "Cast")
 
@@ -110,8 +107,6 @@ def keep_sizes_on_host(model: ir.Model) -> int:
 
 def _leading_rows(build: Builder, node: ir.Node) -> ir.Value | None:
     """`Slice(table, [0], [size], [0])` for `Gather(table, Range(0, size, 1))`; None for another node."""
-    import onnx_ir as ir
-
     if node.op_type != "Gather" or node.domain or ("axis" in node.attributes and node.attributes["axis"].as_int()):
         return None
     indices = node.inputs[1].producer() if node.inputs[1] is not None else None
@@ -136,8 +131,6 @@ def _leading_rows(build: Builder, node: ir.Node) -> ir.Value | None:
 
 def _moved_range(build: Builder, node: ir.Node) -> ir.Value | None:
     """`Range(start + size, limit + size, 1)` for `Range(start, limit, 1) + size`; None for another node."""
-    import onnx_ir as ir
-
     if node.op_type not in ("Add", "Sub") or node.domain:
         return None
     one, other = node.inputs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from attnport.exporter.fusion.formula import Axis, Const
 from attnport.exporter.fusion.indices import (
@@ -21,10 +20,7 @@ from attnport.exporter.fusion.indices import (
 )
 from attnport.exporter.fusion.mask import MaskReader
 from attnport.exporter.fusion.recognise import Context, NotRecognised, Recognised
-from attnport.onnx_graph import attribute, dims_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import attribute, dims_of, ir
 
 OP_TYPE = "Attention"
 _OPTIONAL_INPUTS = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, op
 from attnport.exporter.fusion.indices import (
     DEPTH,
@@ -34,10 +32,7 @@ from attnport.exporter.fusion.recognise import (
     read_probabilities,
     read_scores,
 )
-from attnport.onnx_graph import attribute, dims_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import attribute, dims_of, ir
 
 OP_TYPE = "Softmax"
 MAX_SPLITS = 4
