@@ -17,6 +17,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import TensorSpec
 from attnport.errors import ExportError, first_line
@@ -45,7 +47,6 @@ from attnport.user_code import place_in_trace, raised_in
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    import torch
 
 
 _FEW = 16
@@ -64,8 +65,6 @@ def trace(
         ExportError: torch cannot trace the module, or a dim froze; the message names the dim, its inputs, and the line
             of code.
     """
-    import torch
-
     try:
         try:
             if all(dim.step == 1 for dim in contract.dims):
@@ -160,8 +159,6 @@ def _exported(
     strict: bool = False,
 ) -> torch.export.ExportedProgram:
     """The trace with dims of the contract's ranges, or `chosen` by torch."""
-    import torch
-
     dims: dict[str, Any] = {
         dim.name: torch.export.Dim.STATIC
         if dim.min == dim.max
@@ -301,8 +298,6 @@ def _distinct(io_contract: IOContract, primes: tuple[int, ...]) -> dict[str, int
 
 def example_tensors(contract: IOContract, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
     """A tensor for each input: ones for masks, small token ids, normal floats, or an example's; the same each time."""
-    import torch
-
     masks = {mask.input for mask in contract.masks}
     return {
         spec.name: torch.ones(spec.shape(sizes), dtype=getattr(torch, spec.dtype))
@@ -417,8 +412,6 @@ def _beside(contract: IOContract, sizes: Mapping[str, int], guards: Sequence[Gua
 
 def _example_feeds(module: torch.nn.Module, contract: IOContract, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
     """Example tensors at these sizes, in half precision for a module that is."""
-    import torch
-
     feeds = example_tensors(contract, sizes)
     narrow = next(
         (parameter.dtype for parameter in module.parameters() if parameter.dtype in (torch.float16, torch.bfloat16)),
@@ -469,8 +462,6 @@ def _has_effect(node: torch.fx.Node) -> bool:
 def _graph_of(
     module: torch.nn.Module, contract: IOContract, opset: int
 ) -> tuple[torch.onnx.ONNXProgram, tuple[SourceAttention, ...], tuple[TensorSpec, ...], tuple[Guard, ...]]:
-    import torch
-
     with quiet(), torch.no_grad():
         program, guards = _traced(module, contract)
         _refuse_flex_attention(program)
@@ -515,8 +506,6 @@ def _graph_of(
 def _root(err: BaseException) -> str:
     """The operator that failed, the line of code that it is from, and the first cause, which the exporter wraps in
     several errors with advice."""
-    import torch
-
     cause: BaseException = err
     node: torch.fx.Node | None = None
     while cause.__cause__ is not None:

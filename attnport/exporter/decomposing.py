@@ -7,12 +7,12 @@ half of the time of a capture. Where no node changes the tensors of another, the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import torch
+from torch.fx.node import map_arg
 
 from attnport.patches import Patch
-
-if TYPE_CHECKING:
-    import torch
 
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -33,8 +33,6 @@ def node_by_node() -> tuple[Patch, ...]:
 
 def _decompose(program: torch.export.ExportedProgram, table: Table, translated: Collection[Any]) -> bool:
     """Decomposes a program in place; False, with the program as it was, where that takes a trace of the whole."""
-    import torch
-
     graph = program.graph
     written = _decompositions(graph, table, translated)
     if written is None:
@@ -56,7 +54,6 @@ def _decompositions(
     graph: torch.fx.Graph, table: Table, translated: Collection[Any]
 ) -> dict[torch.fx.Node, torch.fx.Graph] | None:
     """By node, what it decomposes to; None where nodes cannot be decomposed one by one."""
-    import torch
     from torch._guards import detect_fake_mode
 
     found: dict[torch.fx.Node, torch.fx.Graph] = {}
@@ -86,9 +83,7 @@ def _is_always_decompose(target: Any) -> bool:
 
 def _traced(node: torch.fx.Node, table: Table, translated: Collection[Any]) -> torch.fx.Graph:
     """What a node decomposes to: a graph with a placeholder for each node that it takes."""
-    import torch
     from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.node import map_arg
 
     target = cast("Any", node.target)
 
@@ -114,7 +109,6 @@ def _traced(node: torch.fx.Node, table: Table, translated: Collection[Any]) -> t
 
 def _described(values: Any) -> list[Any]:
     """The type and sizes of each tensor."""
-    import torch
     from torch.utils._pytree import tree_leaves
 
     return [(value.dtype, [getattr(getattr(size, "node", None), "expr", size) for size in value.shape])
@@ -124,8 +118,6 @@ def _described(values: Any) -> list[Any]:
 
 def _inline(node: torch.fx.Node, written: torch.fx.Graph) -> None:
     """Writes a graph of `_traced` in place of its node."""
-    from torch.fx.node import map_arg
-
     graph, made = node.graph, {}
     taken = iter(node.all_input_nodes)
     about = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta")}
@@ -155,8 +147,6 @@ def _replace(node: torch.fx.Node, by: Any) -> None:
 
 def _share_sizes(graph: torch.fx.Graph) -> None:
     """Has each size read or computed once, of an input where one has it, as in a trace of the whole."""
-    import torch
-
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     of_inputs = {
         size.node.expr: (node, axis, size)

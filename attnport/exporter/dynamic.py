@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+
+import torch
 
 from attnport.artifacts import IOContract
 from attnport.dims import Symbol
 from attnport.exporter.capture import trace, untraceable
 from attnport.exporter.patching import quiet, traceable
-
-if TYPE_CHECKING:
-    import torch
-
 
 Dims = tuple[Symbol | int, ...]
 
@@ -32,7 +29,6 @@ def dynamic_dims(
     Raises:
         ExportError: torch cannot trace the module.
     """
-    import torch
     from torch.export import Dim
 
     shapes = {

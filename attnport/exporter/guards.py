@@ -11,13 +11,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from attnport.artifacts import IOContract
 from attnport.dims import Dim
-
-if TYPE_CHECKING:
-    import torch
 
 _SCANNED = 2048
 _COMBINED = 24
@@ -44,8 +43,6 @@ class Guard:
 
 def constants(program: torch.export.ExportedProgram, contract: IOContract) -> dict[str, tuple[int, str]]:
     """The dims that became constants, by name: the constant, and the code that made it so."""
-    import torch
-
     symbols = getattr(_environment(program), "replacements", {})
     places = getattr(_environment(program), "replacements_slocs", {})
     ranges = {dim.name: dim for dim in contract.dims}
@@ -74,7 +71,6 @@ def pinned(program: torch.export.ExportedProgram) -> bool:
 def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple[Guard, ...]:
     """The guards that some sizes of the contract violate, one for each set of such sizes."""
     import sympy
-    import torch
 
     ranges = {dim.name: dim for dim in contract.dims}
     dims: dict[Any, Dim] = {}
@@ -134,7 +130,6 @@ def _within(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) -> dic
 def _as_function(condition: Any, used: Sequence[Any]) -> Callable[..., bool]:
     """A condition as a function of the sizes `used`. sympy's own substitution takes a thousand times as long."""
     import sympy
-    import torch
     from torch.utils._sympy.printers import PythonPrinter
 
     # sympy's own printer takes torch's remainder for its own, and puts no brackets around a difference in it.
@@ -151,8 +146,6 @@ def _as_function(condition: Any, used: Sequence[Any]) -> Callable[..., bool]:
 
 def _environment(program: torch.export.ExportedProgram) -> Any:
     """The ShapeEnv of a trace; None if no size stayed dynamic."""
-    import torch
-
     for shape in _input_shapes(program):
         for size in shape:
             if isinstance(size, torch.SymInt):

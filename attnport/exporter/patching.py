@@ -19,6 +19,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from attnport.exporter.loops import all_experts, scanned
 from attnport.exporter.translations.recurrent import kept_whole
 from attnport.patches import Patch, alone, patched
@@ -26,7 +28,6 @@ from attnport.user_code import place_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    import torch
 
 _SIBLINGS = 100
 """The most nodes that read one value and are tried with a rule of several last nodes."""
@@ -101,7 +102,6 @@ def obstacles() -> tuple[Patch, ...]:
 
 def _keeps(to: Callable[[torch.Tensor], torch.Tensor], module: torch.nn.Module) -> bool:
     """Whether a cast leaves each tensor of a module as it is; tried on empty tensors, which no trace records."""
-    import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():

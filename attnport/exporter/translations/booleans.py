@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnport.exporter.translations import Translation, opset
+import torch
 
-_INT32, _BOOL = 6, 9
+from attnport.exporter.translations import Translation, op
 
 
 def table() -> dict[Any, Translation]:
     """`where`, `masked_fill`, and what torch makes of `all` under a condition."""
-    import torch
-
     return {
         torch.ops.aten.where.self: where,
         torch.ops.aten.masked_fill.Scalar: masked_fill,
@@ -24,9 +22,11 @@ def table() -> dict[Any, Translation]:
     }
 
 
+_INT32, _BOOL = 6, 9
+
+
 def where(condition: Any, self: Any, other: Any) -> Any:
     """`self` where the condition is true, else `other`."""
-    op = opset()
     if not (_is_boolean(self) or _is_boolean(other)):
         return op.Where(condition, self, other)
     return op.Or(op.And(condition, self), op.And(op.Not(condition), other))
@@ -34,14 +34,12 @@ def where(condition: Any, self: Any, other: Any) -> Any:
 
 def masked_fill(self: Any, mask: Any, value: Any) -> Any:
     """`value` where the mask is true, else `self`."""
-    op = opset()
     filled = op.CastLike(value, self)
     return where(mask, filled, self) if _is_boolean(self) else op.Where(mask, filled, self)
 
 
 def all_true(self: Any) -> Any:
     """Whether every element is true, as it is where there is none."""
-    op = opset()
     return op.Cast(op.ReduceMin(op.Cast(self, to=_INT32), keepdims=0), to=_BOOL)
 
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnport.exporter.translations import Translation, opset
+import torch
 
-_INT64, _BOOL = 7, 9
-_SUM, _MEAN, _MAX = 0, 1, 2
+from attnport.exporter.translations import Translation, op
 
 
 def table() -> dict[Any, Translation]:
     """The operators of this file; they differ in what is done without a gradient."""
-    import torch
-
     aten = torch.ops.aten
     found = (
         aten.embedding_bag.default,
@@ -26,6 +23,10 @@ def table() -> dict[Any, Translation]:
         aten._embedding_bag_forward_only.default,
     )
     return dict.fromkeys(found, embedding_bag)
+
+
+_INT64, _BOOL = 7, 9
+_SUM, _MEAN, _MAX = 0, 1, 2
 
 
 def embedding_bag(
@@ -45,7 +46,6 @@ def embedding_bag(
     are `padding_idx` do not count, and a bag without any other has zeros. The three other results are for gradients
     alone, and nothing reads them.
     """
-    op = opset()
     unused = op.Identity(indices)  # torch.onnx writes shapes of its own on what is returned
     first, width = op.Constant(value_ints=[0]), op.Shape(weight, start=1, end=2)
     begins = op.Cast(offsets, to=_INT64)
@@ -85,5 +85,4 @@ def embedding_bag(
 
 
 def _filled(value: float, like: Any, shape: Any) -> Any:
-    op = opset()
     return op.Expand(op.CastLike(op.Constant(value_float=value), like), shape)

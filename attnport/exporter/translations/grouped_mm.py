@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnport.exporter.translations import Translation
+import torch
+
+from attnport.exporter.translations import Translation, op
 
 
 def table() -> dict[Any, Translation]:
     """torch's operator, and that of transformers if it is there."""
-    import torch
-
     found: dict[Any, Translation] = {}
     for library, name in (("aten", "_grouped_mm"), ("transformers", "grouped_mm_fallback")):
         packet = getattr(getattr(torch.ops, library), name, None)
@@ -29,9 +29,6 @@ def grouped_mm(mat_a: Any, mat_b: Any, offs: Any = None, bias: Any = None, out_d
     A group's rows end at its element of `offs`; torch leaves rows behind the last end undefined, and here they belong
     to the last group. Gathering a matrix for each row instead would take `M*K*N` numbers.
     """
-    from onnxscript import opset18
-
-    op: Any = opset18  # its types know no constants
     groups = mat_b.shape[0]
     if not isinstance(groups, int) or len(mat_a.shape) != 2 or offs is None or out_dtype is not None:
         raise ValueError(f"grouped_mm of {mat_a.shape} and {mat_b.shape} is not supported; expected [M,K], [G,K,N].")

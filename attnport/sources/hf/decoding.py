@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from attnport.artifacts import IOContract, Window
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
@@ -144,8 +146,6 @@ def _windows(model: Any, sizes: Sizes, most: int) -> Windows | None:
     Args:
         most: The longest text.
     """
-    import torch
-
     windows = _windows_of(model, len(sizes))
     if windows is None or windows.places >= most - 1:
         return None
@@ -216,8 +216,6 @@ def _padding_matters(model: Any, sizes: Sizes) -> bool:
 
     A model may count it as positions, even where it is masked, or take its place in the cache for something else.
     """
-    import torch
-
     empty = {}
     for at, pair in enumerate(sizes):
         for name, (heads, width) in zip(OWN, pair, strict=True):
@@ -241,7 +239,6 @@ def _ends(model: Any, vocab: int) -> tuple[int, ...]:
 
 def _sizes(place: str, model: Any, vocab: int) -> Sizes:
     """The sizes of keys and values of a decoder alone; raises SpecError where it keeps something else."""
-    import torch
     from transformers.cache_utils import DynamicCache
 
     ids_BS = torch.arange(3)[None] % vocab
@@ -253,7 +250,6 @@ def _sizes(place: str, model: Any, vocab: int) -> Sizes:
 
 def _cross_sizes(place: str, model: Any, source: int, width: int) -> tuple[Sizes, Sizes]:
     """The sizes of keys and values of a decoder's own tokens and of its encoder's; raises as `_sizes` does."""
-    import torch
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
     cache: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -265,8 +261,6 @@ def _cross_sizes(place: str, model: Any, source: int, width: int) -> tuple[Sizes
 
 def _fill(place: str, model: Any, run: Callable[[], Any]) -> None:
     """Runs a model that writes into a cache; raises SpecError if it does not take it."""
-    import torch
-
     try:
         with torch.no_grad():
             run()
@@ -382,8 +376,6 @@ def _takes_padding(model: Any, memory: Memory, vocab: int) -> bool:
         UnknownCache: without padding, too, a pass over all tokens gives something else; or the model needs more than
             was found of what it keeps.
     """
-    import torch
-
     ids_BS, begins = (torch.arange(12).reshape(2, 6) * 5 + 3) % vocab, (0, 2)
     mask_BS = torch.tensor([[1] * 6, [0] * 2 + [1] * 4])
     steps = range(6) if memory.has_states else (2, 3, 4, 5)
@@ -455,8 +447,6 @@ def _length(path: Path, shape: tuple[int, ...], longer: tuple[int, ...]) -> int 
 
 def _run(model: Any, argument: str, vocab: int, tokens: int, given: Any) -> Any:
     """What a model keeps after a run."""
-    import torch
-
     ids_BS = (torch.arange(_BATCH * tokens).reshape(_BATCH, tokens) + 1) % vocab
     with torch.no_grad():
         out = model(input_ids=ids_BS, use_cache=True, **({} if given is None else {argument: given}))

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
 from attnport.example_values import example
@@ -22,8 +24,6 @@ from attnport.sources.hf.files import find, read_json
 from attnport.sources.parsing import parse_input
 
 if TYPE_CHECKING:
-    import torch
-
     from attnport.sources.hf.modules import HubModel
 
 
@@ -133,8 +133,6 @@ class Trial:
 
     def outputs(self, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
         """The outputs; None, and `problem` says why, where the model does not run."""
-        import torch
-
         try:
             with torch.no_grad():
                 return self.module.named(**feeds)
@@ -284,8 +282,6 @@ def _used(inputs: Inputs, trial: Trial) -> Inputs:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor | None) -> bool:
-    import torch
-
     return other is not None and one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
