@@ -57,7 +57,6 @@ def operands(op_type: str, inputs: Sequence[Any], attributes: Mapping[str, Any])
     Args:
         op_type: One of `SCHEMAS`.
         inputs: In the order of the operator: tensors, or values of a graph.
-        attributes: Those that are given.
 
     Raises:
         NotImplementedError: `SCHEMAS` does not name an input that is there, or an attribute that is not zero.
@@ -80,7 +79,6 @@ def evaluate(op_type: str, inputs: Sequence[Tensor | None], attributes: Mapping[
     Args:
         op_type: One of `SCHEMAS`.
         inputs: In the order of the operator; None for one that is left out.
-        attributes: Those that are given.
 
     Raises:
         NotImplementedError: the operator is used in a way that is not known here.
@@ -131,12 +129,9 @@ def visible(queries: int, keys: int, before: Tensor | int, left: int, right: int
     """Whether a query sees a key, [T,S], or [B,1,T,S] where `before` differs by row.
 
     Args:
-        queries: How many there are.
-        keys: How many there are.
         before: How many keys precede the first query: a number, or one of each row, [B].
         left: How many keys before its own a query sees; -1 = all.
         right: How many keys after its own; -1 = all, 0 = causal.
-        device: Of the result.
     """
     import torch
 

@@ -185,7 +185,6 @@ def extreme_feeds(io: IOContract, feeds: Mapping[str, Array], kind: str, batch: 
     """The feeds with extreme values in inputs that are not masks or examples, and in the finite part of biases.
 
     Args:
-        io: The contract.
         feeds: An array for every input; integers below `TensorSpec.high`.
         kind: One of `EXTREMES`. `large values` are floats 32 times as large, and integers that are the smallest or the
             largest allowed; with `equal rows`, each position of an item occurs at least twice, so that scores tie.
@@ -327,8 +326,6 @@ def validity(io: IOContract, feeds: Mapping[str, Array], *, empty_items: bool = 
     These are the rows of tokens that the padding masks keep.
 
     Args:
-        io: The contract.
-        feeds: An array for each input.
         empty_items: Whether all rows of items for which a mask keeps no key are compared too, or none.
     """
     sizes = check_feeds(io, feeds)

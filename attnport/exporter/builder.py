@@ -93,13 +93,7 @@ class Builder:
         return self.const(number, value.dtype.numpy())
 
     def cast(self, value: ir.Value, dtype: ir.DataType, name: str = "cast") -> ir.Value:
-        """`value` in `dtype`; `value` itself if it already has that type.
-
-        Args:
-            value: What to cast.
-            dtype: The type.
-            name: Of the node, behind the scope.
-        """
+        """`value` in `dtype`; `value` itself if it already has that type."""
         if value.dtype == dtype:
             return value
         return self.op("Cast", value, name=name, dtype=dtype, shape=dims_of(value), to=dtype)

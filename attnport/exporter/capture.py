@@ -182,7 +182,6 @@ def untraceable(err: Exception, what: str, hint: str = "") -> ExportError:
     """What torch raised in a trace, told with the line of the module's code and what to write in its place.
 
     Args:
-        what: What failed.
         hint: What helps where nothing is known of the cause; "" = torch's own message.
     """
     place, said = raised_in(err), str(err)
@@ -312,7 +311,6 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
 
     Args:
         module: In eval mode; called with the contract's inputs by keyword.
-        contract: Inputs, outputs and dims.
         opset: 23 or later, so that scaled_dot_product_attention stays one `Attention` node.
         observed: The sizes of the contract's outputs come from runs; those of the torch graph replace them.
 

@@ -55,7 +55,6 @@ def write_program(name: str, module: torch.nn.Module, contract: IOContract) -> P
     """The program of a module.
 
     Args:
-        name: What the program is called in its first line.
         module: In eval mode, in float32; called with the contract's inputs by keyword.
 
     Raises:

@@ -223,7 +223,6 @@ def _at_each_place(put: torch.fx.Node, value: torch.fx.Node, behind: int) -> tor
     """The value of `x[indices] = value` in a form that broadcasts over `x`; None if it has none.
 
     Args:
-        put: The call.
         behind: The axes of `x` behind those of the mask.
     """
     sizes = value.meta["val"].shape

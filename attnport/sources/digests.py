@@ -115,9 +115,6 @@ def reading(text: str) -> Iterator[None]:
 
     Inside another such block, it is that block. Python modules that an earlier load imported are imported anew if a
     file that it depended on has changed: else the code in memory would run under the digest of the new file.
-
-    Args:
-        text: The SPEC.
     """
     if _current.get() is not None:
         yield

@@ -59,8 +59,6 @@ def memory_spec(
     """The ModelSpec of a module in memory, which `kept_copy` made.
 
     Args:
-        module: The module.
-        arguments: What its forward is called with.
         ranges: Of dims by name; others are found.
         outputs: Those that are wanted; none = all.
         precision: The precision that it was in before `kept_copy`; "" = float32.

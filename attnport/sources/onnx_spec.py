@@ -118,9 +118,6 @@ def _input(text: str, value: ir.Value, name: str, counted: bool, known: dict[str
     """What the graph says of an input.
 
     Args:
-        text: What errors call the file.
-        value: The input.
-        name: Its name as an argument.
         counted: Whether masks of padding say lengths, as of a `Decoder`.
         known: The names of dims by what the graph calls them, for all of its inputs.
     """

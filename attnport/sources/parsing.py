@@ -123,7 +123,6 @@ def marked(spec: TensorSpec, marks: Iterable[str], dtype: str = "") -> Input:
     """An input with its marks.
 
     Args:
-        spec: The input.
         marks: What stands behind its shape, without colons.
         dtype: As of `Input`.
 

@@ -395,8 +395,6 @@ def take_apart(
     """A value as a tree; the tensors and other values in it are added to `leaves` by their paths.
 
     Args:
-        value: The value.
-        path: Its own place.
         leaves: What is added to.
         read: What a tensor, an array or a number is taken as.
 

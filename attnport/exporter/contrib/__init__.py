@@ -52,12 +52,7 @@ def expand_all(model: ir.Model) -> int:
 
 
 def sizes_of(run: KnownSizes, node: ir.Node) -> Sequence[Sizes | None]:
-    """The sizes of the outputs of an operator of com.microsoft; None where one is not known.
-
-    Args:
-        run: What is known of the values before the node.
-        node: The operator.
-    """
+    """The sizes of the outputs of an operator of com.microsoft; None where one is not known."""
     sizes = [run.sizes.get(value) if value is not None else None for value in node.inputs]
     if node.op_type not in OPERATORS or not sizes or sizes[0] is None:
         return [None]

@@ -80,9 +80,6 @@ def multi_head_attention(
     `[B|1,H|1,S,T]`, unless the keys that it hides are written as below. Grouped heads are repeated.
 
     Args:
-        build: Where.
-        masks: Writes the mask.
-        attention: Whose.
         key_column: For the kernels on CPU: whether a mask of keys alone becomes one more column of q and k, of ones and
             of numbers that hide, or key padding where it is one of lengths and there can be no column. The flash kernel
             on CPU, whose memory is linear in T, takes no mask. On CUDA, key padding is computed by several kernels, and
@@ -404,9 +401,6 @@ def _attended(
     """ONNX's operator on `[B,H,T,D]`, merged to `[B,T,E]`, and keys and values.
 
     Args:
-        build: Where.
-        o: The operands.
-        x: The first of them.
         parts: Queries, keys and values.
         past: Of keys, where `parts` begin with a cache.
     """

@@ -41,7 +41,6 @@ def write(build: Builder, op_type: str, **operands: Any) -> ir.Value:
     """Writes an operator of com.microsoft.
 
     Args:
-        build: Where.
         op_type: One of `SCHEMAS`.
         operands: Inputs and attributes by the names in `SCHEMAS`; an input that is None is left out.
     """
@@ -98,8 +97,6 @@ def rows_of(
     """q, k and v as `[B,S,H*D]`, the heads of k and v repeated.
 
     Args:
-        build: Where.
-        attention: Whose.
         times: How often each head of k and v occurs.
         columns: One more column of each head of q and of k, `[B,S,H,1]` and `[B,T,G,1]`.
     """
@@ -228,13 +225,7 @@ def summed(build: Builder, first: ir.Value, *rest: ir.Value | None) -> ir.Value:
 
 
 def places(build: Builder, count: ir.Value, start: ir.Value | None = None) -> ir.Value:
-    """`start`, `start` + 1, ..., as int64[count]; sizes are int64[1].
-
-    Args:
-        build: Where.
-        count: How many.
-        start: 0 by default.
-    """
+    """`start`, `start` + 1, ..., as int64[count]; sizes are int64[1]."""
     axis, first = build.const([0], np.int64), build.const(0, np.int64)
     end = count
     if start is not None:
@@ -274,7 +265,6 @@ def causal(build: Builder, queries: ir.Value, keys: ir.Value, past: ir.Value, wi
     """Which keys a query sees of those up to its own, bool[T,S].
 
     Args:
-        build: Where.
         queries: How many there are, int64[1].
         keys: How many there are, int64[1].
         past: How many keys are before the first query's own, int64[1].

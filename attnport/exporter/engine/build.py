@@ -32,7 +32,6 @@ def check_profiles(io: IOContract, profiles: Sequence[Profile]) -> tuple[Profile
     TensorRT itself accepts unknown names, and sizes that neither the model nor the memory can take.
 
     Args:
-        io: The model's contract.
         profiles: The profiles; without any, one profile covers the model's whole range.
 
     Raises:

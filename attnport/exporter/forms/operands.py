@@ -437,12 +437,6 @@ def reindexed(masks: MaskWriter, attention: Attention, factor: Factor, change: C
 
     A formula of indices, and of inputs read at them, stays a formula, so that a kernel can compute it. Any other is
     written as a tensor over the old index, which is then changed to the new index.
-
-    Args:
-        masks: Writes the tensor.
-        attention: With the old index.
-        factor: One of its mask.
-        change: The index that is new.
     """
     if change.axis.name not in axes_of(factor.keep):
         return factor.keep

@@ -82,12 +82,7 @@ def hides_padding(keeps: Iterable[Expr], mask: MaskSpec) -> bool:
 
 
 def rows_without_key(keeps: Iterable[Expr], lengths: Sequence[Expr | None] = (None, None)) -> Rows:
-    """Which rows of an item that has keys may be without an allowed key, as far as the formulas tell.
-
-    Args:
-        keeps: As of `spec_of`.
-        lengths: As of `spec_of`.
-    """
+    """Which rows of an item that has keys may be without an allowed key, as far as formulas as of `spec_of` tell."""
     parts = [part for keep in keeps for part in conjuncts(plain(keep))]
     if all(axes_of(part) <= {"b", "h", "j"} for part in parts):
         return "none"

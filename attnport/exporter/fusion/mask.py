@@ -89,12 +89,7 @@ class Mask:
 
 
 class MaskReader:
-    """Collects the terms of one attention's scores, from the softmax up, and reads them as a mask.
-
-    Args:
-        layout: The attention's layout.
-        masks: The mask contracts of the graph's inputs.
-    """
+    """Collects the terms of one attention's scores, from the softmax up, and reads them as a mask."""
 
     def __init__(self, layout: Layout, masks: Collection[MaskSpec] = ()) -> None:
         self.layout = layout

@@ -151,7 +151,6 @@ def cost_of_weights(graph: ir.Graph, attention: Recognised, sizes: Mapping[str, 
 
     Args:
         graph: After lowering, without unused nodes.
-        attention: An attention that was lowered.
         sizes: The usual size of each named dim; if one is missing, only the formula is given.
     """
     if attention.node.graph is not graph or attention.node.op_type != "Softmax":
@@ -652,8 +651,6 @@ def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, masks: Col
 
     Args:
         model: As `infer_sizes` leaves it; shapes of the values are used.
-        counted: The attentions counted at export.
-        masks: The mask contracts of the graph's inputs.
     """
     context = Context(tuple(masks))
     found = ((node, matched(node, context)) for node in model.graph)

@@ -111,9 +111,7 @@ def cast_for(
 
     Args:
         value: An output of a node.
-        to: The type to cast to.
         users: Nodes, each with the number of the input to replace.
-        name: The name of the new node.
         takes_over: Whether the cast takes over the value's name and its place among the graph's outputs.
     """
     node = value.producer()

@@ -26,8 +26,6 @@ def apply_plan(model: ir.Model, plan: str, islands: Collection[str] = ()) -> int
     division by it infinite. Weights are rounded as torch rounds them.
 
     Args:
-        model: In float32.
-        plan: A precision plan.
         islands: The names of nodes that stay in float32, with the inputs that only they read and the outputs that they
             compute.
 

@@ -101,8 +101,6 @@ class Lowering(abc.ABC):
         """Writes one attention in the target's form, before `build.before`.
 
         Args:
-            build: Of the graph.
-            masks: Writes masks, which attentions share.
             attention: In one layout; a sink is already the bias of key 0.
             plan: The precision plan, whose types are written later.
 
@@ -141,9 +139,7 @@ class Lowering(abc.ABC):
 
         Args:
             model: As exported. It is changed, so pass a copy.
-            counted: The attentions counted at export.
             plan: One of `plans`, or `auto` if the target takes fp16.
-            masks: The mask contracts of the graph's inputs.
             sizes: The usual size of each named dim, by which a target may choose its form.
             islands: The names of the nodes that stay in float32 under the plan `auto`, as a search found them.
             without: The attentions that stay as exported, and `REAL_TOKENS` or `BLOCKS` if that step is left out, each
@@ -179,7 +175,6 @@ class Lowering(abc.ABC):
 
         Args:
             model: As `fuse_graph` leaves it.
-            plan: The precision plan.
             islands: The names of the nodes that stay in float32 under the plan `auto`.
 
         Raises:
@@ -199,15 +194,9 @@ class Lowering(abc.ABC):
         sizes: Mapping[str, int] | None = None,
         without: Mapping[str, str] | None = None,
     ) -> Lowered:
-        """The first step of `lower`: writes the attentions in the target's form. A search repeats only the second step.
+        """The first step of `lower`, with its arguments: writes the attentions in the target's form.
 
-        Args:
-            model: As exported; changed in place.
-            counted: The attentions counted at export.
-            plan: The precision plan, by which a target may choose its form.
-            masks: The mask contracts of the graph's inputs.
-            sizes: The usual size of each named dim.
-            without: As of `lower`.
+        A search repeats only the second step. By its plan, a target may choose a form.
         """
         self._prepare(model)
         recognition = recognise(model, counted, masks=masks)

@@ -170,8 +170,6 @@ def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: C
 
     Args:
         graph: Before attentions are written, as `infer_sizes` leaves it: equal sizes have equal names.
-        attentions: Those recognised in it.
-        masks: The mask contracts of the graph's inputs.
 
     Returns:
         By name of the attention, why: the node that lets other rows see them.

@@ -124,7 +124,6 @@ def contract_of(subject: Subject, declared: Sequence[str], *, free_sides: bool =
     """How a model is run, and its contract, found in its forward, its configs and runs of it.
 
     Args:
-        subject: The model.
         declared: `--dim` declarations; those of images make an image's sides dynamic, or fix them.
         free_sides: Let an image's sides be dynamic where the model takes other sizes than that of its config.
 
@@ -197,15 +196,7 @@ def _with_sides(inputs: Inputs, trial: Trial, declared: Mapping[str, Dim], *, fr
 def _observed(
     name: str, inputs: Inputs, trial: Trial, longest: Mapping[str, int], declared: Sequence[str]
 ) -> tuple[Call, IOContract]:
-    """The contract of a model with these inputs, by runs of it: the ranges of dims, and the outputs.
-
-    Args:
-        name: What errors call the model.
-        inputs: Its inputs.
-        trial: Runs it.
-        longest: The longest sequences.
-        declared: `--dim` declarations.
-    """
+    """The contract of a model with these inputs, by runs of it: the ranges of dims, and the outputs."""
     wanted = parse_dims(declared)
     dims = tuple(
         dim
@@ -284,11 +275,7 @@ _UNLIMITED = 512
 def text_contract(
     name: str, module: HubModel, config: Any, tokenizer: TokenizerOf, declared: Sequence[str]
 ) -> tuple[Call, IOContract]:
-    """How a text model is run, and its contract; parameters and errors are those of `text_inputs`.
-
-    Args:
-        name: What errors call the model.
-    """
+    """How a text model, called `name` in errors, is run, and its contract; all else as of `text_inputs`."""
     inputs, dims, masks = text_inputs(config, module, tokenizer, declared)
     outputs = observe_outputs(module.named, inputs, dims, name)
     call = Call(run_whole, tuple(spec.name for spec in inputs))
@@ -315,12 +302,6 @@ def text_inputs(
 
     Type ids are an input where the model's tokenizer makes them, and the model takes them; else the model runs with its
     own default.
-
-    Args:
-        config: The model's config.
-        module: The model.
-        tokenizer: The tokenizer beside its weights.
-        declared: `--dim` declarations.
 
     Raises:
         UsageError: a declared dim is unknown, or beyond the model's limit.
@@ -403,7 +384,6 @@ def see(run: Callable[..., dict[str, torch.Tensor]], vocab: int, padding: int | 
 
     Args:
         run: `input_ids` and `attention_mask` `[B,T]` to outputs by name.
-        vocab: The number of ids.
         padding: The id of padding, which does not occur, since positions may depend on it.
     """
     known = [each for each in range(vocab) if each != padding]

@@ -60,12 +60,6 @@ def past_contract(
 ) -> tuple[Call, IOContract]:
     """How a decoder is run with its cache, and its contract.
 
-    Args:
-        subject: The model.
-        config: Its config.
-        tokenizer: The tokenizer beside its weights.
-        declared: `--dim` declarations.
-
     Raises:
         SpecError: what the model keeps cannot be given to it, or it is not causal.
         UsageError: a declared dim is unknown, or beyond the model's limit.
@@ -126,8 +120,6 @@ def _caches(names: tuple[str, str], sizes: Sizes, lengths: Sequence[str | int]) 
     """The inputs for keys and values, layer by layer.
 
     Args:
-        names: Patterns of the names of keys and of values.
-        sizes: Their heads and widths.
         lengths: By layer, the dim of its tokens.
     """
     return [
@@ -142,9 +134,6 @@ def _windows(model: Any, sizes: Sizes, most: int) -> Windows | None:
 
     None, too, if the model makes its masks or positions of the cache of the first layer, or ignores masks that it is
     given: then its logits change with one token of padding that the layers with a window do not keep.
-
-    Args:
-        most: The longest text.
     """
     windows = _windows_of(model, len(sizes))
     if windows is None or windows.places >= most - 1:
@@ -181,10 +170,8 @@ def _remembering(
     """How a model is run that keeps something else than keys and values, and its contract.
 
     Args:
-        ids: Its tokens.
         masks: Its masks over what it keeps and new tokens.
         texts: The range of a text's tokens.
-        declared: `--dim` declarations.
         generating: What its contract says of how it generates.
     """
     model = subject.model
@@ -289,9 +276,7 @@ def cross_contract(subject: Subject, plain: IOContract, declared: Sequence[str])
     """How a decoder is run behind its encoder's keys and values, and its contract.
 
     Args:
-        subject: The model.
         plain: The contract of the decoder behind the encoder's hidden states, without a cache.
-        declared: `--dim` declarations.
 
     Raises:
         SpecError: the model keeps something else than keys and values of every token.
@@ -347,11 +332,7 @@ class Windows:
 
 
 def _windows_of(model: Any, layers: int) -> Windows | None:
-    """The windows by which transformers cuts a model's cache; None if it cuts no layer's.
-
-    Args:
-        layers: How many layers have a cache.
-    """
+    """The windows by which transformers cuts a model's cache; None if it cuts no layer's."""
     from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 
     config = model.config.get_text_config(decoder=True)

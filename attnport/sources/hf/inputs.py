@@ -211,10 +211,6 @@ def candidates(
     """The inputs that a model may take, by the table.
 
     Args:
-        text: What errors call the model.
-        accepted: What its forward takes.
-        main: Its main input.
-        numbers: The numbers in its configs.
         other: Forms that replace those of the table, by input; none = it is not given.
 
     Raises:
@@ -246,11 +242,6 @@ def _known_forms(name: str, forms: Sequence[str], numbers: Numbers) -> tuple[Ten
 
 def choose(text: str, known: Candidates, trial: Trial) -> Inputs:
     """The first inputs with which a model runs, with masks or else without, of those that it may take.
-
-    Args:
-        text: What errors call the model.
-        known: What it may take.
-        trial: Runs it.
 
     Raises:
         SpecError: it runs with none.
@@ -304,7 +295,6 @@ def usual_dims(inputs: Inputs, longest: Mapping[str, int], usual: Mapping[str, i
     """The usual range of every dim, of which trying may leave a part.
 
     Args:
-        longest: The longest sequences.
         usual: The sides of images, and the samples of a second.
     """
     high, wide, samples = usual.get("height", 224), usual.get("width", 224), usual.get("samples", 16000)
@@ -414,8 +404,6 @@ def numbers_of(config: Any, processor: Mapping[str, Any], *, types: bool) -> Num
     """The numbers in a model's configs, and of the texts that it reads and those that it writes.
 
     Args:
-        config: Its config.
-        processor: The config of its processor.
         types: Whether its tokenizer makes type ids.
     """
     reads = _inside(config, "text_config", "encoder", "encoder_config")
