@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from attnport.artifacts import IOContract
+from attnport.artifacts import Dim, IOContract, TensorSpec
 from attnport.cases.mask_cases import NO_PADDING, keep_of, keys_dim, layouts_of, mask_value
-from attnport.dims import Dim, TensorSpec
 from attnport.example_values import continued
 from attnport.masks.numpy_builders import numpy_dtype
 from attnport.parities import LARGE_VALUES

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnport.artifacts import IOContract, SourceAttention
-from attnport.dims import TensorSpec
+from attnport.artifacts import IOContract, SourceAttention, TensorSpec
 from attnport.errors import ExportError, first_line
 from attnport.example_values import example
 from attnport.exporter.complex_numbers import split_complex

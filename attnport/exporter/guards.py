@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from attnport.artifacts import IOContract
-from attnport.dims import Dim
+from attnport.artifacts import Dim, IOContract
 
 _SCANNED = 2048
 _COMBINED = 24

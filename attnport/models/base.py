@@ -19,10 +19,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from attnport import registry
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import Dim, IOContract, MaskSpec, ModelSpec, Source, TensorSpec
 from attnport.errors import SpecError, nearest
-from attnport.masks import MaskSpec
 
 if TYPE_CHECKING:
     from torch import nn

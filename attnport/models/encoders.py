@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract
-from attnport.dims import TensorSpec
+from attnport.artifacts import IOContract, TensorSpec
 from attnport.errors import UsageError
 from attnport.masks import torch_builders as masks
 from attnport.models.base import BATCH, PADDING, get, length, model

@@ -8,8 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from attnport.artifacts import IN_MEMORY, ModelSpec, Source
-from attnport.dims import Dim
+from attnport.artifacts import IN_MEMORY, Dim, ModelSpec, Source
 from attnport.errors import SpecError
 from attnport.sources.declare import declared_arguments, observed_spec
 from attnport.sources.load import sealed

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import UNKNOWN_SIZE, ModelSpec
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import UNKNOWN_SIZE, Dim, ModelSpec, TensorSpec
 from attnport.errors import SpecError, UsageError
 from attnport.onnx_graph import attribute, ir, made_by, perm_of
 from attnport.options import advised

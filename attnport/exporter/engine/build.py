@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attnport import errors
-from attnport.artifacts import EngineRecord, IOContract
-from attnport.dims import Profile
+from attnport.artifacts import EngineRecord, IOContract, Profile
 from attnport.errors import ArtifactError, AttnportError, EngineBuildError, ProfileError, UsageError
 from attnport.exporter import inspect_graph
 from attnport.exporter.engine.child import NOT_WRITTEN, BuildRequest, BuildResult

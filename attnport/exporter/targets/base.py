@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from attnport import registry
-from attnport.artifacts import AUTO, INTEGERS, SourceAttention
+from attnport.artifacts import AUTO, INTEGERS, MaskSpec, SourceAttention
 from attnport.errors import UsageError, whole_cause
 from attnport.exporter.builder import Builder, CannotLower, clean_up, inline_functions
 from attnport.exporter.forms.blocks import Local, to_blocks
@@ -27,7 +27,6 @@ from attnport.exporter.graph.sizes import infer_sizes
 from attnport.exporter.precision.plan import apply_plan, widen
 from attnport.exporter.tokens.padding import seen_without_key
 from attnport.exporter.tokens.real import run_real_tokens
-from attnport.masks import MaskSpec
 from attnport.onnx_graph import dims_of, ir
 
 REAL_TOKENS, BLOCKS = "the pass that leaves padding out", "attention in blocks"

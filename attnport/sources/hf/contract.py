@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnport.artifacts import IOContract
+from attnport.artifacts import Dim, IOContract, MaskSpec, TensorSpec
 from attnport.budget import Budget
-from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError
 from attnport.example_values import example
-from attnport.masks import MaskSpec
 from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf.files import TokenizerOf
 from attnport.sources.hf.inputs import (

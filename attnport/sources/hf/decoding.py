@@ -15,10 +15,8 @@ from typing import Any
 
 import torch
 
-from attnport.artifacts import IOContract, Window
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import Dim, IOContract, MaskSpec, TensorSpec, Window
 from attnport.errors import SpecError, first_line
-from attnport.masks import MaskSpec
 from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf.contract import Subject, text_inputs
 from attnport.sources.hf.files import TokenizerOf
