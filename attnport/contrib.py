@@ -352,10 +352,6 @@ def _fast_gelu(o: SimpleNamespace) -> tuple[Tensor, ...]:
     return (0.5 * x * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)).tanh()),)
 
 
-def _quick_gelu(o: SimpleNamespace) -> tuple[Tensor, ...]:
-    return (o.x * (o.x * o.alpha).sigmoid(),)
-
-
 def _fused_matmul(o: SimpleNamespace) -> tuple[Tensor, ...]:
     a, b = o.a.movedim(0, -2) if o.transBatchA else o.a, o.b.movedim(0, -2) if o.transBatchB else o.b
     a, b = a.transpose(-1, -2) if o.transA else a, b.transpose(-1, -2) if o.transB else b
@@ -405,7 +401,7 @@ SCHEMAS: dict[str, Schema] = {
                            block_size=0, accuracy_level=0),
     "MultiHeadAttention": _schema("q k v bias mask added past_k past_v", _multi_head, num_heads=0, scale=0.0,
                                   unidirectional=0, mask_filter_value=-10000.0),
-    "QuickGelu": _schema("x", _quick_gelu, alpha=1.702),
+    "QuickGelu": _schema("x", lambda o: (o.x * (o.x * o.alpha).sigmoid(),), alpha=1.702),
     "RotaryEmbedding": _schema("x positions cos sin", _rotary, interleaved=0, num_heads=0, rotary_embedding_dim=0,
                                is_packed_batching=0, scale=1.0),
     "SimplifiedLayerNormalization": _schema("x scale", _rms_norm, axis=-1, epsilon=1e-5),

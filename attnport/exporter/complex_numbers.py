@@ -254,11 +254,6 @@ def _product(call: _Call, multiply: Callable[..., Any], *of: _Pair) -> _Pair:
     return _Pair(a if d is None else call(aten.sub.Tensor, a, d), c if b is None else call(aten.add.Tensor, b, c))
 
 
-def _exp(call: _Call, one: _Pair) -> _Pair:
-    """`exp(z)`."""
-    return _polar(call, _Pair(call(aten.exp.default, one.real), None), _Pair(one.imag, None))
-
-
 def _polar(call: _Call, size: _Pair, at: _Pair) -> _Pair:
     """A number of a size at an angle."""
     sides = (call(aten.cos.default, at.real), call(aten.sin.default, at.real))
@@ -272,29 +267,9 @@ def _of_parts(call: _Call, real: _Pair, imag: _Pair) -> _Pair:
     return _Pair(*(call(aten.add.Tensor, part, zero) for part, zero in zip(parts, zeros, strict=True)))
 
 
-def _of_view(call: _Call, both: _Pair) -> _Pair:
-    """`torch.view_as_complex`."""
-    return _Pair(*(call(aten.select.int, both.real, -1, part) for part in (0, 1)))
-
-
 def _conj(call: _Call, one: _Pair) -> _Pair:
     """The conjugate."""
     return _Pair(one.real, call(aten.neg.default, one.imag))
-
-
-def _view(call: _Call, one: _Pair) -> Any:
-    """`torch.view_as_real`."""
-    return call(aten.stack.default, list(one), -1)
-
-
-def _absolute(call: _Call, one: _Pair) -> Any:
-    """`|z|`."""
-    return call(aten.sqrt.default, _squared(call, one))
-
-
-def _angle(call: _Call, one: _Pair) -> Any:
-    """The angle of `z`."""
-    return call(aten.atan2.default, one.imag, one.real)
 
 
 def _squared(call: _Call, one: _Pair) -> Any:
@@ -309,24 +284,19 @@ _RULES: dict[str, Callable[..., Any]] = {
     "reciprocal": _reciprocal,
     "pow": _power,
     "square": lambda call, one: _mul(call, one, one),
-    "exp": _exp,
+    "exp": lambda call, one: _polar(call, _Pair(call(aten.exp.default, one.real), None), _Pair(one.imag, None)),
     "linear": _linear,
     "einsum": _einsum,
     "complex": _of_parts,
     "polar": _polar,
-    "view_as_complex": _of_view,
-    "view_as_real": _view,
+    "view_as_complex": lambda call, both: _Pair(*(call(aten.select.int, both.real, -1, part) for part in (0, 1))),
+    "view_as_real": lambda call, one: call(aten.stack.default, list(one), -1),
     "real": lambda _, one: one.real,
     "imag": lambda _, one: one.imag,
-    "abs": _absolute,
-    "angle": _angle,
+    "abs": lambda call, one: call(aten.sqrt.default, _squared(call, one)),
+    "angle": lambda call, one: call(aten.atan2.default, one.imag, one.real),
 }
 """Rules by the operator's name."""
-
-
-def _transform(inverse: bool, call: _Call, of: _Pair, n: Any = None, dim: int = -1, norm: str | None = None) -> _Pair:
-    """`fft` or `ifft`."""
-    return _along(call, of, n, dim, norm, inverse=inverse)
 
 
 def _several(
@@ -340,11 +310,6 @@ def _several(
     for at, axis in enumerate(dims):
         of = _along(call, of, None if s is None else s[at], axis, norm, inverse=inverse)
     return of
-
-
-def _of_real(call: _Call, of: _Pair, n: Any = None, dim: int = -1, norm: str | None = None) -> _Pair:
-    """`rfft`."""
-    return _along(call, of, n, dim, norm, inverse=False, half=True)
 
 
 def _to_real(call: _Call, of: _Pair, n: Any = None, dim: int = -1, norm: str | None = None) -> Any:
@@ -364,7 +329,17 @@ def _to_real(call: _Call, of: _Pair, n: Any = None, dim: int = -1, norm: str | N
     return _finished(call, call(aten.sub.Tensor, *products), n, dim, norm, inverse=True)
 
 
-def _along(call: _Call, of: _Pair, n: Any, dim: int, norm: str | None, *, inverse: bool, half: bool = False) -> _Pair:
+def _along(
+    call: _Call,
+    of: _Pair,
+    n: Any = None,
+    dim: int = -1,
+    norm: str | None = None,
+    *,
+    inverse: bool = False,
+    half: bool = False,
+) -> _Pair:
+    """`fft`, `ifft`, and with `half` of the frequencies `rfft`."""
     n = _size(call, of.real, dim) if n is None else n
     parts, count = _last(call, of, n, dim)
     bins = call(operator.add, call(operator.floordiv, n, 2), 1) if half else n
@@ -421,13 +396,13 @@ def _dtype(of: _Pair) -> Any:
 
 
 _FOURIER: dict[str, Callable[..., Any]] = {
-    "fft_fft": partial(_transform, False),
-    "fft_ifft": partial(_transform, True),
+    "fft_fft": _along,
+    "fft_ifft": partial(_along, inverse=True),
     "fft_fftn": partial(_several, False, None),
     "fft_ifftn": partial(_several, True, None),
     "fft_fft2": partial(_several, False, (-2, -1)),
     "fft_ifft2": partial(_several, True, (-2, -1)),
-    "fft_rfft": _of_real,
+    "fft_rfft": partial(_along, half=True),
     "fft_irfft": _to_real,
 }
 """Rules by the operator's name, as those of `_RULES`; arguments after the first are as the operator's."""

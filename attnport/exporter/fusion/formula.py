@@ -104,14 +104,11 @@ def op(name: str, *args: Expr) -> Expr:
     elif name == "GreaterOrEqual":
         name, args = "LessOrEqual", (args[1], args[0])
     if name in _FOLD and all(isinstance(arg, Const) for arg in args):
-        return Const(_fold(name, [arg.value for arg in args if isinstance(arg, Const)]))
+        values: list[Any] = [arg.value for arg in args if isinstance(arg, Const)]
+        return Const(values[0] if name in ("Max", "Min") and len(values) == 1 else _FOLD[name](*values))
     simple = _SIMPLIFY.get(name)
     found = simple(*args) if simple and len(args) <= 3 else None
     return found if found is not None else Op(name, args)
-
-
-def _fold(name: str, values: list[Any]) -> Any:
-    return values[0] if name in ("Max", "Min") and len(values) == 1 else _FOLD[name](*values)
 
 
 def _and(a: Expr, b: Expr) -> Expr | None:
@@ -149,15 +146,6 @@ def _not(a: Expr) -> Expr | None:
 
 def _may_be_nan(expr: Expr) -> bool:
     return any(read.value.dtype is None or read.value.dtype.is_floating_point() for read in reads_of(expr))
-
-
-def _less_equal(a: Expr, b: Expr) -> Expr | None:
-    # An index is never negative: the masks that transformers builds start with `index >= 0`.
-    return TRUE if a == ZERO and isinstance(b, Axis | Size) else None
-
-
-def _less(a: Expr, b: Expr) -> Expr | None:
-    return FALSE if b == ZERO and isinstance(a, Axis | Size) else None
 
 
 def _where(c: Expr, a: Expr, b: Expr) -> Expr | None:
@@ -211,10 +199,6 @@ def _add(a: Expr, b: Expr) -> Expr | None:
     return a if isinstance(b, Const) and b.value == 0 else None
 
 
-def _sub(a: Expr, b: Expr) -> Expr | None:
-    return a if isinstance(b, Const) and b.value == 0 else None
-
-
 def _mul(a: Expr, b: Expr) -> Expr | None:
     if isinstance(a, Const) and a.value == 1:
         return b
@@ -225,13 +209,14 @@ _SIMPLIFY: dict[str, Callable[..., Expr | None]] = {
     "And": _and,
     "Or": _or,
     "Not": _not,
-    "LessOrEqual": _less_equal,
-    "Less": _less,
+    # An index is never negative: the masks that transformers builds start with `index >= 0`.
+    "LessOrEqual": lambda a, b: TRUE if a == ZERO and isinstance(b, Axis | Size) else None,
+    "Less": lambda a, b: FALSE if b == ZERO and isinstance(a, Axis | Size) else None,
     "Where": _where,
     "Ne": _ne,
     "Equal": _equal,
     "Add": _add,
-    "Sub": _sub,
+    "Sub": lambda a, b: a if isinstance(b, Const) and b.value == 0 else None,
     "Mul": _mul,
 }
 _BOOLEAN = {"And", "Or", "Not", "Equal", "Ne", "Less", "LessOrEqual", "Xor"}

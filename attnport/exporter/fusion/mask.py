@@ -260,7 +260,7 @@ class MaskReader:
             rest = self._two_valued(when_true, times)
             return None if rest is None else op("And", condition, rest)
         if _is_low(when_true, times):
-            if _is_nonzero(condition, when_false):  # `x.masked_fill(x != 0, low)`
+            if condition == op("Ne", when_false, ZERO):  # `x.masked_fill(x != 0, low)`
                 return op("Not", self._truth(when_false) or condition)
             rest = self._two_valued(when_false, times)
             return None if rest is None else op("And", op("Not", condition), rest)
@@ -319,11 +319,6 @@ def _resolved(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
         return expr
 
     return tuple(Factor(left(factor.keep), factor.origin) for factor in factors)
-
-
-def _is_nonzero(condition: Expr, expr: Expr) -> bool:
-    """Whether `condition` says that `expr` is not zero."""
-    return condition == op("Ne", expr, ZERO)
 
 
 def _is_low(expr: Expr, times: float) -> bool:

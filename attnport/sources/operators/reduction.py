@@ -11,8 +11,6 @@ from torch.nn import functional
 
 from attnport.sources.operators.base import OPERATORS, Call, axes_of, numbers, operator
 
-Reduce = Callable[[Tensor, tuple[int, ...], bool], Tensor]
-
 
 def _product(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
     for axis in sorted(axes, reverse=True):
@@ -22,14 +20,6 @@ def _product(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
 
 def _sum(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
     return torch.sum(x, tuple(axes), keepdim=keep, dtype=x.dtype) if axes else x
-
-
-def _root_of_squares(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
-    return torch.sqrt(_sum(x * x, axes, keep))
-
-
-def _logarithm(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
-    return torch.log(_sum(x, axes, keep))
 
 
 def _extreme(function: Callable[..., Tensor], x: Tensor, axes: Sequence[int], keep: bool, end: str) -> Tensor:
@@ -52,9 +42,9 @@ _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "ReduceMax": lambda x, axes, keep: _extreme(torch.amax, x, axes, keep, "min"),
     "ReduceMin": lambda x, axes, keep: _extreme(torch.amin, x, axes, keep, "max"),
     "ReduceL1": lambda x, axes, keep: _sum(x.abs(), axes, keep),
-    "ReduceL2": _root_of_squares,
+    "ReduceL2": lambda x, axes, keep: torch.sqrt(_sum(x * x, axes, keep)),
     "ReduceSumSquare": lambda x, axes, keep: _sum(x * x, axes, keep),
-    "ReduceLogSum": _logarithm,
+    "ReduceLogSum": lambda x, axes, keep: torch.log(_sum(x, axes, keep)),
     "ReduceLogSumExp": lambda x, axes, keep: torch.logsumexp(x, axes, keepdim=keep),
 }  # fmt: skip
 
