@@ -22,7 +22,7 @@ from attnport.exporter.output_sizes import unknown_sizes
 from attnport.exporter.patching import exact_rules
 from attnport.exporter.portable import write_out_rotary
 from attnport.exporter.storage import INLINE_BYTES
-from attnport.onnx_graph import ir, passes
+from attnport.onnx_graph import attribute, ir, passes
 from attnport.patches import patched
 
 NEWEST = 24
@@ -227,9 +227,8 @@ def index_by_grid(model: ir.Model) -> int:
 def _read(node: ir.Node, known: KnownSizes) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value] | None:
     """The indexed tensor, its row and column indices, and the index that is their sum."""
     flat, at = node.inputs[:2]
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
     flattened = flat.producer() if flat is not None else None
-    if axis != 0 or at is None or flattened is None or flattened.op_type not in ("Reshape", "Flatten"):
+    if attribute(node, "axis", 0) or at is None or flattened is None or flattened.op_type not in ("Reshape", "Flatten"):
         return None
     source = flattened.inputs[0]
     sizes, after = (known.sizes.get(value) if value is not None else None for value in (source, flat))

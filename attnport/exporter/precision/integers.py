@@ -28,7 +28,7 @@ import numpy as np
 from attnport.contrib import CONTRIB
 from attnport.exporter.builder import Builder, clean_up
 from attnport.exporter.naming import module_of
-from attnport.onnx_graph import ir
+from attnport.onnx_graph import attribute, ir, perm_of
 
 SMOOTHING = 0.75
 """How much of a channel's range goes from activations to weights. On MiniLM the least cosine is 0.942 with 0.5, 0.976
@@ -116,9 +116,8 @@ def _is_linear(node: ir.Node) -> bool:
     if node.op_type == "MatMul":
         return True
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    plain = all(node.attributes[name].value == 1 for name in ("alpha", "beta") if name in node.attributes)
-    first = "transA" not in node.attributes or node.attributes["transA"].value == 0
-    return plain and first and (bias is None or (bias.const_value is not None and len(bias.const_value.shape) == 1))
+    plain = all(attribute(node, name, 1) == 1 for name in ("alpha", "beta")) and not attribute(node, "transA", 0)
+    return plain and (bias is None or (bias.const_value is not None and len(bias.const_value.shape) == 1))
 
 
 def _stored(node: ir.Node) -> tuple[ir.TensorProtocol | None, bool]:
@@ -127,11 +126,10 @@ def _stored(node: ir.Node) -> tuple[ir.TensorProtocol | None, bool]:
     Many models use their embedding table as the weight of the last layer too, through a `Transpose`.
     """
     weight = node.inputs[1]
-    turned = "transB" in node.attributes and bool(node.attributes["transB"].value)
+    turned = bool(attribute(node, "transB", 0))
     before = weight.producer() if weight is not None else None
     if before is not None and before.op_type == "Transpose" and before.inputs[0] is not None:
-        order = before.attributes["perm"].as_ints() if "perm" in before.attributes else [1, 0]
-        return (before.inputs[0].const_value, not turned) if list(order) == [1, 0] else (None, turned)
+        return (before.inputs[0].const_value, not turned) if perm_of(before, 2) == [1, 0] else (None, turned)
     return (weight.const_value if weight is not None else None), turned
 
 
