@@ -31,14 +31,7 @@ from attnport.exporter.naming import name_dims, name_outputs, note_empty, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
 from attnport.exporter.patching import exact_rules, located, quiet, traceable
 from attnport.exporter.portable import name_padded_axes, write_out_rotary
-from attnport.exporter.torch_graph import (
-    choose_by_masks,
-    promote,
-    share_heads,
-    slice_splits,
-    to_rank_4,
-    widen_masks,
-)
+from attnport.exporter.torch_graph import choose_by_masks, promote, share_heads, slice_splits, to_rank_4, widen_masks
 from attnport.exporter.translations import tables
 from attnport.known import Computing, known
 from attnport.patches import patched
@@ -150,12 +143,7 @@ def _computing(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _exported(
-    module: torch.nn.Module,
-    contract: IOContract,
-    feeds: dict[str, torch.Tensor],
-    *,
-    chosen: bool,
-    strict: bool = False,
+    module: torch.nn.Module, contract: IOContract, feeds: dict[str, torch.Tensor], *, chosen: bool, strict: bool = False
 ) -> torch.export.ExportedProgram:
     """The trace with dims of the contract's ranges, or `chosen` by torch."""
     dims: dict[str, Any] = {

@@ -15,9 +15,7 @@ Dims = tuple[Symbol | int, ...]
 
 
 def dynamic_dims(
-    module: torch.nn.Module,
-    feeds: Mapping[str, torch.Tensor],
-    fixed: Collection[tuple[str, int]] = (),
+    module: torch.nn.Module, feeds: Mapping[str, torch.Tensor], fixed: Collection[tuple[str, int]] = ()
 ) -> dict[str, Dims]:
     """For each input, its dims: symbols, and the sizes of those that the module's code turns into constants.
 

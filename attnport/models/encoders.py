@@ -155,8 +155,7 @@ class FirstPooling(nn.Module):
 @model(
     "sequence_classifier",
     lambda sizes: dataclasses.replace(
-        get("bert_encoder", **sizes.encoder).io,
-        outputs=(TensorSpec("logits", "float32", ("batch", sizes.labels)),),
+        get("bert_encoder", **sizes.encoder).io, outputs=(TensorSpec("logits", "float32", ("batch", sizes.labels)),)
     ),
 )
 class SequenceClassifier(nn.Module):

@@ -406,11 +406,7 @@ def _same_ranks(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], wh
 
 
 def _run(
-    module: Callable[..., Any],
-    inputs: Sequence[TensorSpec],
-    text: str,
-    examples: Mapping[str, str],
-    sizes: Sizes,
+    module: Callable[..., Any], inputs: Sequence[TensorSpec], text: str, examples: Mapping[str, str], sizes: Sizes
 ) -> dict[str, torch.Tensor]:
     feeds = {spec.name: example(spec, sizes, examples.get(spec.name, "")) for spec in inputs}
     hint = "Check names, dtypes and dims of the inputs, which are passed by keyword."

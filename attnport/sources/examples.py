@@ -26,9 +26,7 @@ Call = Callable[..., "dict[str, torch.Tensor]"]
 
 
 def named_dims(
-    dims: Mapping[str, Sequence[Any]],
-    tensors: Mapping[str, torch.Tensor],
-    declared: Mapping[str, Sequence[Any]],
+    dims: Mapping[str, Sequence[Any]], tensors: Mapping[str, torch.Tensor], declared: Mapping[str, Sequence[Any]]
 ) -> dict[str, Dims]:
     """Dims with names: `batch` for the first one that inputs share, `seq` for the second of sequences, else INPUT_AXIS.
 

@@ -479,7 +479,4 @@ def _shape_packed(run: KnownSizes, o: SimpleNamespace, node: ir.Node) -> Sequenc
     return [(*o.x[:2], run.size(int(sizes[2])) if sizes else o.weight[1] / 3)]
 
 
-OPERATORS = {
-    "MultiHeadAttention": Operator(_expand, _shape),
-    "Attention": Operator(_expand_packed, _shape_packed),
-}
+OPERATORS = {"MultiHeadAttention": Operator(_expand, _shape), "Attention": Operator(_expand_packed, _shape_packed)}

@@ -95,11 +95,7 @@ def _run(request: BuildRequest, folder: Path) -> tuple[BuildResult, str]:
     answer, output = folder / "result.json", folder / "output.txt"
     with output.open("wb") as printed:
         child = subprocess.Popen(
-            _command(answer),
-            stdin=subprocess.PIPE,
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            env=child_environment(),
+            _command(answer), stdin=subprocess.PIPE, stdout=printed, stderr=subprocess.STDOUT, env=child_environment()
         )
         try:
             child.communicate(to_json(request).encode())

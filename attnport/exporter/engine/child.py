@@ -211,7 +211,7 @@ def build(request: BuildRequest, log: IO[str]) -> BuildResult:
 REMEDIES = {
     "NonZero": "NonZero finds the places at which a mask is true, for x[mask], torch.where(mask) and nonzero(): how "
     "many they are depends on values. Write x.masked_fill(mask, value) or torch.where(mask, a, b) in the module, and "
-    "export again.",
+    "export again."
 }
 """What to write in the module in place of an operator that TensorRT does not have."""
 

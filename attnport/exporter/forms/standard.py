@@ -17,12 +17,7 @@ MaskStyle = Literal["bool", "bool_full", "float_full"]
 
 
 def attention_op(
-    build: Builder,
-    masks: MaskWriter,
-    attention: Attention,
-    style: MaskStyle,
-    *,
-    compute: ir.DataType | None = None,
+    build: Builder, masks: MaskWriter, attention: Attention, style: MaskStyle, *, compute: ir.DataType | None = None
 ) -> tuple[ir.Value, tuple[str, ...]]:
     """Writes `Attention(q, k, v, mask)`; returns its output, `[B,H,S,Dv]`, and a tuple with the node's name.
 

@@ -706,11 +706,7 @@ def _in_branches(model: ir.Model, operators: Collection[str]) -> dict[str, str]:
     return operator_of
 
 
-def _assign(
-    matches: Sequence[_Match],
-    counted: Sequence[SourceAttention],
-    branches: dict[str, str],
-) -> Recognition:
+def _assign(matches: Sequence[_Match], counted: Sequence[SourceAttention], branches: dict[str, str]) -> Recognition:
     """Matches nodes with counted attentions by module path and order; nodes without a path by order alone."""
     open_names = {attention.name: attention.module for attention in counted}
     attentions: list[Recognised] = []

@@ -239,11 +239,7 @@ class _Walk:
         return axes
 
     def from_output(
-        self,
-        graph: ir.Graph,
-        start: Recognised,
-        attentions: Mapping[ir.Node, Recognised],
-        hiding: Collection[ir.Node],
+        self, graph: ir.Graph, start: Recognised, attentions: Mapping[ir.Node, Recognised], hiding: Collection[ir.Node]
     ) -> None:
         """Follows the rows of padding of an attention's output; each attention of `attentions` is one step.
 

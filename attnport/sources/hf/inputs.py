@@ -253,8 +253,7 @@ def choose(text: str, known: Candidates, trial: Trial) -> Inputs:
                 return _own_batch(_used(inputs, trial), known.main, trial)
             first = first or f"{', '.join(map(str, inputs.tensors))}: {trial.problem}"
     raise SpecError(
-        f"{text}: it does not run on the inputs that its forward and its config suggest: {first}",
-        hint=DECLARE,
+        f"{text}: it does not run on the inputs that its forward and its config suggest: {first}", hint=DECLARE
     )
 
 

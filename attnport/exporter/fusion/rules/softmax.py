@@ -97,13 +97,7 @@ class Unsplit(Exception):
 
 
 def _read(
-    node: ir.Node,
-    product: ir.Node,
-    p: ir.Value,
-    values: ir.Value,
-    transposed: bool,
-    layout: Layout,
-    context: Context,
+    node: ir.Node, product: ir.Node, p: ir.Value, values: ir.Value, transposed: bool, layout: Layout, context: Context
 ) -> Recognised:
     """Reads the attention for one layout; raises Unsplit if a leading axis has to be split into two."""
     v = at_product(values, layout.raw, *((DEPTH, KEY) if transposed else (KEY, DEPTH)))
