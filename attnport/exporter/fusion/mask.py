@@ -13,6 +13,7 @@ from typing import Literal
 
 from attnport.exporter.fusion.elements import element
 from attnport.exporter.fusion.formula import (
+    CAUSAL,
     FALSE,
     TRUE,
     ZERO,
@@ -23,11 +24,12 @@ from attnport.exporter.fusion.formula import (
     Read,
     conjuncts,
     is_bool,
+    normal,
     op,
     size_along,
 )
 from attnport.exporter.fusion.indices import Index, Layout, Located, broadcast_index, relaid
-from attnport.exporter.fusion.kinds import CAUSAL, Rows, last_sees_all, plain, rows_without_key, spec_of
+from attnport.exporter.fusion.kinds import Rows, last_sees_all, rows_without_key, spec_of
 from attnport.masks import ABSORBS, HIDDEN, HIDES, MaskSpec
 from attnport.onnx_graph import ir, scalar
 
@@ -157,11 +159,11 @@ class MaskReader:
         found = self.element(condition)
         truth = self._truth(found) if number else op("Not", found) if hides else found
         hidden = {factor.keep for factor in self.factors}
-        self.zeroed = self.zeroed or (kept and truth is not None and hidden.issubset(conjuncts(plain(truth))))
+        self.zeroed = self.zeroed or (kept and truth is not None and hidden.issubset(conjuncts(normal(truth))))
         return kept
 
     def _implies(self, truth: Expr) -> bool:
-        return {factor.keep for factor in self.factors}.issuperset(conjuncts(plain(truth)))
+        return {factor.keep for factor in self.factors}.issuperset(conjuncts(normal(truth)))
 
     def read(self, q: Located, k: Located) -> Mask:
         """The mask of all terms so far, over the queries of `q` and the keys of `k`."""
@@ -178,7 +180,7 @@ class MaskReader:
         return "mean" if len(self.lows) == 1 and self.uniform else "other"
 
     def _keep(self, keep: Expr, origin: Origin | None) -> None:
-        self.factors.extend(Factor(part, origin) for part in conjuncts(plain(keep)))
+        self.factors.extend(Factor(part, origin) for part in conjuncts(normal(keep)))
 
     def _declared_additive(self, found: Expr) -> Expr | None:
         """The condition of a float input that, by its contract, only hides keys: a comparison with `HIDDEN`."""
@@ -311,7 +313,7 @@ def _lows(expr: Expr, times: float) -> list[float]:
 
 def _resolved(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
     """Factors without alternatives that another factor excludes: `a` and (`not a` or `b`) become `a` and `b`."""
-    never = {plain(op("Not", factor.keep)) for factor in factors}
+    never = {normal(op("Not", factor.keep)) for factor in factors}
 
     def left(expr: Expr) -> Expr:
         if isinstance(expr, Op) and expr.name == "Or":
