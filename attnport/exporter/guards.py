@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]  # sympy has no type hints
 import torch
+from torch.utils._sympy.printers import PythonPrinter
 
 from attnport.artifacts import Dim, IOContract
 
@@ -58,8 +60,6 @@ def constants(program: torch.export.ExportedProgram, contract: IOContract) -> di
 
 def pinned(program: torch.export.ExportedProgram) -> bool:
     """Whether the graph needs a size that the code computes to be one number, as after `int(x.shape[1] / 64)`."""
-    import sympy  # type: ignore[import-untyped]  # sympy has no type hints
-
     equal = [guard.expr for guard in getattr(_environment(program), "guards", ()) if isinstance(guard.expr, sympy.Eq)]
     return any(  # what equals 0 is the remainder of a size; a size that is not computed is a dim
         any(side.is_number and side > 1 for side in each.args) and not any(side.is_Symbol for side in each.args)
@@ -69,8 +69,6 @@ def pinned(program: torch.export.ExportedProgram) -> bool:
 
 def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple[Guard, ...]:
     """The guards that some sizes of the contract violate, one for each set of such sizes."""
-    import sympy
-
     ranges = {dim.name: dim for dim in contract.dims}
     dims: dict[Any, Dim] = {}
     for spec, shape in zip(contract.inputs, _input_shapes(program), strict=True):
@@ -91,8 +89,6 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
 
 
 def _name(dim: Dim) -> Any:
-    import sympy
-
     return sympy.Symbol(dim.name, integer=True, positive=True)
 
 
@@ -128,9 +124,6 @@ def _within(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) -> dic
 
 def _as_function(condition: Any, used: Sequence[Any]) -> Callable[..., bool]:
     """A condition as a function of the sizes `used`. sympy's own substitution takes a thousand times as long."""
-    import sympy
-    from torch.utils._sympy.printers import PythonPrinter
-
     # sympy's own printer takes torch's remainder for its own, and puts no brackets around a difference in it.
     compiled = sympy.lambdify(used, condition, modules=[{"torch": torch, "math": math}], printer=PythonPrinter)
 

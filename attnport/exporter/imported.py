@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Mapping
 
 import numpy as np
+import onnx
+from onnxscript import optimizer
 
 from attnport.artifacts import IOContract
 from attnport.contrib import CONTRIB
@@ -102,8 +104,6 @@ def prepare(model: ir.Model, opset: int = 23) -> ir.Model:
     Raises:
         ExportError: an operator has no form at that opset.
     """
-    from onnxscript import optimizer
-
     inline_functions(model)
     for node in model.graph:
         if node.op_type == "SimplifiedLayerNormalization":
@@ -132,8 +132,6 @@ def _raised(model: ir.Model, opset: int) -> ir.Model:
 
     Of an opset that is newer than runtimes know, it is lowered if that is possible.
     """
-    import onnx
-
     if model.graph.opset_imports[""] > NEWEST:
         lowered = model.clone()
         with contextlib.suppress(ExportError):
