@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.fx.node import map_arg
 
 _Call = Callable[..., Any]
@@ -65,8 +66,6 @@ class _Writer:
     """Writes real nodes beside the complex ones, then removes those."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
-        from torch._guards import detect_fake_mode
-
         self._program, self._graph = program, program.graph
         self._pairs: dict[torch.fx.Node, _Pair] = {}
         self._replaced: list[torch.fx.Node] = []

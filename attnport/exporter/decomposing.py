@@ -10,7 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 import torch
+from torch._export.utils import _check_valid_to_preserve, _is_cia_op
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
+from torch.onnx._internal.exporter import _decomp, _fx_passes
+from torch.utils._pytree import tree_leaves
 
 from attnport.patches import Patch
 
@@ -19,8 +24,6 @@ Table = Mapping[Any, Callable[..., Any]]
 
 def node_by_node() -> tuple[Patch, ...]:
     """Patches with which torch.onnx decomposes a program node by node where that is possible."""
-    from torch.onnx._internal.exporter import _decomp, _fx_passes
-
     whole = _fx_passes.decompose_with_registry
 
     def each(exported_program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
@@ -54,8 +57,6 @@ def _decompositions(
     graph: torch.fx.Graph, table: Table, translated: Collection[Any]
 ) -> dict[torch.fx.Node, torch.fx.Graph] | None:
     """By node, what it decomposes to; None where nodes cannot be decomposed one by one."""
-    from torch._guards import detect_fake_mode
-
     found: dict[torch.fx.Node, torch.fx.Graph] = {}
     fake = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
     for node in graph.nodes:
@@ -76,15 +77,11 @@ def _decompositions(
 
 def _is_always_decompose(target: Any) -> bool:
     """Whether torch itself never keeps an operator: one that is written with others and returns a view."""
-    from torch._export.utils import _check_valid_to_preserve, _is_cia_op
-
     return _is_cia_op(target) and not _check_valid_to_preserve(target)
 
 
 def _traced(node: torch.fx.Node, table: Table, translated: Collection[Any]) -> torch.fx.Graph:
     """What a node decomposes to: a graph with a placeholder for each node that it takes."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     target = cast("Any", node.target)
 
     def run(*values: Any) -> Any:
@@ -109,8 +106,6 @@ def _traced(node: torch.fx.Node, table: Table, translated: Collection[Any]) -> t
 
 def _described(values: Any) -> list[Any]:
     """The type and sizes of each tensor."""
-    from torch.utils._pytree import tree_leaves
-
     return [(value.dtype, [getattr(getattr(size, "node", None), "expr", size) for size in value.shape])
             if isinstance(value, torch.Tensor) else getattr(getattr(value, "node", None), "expr", value)
             for value in tree_leaves(values)]  # fmt: skip

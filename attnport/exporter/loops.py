@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._higher_order_ops.scan import scan
 from torch.nn import functional
 
 from attnport.patches import Patch
@@ -220,8 +221,6 @@ def _lightning_attention(
 
 
 def _scan(step: Callable[..., Any], start: Any, over: tuple[torch.Tensor, ...]) -> Any:
-    from torch._higher_order_ops.scan import scan
-
     if isinstance(over[0].shape[0], int) and over[0].shape[0] == 1:  # one token is no loop
         last, only = step(start, tuple(one[0] for one in over))
         return last, only[None]

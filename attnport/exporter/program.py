@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.export.graph_signature import InputKind
 
 from attnport.artifacts import IOContract
 from attnport.errors import ExportError
@@ -125,8 +126,6 @@ def _follow_types(wide: torch.fx.Graph, narrow: torch.fx.Graph) -> None:
 
 def _weights(program: torch.export.ExportedProgram) -> tuple[list[str], dict[str, np.ndarray[Any, Any]]]:
     """The name of each weight in the order of the placeholders, and arrays by name; one array for tied weights."""
-    from torch.export.graph_signature import InputKind
-
     names: list[str] = []
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     known: dict[int, str] = {}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnport.dims import Symbol, TensorSpec, said_by
 from attnport.errors import SpecError, first_line
@@ -45,8 +46,6 @@ class Trials:
         Args:
             sizes: Of dims by name; the others have those of the examples.
         """
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
         known = {**self.sizes(dims), **sizes}
         try:
             feeds = {name: _resized(tensor, dims[name], known) for name, tensor in self.tensors.items()}
