@@ -12,18 +12,9 @@ from attnport_bundle.format.contract import (
 )
 
 __all__ = [
-    "ABSORBS",
-    "ALIGNMENTS",
-    "CARRIES",
-    "COMPUTED",
-    "HIDDEN",
-    "HIDES",
-    "KINDS",
-    "OF_INTEGERS",
-    "POLARITIES",
-    "RANKS",
-    "MaskSpec",
-]
+    "ABSORBS", "ALIGNMENTS", "CARRIES", "COMPUTED", "HIDDEN", "HIDES", "KINDS", "OF_INTEGERS", "POLARITIES",
+    "RANKS", "MaskSpec",
+]  # fmt: skip
 
 HIDES = -1e4
 """A constant that a graph adds to a score, or puts in its place, hides the key if it is this or less; otherwise it is a

@@ -50,18 +50,8 @@ _STANDARD = tuple(
     for path in (Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib"))
     for place in (path, path.resolve())
 )
-_SYSTEM = (
-    "/proc/",
-    "/dev/",
-    "/sys/",
-    "/run/",
-    "/etc/",
-    "/lib/",
-    "/lib64/",
-    "/usr/lib/",
-    "/usr/share/",
-    "/usr/include/",
-)
+_SYSTEM = ("/proc/", "/dev/", "/sys/", "/run/", "/etc/", "/lib/", "/lib64/", "/usr/lib/", "/usr/share/",
+           "/usr/include/")  # fmt: skip
 _NO_PART = (".pyc", ".pyo", ".lock", ".ttf", ".otf", ".ttc", ".afm", ".pfb")
 """Endings of files that are no part of a model: bytecode, locks, fonts."""
 _OURS = ("attnport", "attnport_bundle")

@@ -331,18 +331,9 @@ def _write_int4(build: Builder, node: ir.Node, packed: Packed) -> None:
     whole = build.once(("whole", id(packed)), lambda: build.stored(f"{node.name}/int{packed.bits}", packed.whole))
     scales = build.once(("scales", id(packed)), lambda: build.stored(f"{node.name}/scales", packed.scales))
     product = build.op(
-        "MatMulNBits",
-        node.inputs[0],
-        whole,
-        scales,
-        name=str(node.name),
-        domain=CONTRIB,
-        K=width,
-        N=count,
-        bits=packed.bits,
-        block_size=BLOCK,
-        accuracy_level=_ROUNDS_ACTIVATIONS,
-    )
+        "MatMulNBits", node.inputs[0], whole, scales, name=str(node.name), domain=CONTRIB, K=width, N=count,
+        bits=packed.bits, block_size=BLOCK, accuracy_level=_ROUNDS_ACTIVATIONS,
+    )  # fmt: skip
     product.shape = node.outputs[0].shape
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     build.replace(node.outputs[0], product if bias is None else build.op("Add", product, bias, name="biased"))

@@ -63,19 +63,8 @@ def match(node: ir.Node, context: Context) -> Recognised:
     reader = MaskReader(layout, context.masks)
     _read_mask(node, layout, reader)
     output = Located(node.outputs[0], (batch.axis, head.axis, ROW, DEPTH))
-    return Recognised(
-        "",
-        node,
-        node,
-        layout,
-        query(layout, q),
-        k,
-        v,
-        scale,
-        reader.read(q, k),
-        output,
-        attribute(node, "softcap", 0.0),
-    )
+    mask, softcap = reader.read(q, k), attribute(node, "softcap", 0.0)
+    return Recognised("", node, node, layout, query(layout, q), k, v, scale, mask, output, softcap)
 
 
 def _keys(layout: Layout, value: ir.Value | None, dims: list[int | str | None]) -> Located:
