@@ -72,7 +72,10 @@ def group_query_attention(build: Builder, masks: MaskWriter, attention: Attentio
     assert heads is not None
     q, k, v = rows_of(build, attention, 1)
     by_length = length_factor(attention.mask)
-    total = build.once(("keys", name_or_value(attention.v, 2)), lambda: _key_count(build, attention.v))
+    total = build.once(
+        ("keys", name_or_value(attention.v, 2)),
+        lambda: build.cast(build.size(attention.v, 2), ir.DataType.INT32, "mask/keys"),
+    )
     last = _last_keys(build, attention, total, by_length)
     output = write(
         build, "GroupQueryAttention", q=q, k=k, v=v, last=last, total=total,
@@ -110,10 +113,6 @@ def _add_cache_outputs(output: ir.Value) -> None:
         cache.name = f"{node.name}/{name}"
         if output.dtype is not None:
             cache.dtype = output.dtype
-
-
-def _key_count(build: Builder, v: ir.Value) -> ir.Value:
-    return build.cast(build.size(v, 2), ir.DataType.INT32, "mask/keys")
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class LeadSizes:
         """
         if sum(size is None for size in sizes) > 1:
             raise CannotLower("the sizes of its leading axes are merged, and nothing in the graph has them apart")
-        if not any(_at_run_time(size) for size in sizes):
+        if all(size is None or isinstance(size, int) for size in sizes):
             return self.build.const([-1 if size is None else size for size in sizes], np.int64)
         return self.build.op("Concat", *map(self._as_value, sizes), name="shape", axis=0, shape=[len(sizes)])
 
@@ -129,10 +129,6 @@ class LeadSizes:
         if isinstance(size, int) or size is None:
             return self.build.const([-1 if size is None else size], np.int64)
         return size
-
-
-def _at_run_time(size: Size) -> bool:
-    return size is not None and not isinstance(size, int)
 
 
 Dim = int | str | None

@@ -497,7 +497,7 @@ def _sum(value: ir.Value | None, axis: int, seen: frozenset[str]) -> Expr | None
         return None
     producer = value.producer()
     graph = producer.graph if producer is not None else value.graph
-    if graph is None or _is_input_dim(graph, name):
+    if graph is None or any(name in (dims_of(value) or []) for value in graph.inputs):
         return Size(name)
     for node in graph:
         if node.op_type == "Concat" and node.domain == "":
@@ -511,10 +511,6 @@ def _sum(value: ir.Value | None, axis: int, seen: frozenset[str]) -> Expr | None
                         total = op("Add", total, part)
                     return total
     return Size(name)
-
-
-def _is_input_dim(graph: ir.Graph | ir.Function, name: str) -> bool:
-    return any(name in (dims_of(value) or []) for value in graph.inputs)
 
 
 BATCH: Expr = Axis("b")

@@ -303,7 +303,8 @@ def _masked(
     keep = _keep(masks, attention)
     sink = sink_bias(build, masks, attention, compute)
     low = -np.inf
-    if bias is not None and keep is not None and _of_indices(bias) and _uses_queries(attention):
+    of_queries = any("i" in axes_of(factor.keep) for factor in attention.mask.factors)
+    if bias is not None and keep is not None and of_queries and _of_indices(bias):
         bias = build.op("Where", keep, bias, build.like(low, bias), name="mask", dtype=compute)
         keep = None
     for term in (bias, sink):
@@ -339,10 +340,6 @@ def _keep(masks: MaskWriter, attention: Attention) -> ir.Value | None:
     return masks.build.once(
         ("mapped", keep), lambda: masks.build.op("Equal", keep, true, name="mask/mapped", dtype=ir.DataType.BOOL)
     )
-
-
-def _uses_queries(attention: Attention) -> bool:
-    return any("i" in axes_of(factor.keep) for factor in attention.mask.factors)
 
 
 def _of_indices(bias: ir.Value) -> bool:
