@@ -251,11 +251,8 @@ def _halved(first: ir.Value, second: ir.Value) -> ir.Value | None:
     if half * 2 != sizes[3] or any(value.shape is None or value.shape[-1] != half for value in (first, second)):
         return None
     if one.op_type == "Split":
-        return (
-            x
-            if one is other and attribute(one, "axis", 0) in (-1, 3) and (first.index(), second.index()) == (0, 1)
-            else None
-        )
+        axis = attribute(one, "axis", 0)
+        return x if one is other and axis in (-1, 3) and (first.index(), second.index()) == (0, 1) else None
     if one.op_type != "Slice":
         return None
     (start, end), (next_start, next_end) = _bounds(one), _bounds(other)
