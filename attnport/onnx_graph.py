@@ -23,7 +23,8 @@ else:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            return getattr(importlib.import_module(self._name), attribute)
+            found = self.__dict__[attribute] = getattr(importlib.import_module(self._name), attribute)
+            return found
 
     ir, passes = _WhenUsed("onnx_ir"), _WhenUsed("onnx_ir.passes.common")
 
