@@ -136,12 +136,13 @@ def around_windows(io: IOContract) -> dict[int, Sizes]:
     allowed = [
         length for length in wanted if any(dim.takes(length) and length <= largest_size(io, dim) for dim in lengths)
     ]
-    return {length: _sizes(io, 2, lambda dim, length=length: length) for length in allowed}
+    return {length: _sizes(io, 2, length) for length in allowed}
 
 
-def _sizes(io: IOContract, batch: int, length: Callable[[Dim], int]) -> Sizes:
+def _sizes(io: IOContract, batch: int, length: int | Callable[[Dim], int]) -> Sizes:
     counted = batch_dim(io)
-    wanted = {dim.name: batch if dim.name == counted else length(dim) for dim in io.dims}
+    of = (lambda _: length) if isinstance(length, int) else length
+    wanted = {dim.name: batch if dim.name == counted else of(dim) for dim in io.dims}
     return {dim.name: dim.at_least(min(wanted[dim.name], largest_size(io, dim))) for dim in io.dims}
 
 
