@@ -14,7 +14,8 @@ import torch
 from representatives import crossed
 from running import ON_ORT, captured, check_numbers, distance, export, judged, lowered, on_ort, on_reference
 from spellings import ALL, CASES
-from spellings.case import Case, contract, heads
+from spellings.case import Case, D, H, contract, heads
+from torch.nn.functional import scaled_dot_product_attention
 
 from attnport.dims import TensorSpec
 from attnport.errors import UsageError
@@ -146,6 +147,20 @@ def test_a_form_hides_the_keys_that_check_counts_as_hidden(target: str) -> None:
     probabilities = on_ort(export(Added(), io).lowered(target).model)(feeds)[0]
     allowed = decode_mask(mask, lows)
     np.testing.assert_allclose(probabilities[0, 0], np.broadcast_to(allowed / allowed.sum(), (len(lows),) * 2))
+
+
+def test_a_bias_of_logarithms_may_hide_every_key() -> None:
+    class Counted(torch.nn.Module):
+        def forward(self, x: Any, count: Any) -> Any:
+            return scaled_dot_product_attention(x, x, x, attn_mask=count[:, None, None, :].to(x.dtype).log())
+
+    count = TensorSpec("count", "int64", ("batch", "seq"), high=5)
+    made = export(Counted(), contract(heads("x", "seq"), count, outputs=(heads("y", "seq"),)))
+    x = np.random.default_rng(0).standard_normal((2, H, 3, D)).astype(np.float32)
+    feeds = {"x": x, "count": np.array([[0, 0, 0], [1, 0, 2]])}
+    expected = Counted()(*map(torch.from_numpy, feeds.values())).numpy()
+    assert (expected[0] == 0).all()
+    assert distance(on_ort(made.lowered("onnx_18").model)(feeds), [expected]) < 1e-5
 
 
 def test_two_cross_attentions_of_different_lengths_share_no_mask() -> None:

@@ -137,7 +137,7 @@ def decomposed(
 
 
 def can_hide(bias: ir.Value) -> bool:
-    """Whether a bias may contain -inf: it comes from a float input or a constant of -inf, and not through a product."""
+    """Whether a bias may contain -inf: it has that from a float input, a constant or a logarithm, through no product."""
     pending, seen = [bias], set()
     while pending:
         value = pending.pop()
@@ -145,9 +145,9 @@ def can_hide(bias: ir.Value) -> bool:
             continue
         seen.add(value)
         number = value.const_value.numpy().min() if value.const_value is not None and value.const_value.size else 0.0
-        if value.is_graph_input() or float(number) == -np.inf:
-            return True
         node = value.producer()
+        if value.is_graph_input() or float(number) == -np.inf or (node is not None and node.op_type == "Log"):
+            return True
         if node is not None and node.op_type not in ("MatMul", "Gemm", "Einsum", "LayerNormalization", "Softmax"):
             pending.extend(part for part in node.inputs if part is not None)
     return False
