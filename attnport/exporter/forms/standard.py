@@ -137,7 +137,7 @@ def decomposed(
 
 
 def can_hide(bias: ir.Value) -> bool:
-    """Whether a bias may contain -inf: it has that from a float input, a constant or a logarithm, through no product."""
+    """Whether a bias may contain -inf: of a float input, a constant or a logarithm, and not through a product."""
     pending, seen = [bias], set()
     while pending:
         value = pending.pop()
