@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-CONTRIB = "com.microsoft"
-"""The domain."""
-
 
 @dataclass(frozen=True)
 class Schema:

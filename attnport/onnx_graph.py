@@ -28,6 +28,9 @@ else:
 
     ir, passes = _WhenUsed("onnx_ir"), _WhenUsed("onnx_ir.passes.common")
 
+CONTRIB = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
+
 Dim = int | str | None
 """A size, the name of one, or None where it is not known."""
 

@@ -10,7 +10,6 @@ import onnx
 from onnxscript import optimizer
 
 from attnport.artifacts import IOContract
-from attnport.contrib import CONTRIB
 from attnport.errors import ExportError, first_line
 from attnport.exporter.builder import Builder, inline_functions
 from attnport.exporter.capture import OPSET, Capture
@@ -24,7 +23,7 @@ from attnport.exporter.output_sizes import unknown_sizes
 from attnport.exporter.patching import exact_rules
 from attnport.exporter.portable import write_out_rotary
 from attnport.exporter.storage import INLINE_BYTES
-from attnport.onnx_graph import attribute, ir, passes
+from attnport.onnx_graph import CONTRIB, attribute, ir, passes
 from attnport.patches import patched
 
 NEWEST = 24

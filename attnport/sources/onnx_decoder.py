@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnport.contrib import CONTRIB
 from attnport.errors import SpecError
-from attnport.onnx_graph import attribute, ir, known_size, rank_of, scalar
+from attnport.onnx_graph import CONTRIB, attribute, ir, known_size, rank_of, scalar
 
 CONFIG = "genai_config.json"
 _MOST = 1024

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnport.contrib import CONTRIB, SCHEMAS, evaluate
+from attnport.contrib import SCHEMAS, evaluate
 from attnport.errors import SpecError
-from attnport.onnx_graph import ir
+from attnport.onnx_graph import CONTRIB, ir
 from attnport.sources import operators
 from attnport.sources.operators.base import OPERATORS, Call
 from attnport.sources.operators.control import CONTROL

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attnport.contrib import CONTRIB, SCHEMAS, operands
+from attnport.contrib import SCHEMAS, operands
 from attnport.exporter.builder import Builder
 from attnport.exporter.contrib import group_query, layers, multi_head
 from attnport.exporter.contrib.parts import Operator
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
-from attnport.onnx_graph import attributes_of, ir
+from attnport.onnx_graph import CONTRIB, attributes_of, ir
 
 OPERATORS: dict[str, Operator] = {**group_query.OPERATORS, **layers.OPERATORS, **multi_head.OPERATORS}
 

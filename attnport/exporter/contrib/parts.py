@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attnport.contrib import CONTRIB, SCHEMAS
+from attnport.contrib import SCHEMAS
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.forms.standard import can_hide
@@ -18,7 +18,7 @@ from attnport.exporter.fusion.formula import BATCH, J, length_of, reads_of
 from attnport.exporter.fusion.mask import Factor, Mask
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
-from attnport.onnx_graph import ir, known_size, made_by, perm_of
+from attnport.onnx_graph import CONTRIB, ir, known_size, made_by, perm_of
 
 Expanded = list["ir.Value | None"]
 """What replaces an operator's outputs in order; None for one that is not computed."""

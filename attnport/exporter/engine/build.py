@@ -13,9 +13,9 @@ from pathlib import Path
 from attnport import errors
 from attnport.artifacts import EngineRecord, IOContract, Profile
 from attnport.errors import ArtifactError, AttnportError, EngineBuildError, ProfileError, UsageError
-from attnport.exporter import inspect_graph
 from attnport.exporter.engine.child import NOT_WRITTEN, BuildRequest, BuildResult
 from attnport.exporter.engine.evidence import read_header
+from attnport.exporter.inspect_graph import external_files as files_of
 from attnport.jsonfile import digest_file, read, to_json
 from attnport.module_path import child_command, child_environment
 
@@ -78,7 +78,7 @@ def external_files(model: Path) -> tuple[str, ...]:
         proto = onnx.load(model, load_external_data=False)
     except (OSError, DecodeError) as err:
         raise ArtifactError(f"{model} cannot be read as an ONNX model: {err}.") from err
-    return inspect_graph.external_files(model, proto)
+    return files_of(model, proto)
 
 
 def _command(result: Path) -> list[str]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import cast
 
-from attnport import registry
 from attnport.artifacts import SourceAttention
 from attnport.exporter.counting import counts
 from attnport.exporter.fusion.formula import ZERO, Const, Expr, axes_of, op
@@ -22,6 +21,7 @@ from attnport.exporter.fusion.mask import Mask, MaskReader
 from attnport.exporter.naming import module_of
 from attnport.masks import HIDES, MaskSpec
 from attnport.onnx_graph import attribute, constant_of, dims_of, ir, made_by, node_axes, reduced, scalar
+from attnport.registry import all_of
 
 
 @dataclass(frozen=True)
@@ -642,8 +642,7 @@ class Recognition:
 @functools.cache
 def rule_modules() -> list[ModuleType]:
     """The rules: files in `rules/` with `OP_TYPE`, `applies(node)` and `match(node, context) -> Recognised`."""
-    package = "attnport.exporter.fusion.rules"
-    return [registry.module(package, name, "rule") for name in registry.names(package)]
+    return all_of("attnport.exporter.fusion.rules")
 
 
 def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, masks: Collection[MaskSpec] = ()) -> Recognition:

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attnport.contrib import CONTRIB
 from attnport.exporter.contrib import sizes_of
 from attnport.exporter.graph.size_rules import CONTENTS, MAX_CONTENT, SHAPES, KnownSizes, Size
-from attnport.onnx_graph import ir, passes
+from attnport.onnx_graph import CONTRIB, ir, passes
 
 _BROADCAST = (
     *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Where", "And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater"),

@@ -25,10 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from attnport.contrib import CONTRIB
 from attnport.exporter.builder import Builder, clean_up
 from attnport.exporter.naming import module_of
-from attnport.onnx_graph import attribute, ir, perm_of
+from attnport.onnx_graph import CONTRIB, attribute, ir, perm_of
 
 SMOOTHING = 0.75
 """How much of a channel's range goes from activations to weights. On MiniLM the least cosine is 0.942 with 0.5, 0.976

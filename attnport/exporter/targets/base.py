@@ -18,10 +18,10 @@ from attnport.exporter.forms.blocks import Local, to_blocks
 from attnport.exporter.forms.canonical import Layouts, attention_of
 from attnport.exporter.forms.operands import MaskWriter, repeated, with_sink_key
 from attnport.exporter.forms.standard import decomposed
-from attnport.exporter.fusion import rewrites
 from attnport.exporter.fusion.indices import Located
 from attnport.exporter.fusion.kinds import hides_padding
 from attnport.exporter.fusion.recognise import Attention, Recognised, cost_of_weights, recognise
+from attnport.exporter.fusion.rewrites import apply_all
 from attnport.exporter.graph.opset import to_opset
 from attnport.exporter.graph.sizes import infer_sizes
 from attnport.exporter.precision.plan import apply_plan, widen
@@ -254,7 +254,7 @@ class Lowering(abc.ABC):
         inline_functions(model)
         if self.widens:
             widen(model)
-        rewrites.apply_all(model)
+        apply_all(model)
         infer_sizes(model)
 
     def _write(

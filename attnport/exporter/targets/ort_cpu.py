@@ -29,7 +29,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from attnport.artifacts import MANY
-from attnport.contrib import CONTRIB
 from attnport.exporter.builder import Builder
 from attnport.exporter.contrib.group_query import group_query_attention, why_not_group_query
 from attnport.exporter.contrib.multi_head import hides_keys_alone, multi_head_attention, why_not_multi_head
@@ -37,7 +36,7 @@ from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.forms.standard import attention_op, form_name, in_blocks
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.targets.base import Lowering, Written
-from attnport.onnx_graph import attribute, attributes_of, dims_of, ir, known_size, made_by, passes
+from attnport.onnx_graph import CONTRIB, attribute, attributes_of, dims_of, ir, known_size, made_by, passes
 from attnport_bundle.format.decoder import IN_PLACE
 
 LONG, LONG_MASKED = 256, 1024

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from attnport.contrib import CONTRIB
-from attnport.onnx_graph import attribute, constant_of, dims_of, ir, is_constant, node_axes, node_axis, perm_of
+from attnport.onnx_graph import CONTRIB, attribute, constant_of, dims_of, ir, is_constant, node_axes, node_axis, perm_of
 
 ELEMENTWISE = {
     *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Where", "Min", "Max", "Sum", "Mean", "PRelu"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxscript import opset18
 
-from attnport import registry
+from attnport.registry import all_of
 
 Translation = Callable[..., Any]
 op: Any = opset18  # its types know no constants
@@ -21,6 +21,6 @@ op: Any = opset18  # its types know no constants
 def tables() -> dict[Any, Translation]:
     """The translations of all files, as `torch.onnx.export` takes them."""
     found: dict[Any, Translation] = {}
-    for name in registry.names(__name__):
-        found.update(registry.module(__name__, name, "translation").table())
+    for file in all_of(__name__):
+        found.update(file.table())
     return found

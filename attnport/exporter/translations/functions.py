@@ -1,15 +1,17 @@
-"""Functions of a number that ONNX lacks, or that torch's exporter writes with a loss of digits.
+"""Functions of a number that ONNX lacks, or that torch's exporter writes with a loss of digits; choices of booleans.
 
 `expm1` and `log1p` have the point to be accurate near zero; the exporter writes `exp(x) - 1` and `log(1 + x)`
 (https://github.com/microsoft/onnxscript/blob/main/onnxscript/function_libs/torch_lib/ops/core.py, `aten_expm1`).
 `erfinv` is written by the polynomials of https://people.maths.ox.ac.uk/gilesm/files/gems_erfinv.pdf, which are as
-accurate as float32.
+accurate as float32. Of booleans, ONNX Runtime's CPU provider has no `Where`
+(https://github.com/microsoft/onnxruntime/issues/24127).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from attnport.exporter.translations import Translation, op
@@ -18,7 +20,15 @@ from attnport.exporter.translations import Translation, op
 def table() -> dict[Any, Translation]:
     """The operators of this file."""
     aten = torch.ops.aten
-    return {aten.expm1.default: expm1, aten.log1p.default: log1p, aten.erfinv.default: erfinv}
+    return {
+        aten.expm1.default: expm1,
+        aten.log1p.default: log1p,
+        aten.erfinv.default: erfinv,
+        aten.where.self: where,
+        aten.masked_fill.Scalar: masked_fill,
+        aten.masked_fill.Tensor: masked_fill,
+        aten._is_all_true.default: all_true,
+    }
 
 
 def expm1(self: Any) -> Any:
@@ -66,3 +76,28 @@ def erfinv(self: Any) -> Any:
     found = op.Mul(op.Where(op.Less(w, number(5.0)), middle, tail), self)
     ends = op.Equal(op.Abs(self), one)
     return op.Where(ends, op.Div(self, op.Sub(one, one)), found)
+
+
+_INT32, _BOOL = 6, 9
+
+
+def where(condition: Any, self: Any, other: Any) -> Any:
+    """`self` where the condition is true, else `other`."""
+    if not (_is_boolean(self) or _is_boolean(other)):
+        return op.Where(condition, self, other)
+    return op.Or(op.And(condition, self), op.And(op.Not(condition), other))
+
+
+def masked_fill(self: Any, mask: Any, value: Any) -> Any:
+    """`value` where the mask is true, else `self`."""
+    filled = op.CastLike(value, self)
+    return where(mask, filled, self) if _is_boolean(self) else op.Where(mask, filled, self)
+
+
+def all_true(self: Any) -> Any:
+    """Whether every element is true, as it is where there is none; torch makes it of `all` under a condition."""
+    return op.Cast(op.ReduceMin(op.Cast(self, to=_INT32), keepdims=0), to=_BOOL)
+
+
+def _is_boolean(value: Any) -> bool:
+    return getattr(value, "dtype", None) == ir.DataType.BOOL
