@@ -35,25 +35,9 @@ quiet = False
 _DOOR = ("Artifact", "export", "open")
 """Found in `artifact`, whose `export` returns an Artifact; all others are found in `verbs`."""
 __all__ = [
-    "Artifact",
-    "audit",
-    "bench",
-    "build",
-    "bundle",
-    "check",
-    "doctor",
-    "export",
-    "fuse",
-    "generate",
-    "gpu_check",
-    "inspect",
-    "open",
-    "report",
-    "serve",
-    "ship",
-    "tune",
-    "verify",
-]
+    "Artifact", "audit", "bench", "build", "bundle", "check", "doctor", "export", "fuse", "generate",
+    "gpu_check", "inspect", "open", "report", "serve", "ship", "tune", "verify",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from attnport.dims import Dim, Profile
+from attnport.dims import Dim as Dim
+from attnport.dims import Profile as Profile
+from attnport.dims import TensorSpec as TensorSpec
 from attnport.errors import UsageError
 from attnport.latencies import DEVICE_PARTS as DEVICE_PARTS
 from attnport.latencies import Candidate as Candidate
@@ -20,6 +22,7 @@ from attnport.latencies import Interval as Interval
 from attnport.latencies import LatencyReport as LatencyReport
 from attnport.latencies import LatencyRow as LatencyRow
 from attnport.latencies import TuneReport as TuneReport
+from attnport.masks import MaskSpec as MaskSpec
 from attnport.parities import Argmax as Argmax
 from attnport.parities import CaseResult as CaseResult
 from attnport.parities import InvarianceResult as InvarianceResult

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from attnport.onnx_graph import ir, passes
+
 if TYPE_CHECKING:
     import onnx
-    import onnx_ir as ir
 
 _DOMAIN = "attnport.expanded"
 
@@ -27,8 +28,6 @@ def write_out(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> int:
 
     Returns how many. What a body consists of is asked for as well.
     """
-    import onnx_ir.passes.common as passes
-
     written, opset = 0, model.graph.opset_imports.get("", 0)
     while found := _defined(model, wanted):
         passes.ShapeInferencePass(data_prop=False)(model)  # a body may depend on the types of inputs
@@ -55,7 +54,6 @@ def _defined(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> list[tuple[i
 def body_of(node: ir.Node, schema: Any, opset: int) -> ir.Function | None:
     """The body of a node's operator, in operators of `opset` or an older one; None where this node has none."""
     import onnx
-    import onnx_ir as ir
 
     _give_defaults(node, schema)
     body = onnx.FunctionProto()
@@ -83,8 +81,6 @@ def body_of(node: ir.Node, schema: Any, opset: int) -> ir.Function | None:
 
 def _give_defaults(node: ir.Node, schema: Any) -> None:
     """Gives a node the attributes that it leaves to their defaults: a body refers to them."""
-    import onnx_ir as ir
-
     for name, attribute in schema.attributes.items():
         if name not in node.attributes and attribute.default_value.name:
             node.attributes[name] = ir.serde.deserialize_attribute(attribute.default_value)
@@ -99,8 +95,6 @@ def put_in_place(model: ir.Model, node: ir.Node, function: ir.Function, name: st
 
 def inline(model: ir.Model, opset: int) -> None:
     """Inlines the functions of a model; their operators are taken as those of `opset`."""
-    import onnx_ir.passes.common as passes
-
     model.graph.opset_imports[_DOMAIN] = 1
     for function in model.functions.values():
         function.opset_imports[""] = opset
@@ -116,7 +110,6 @@ def _nearest(versions: list[int], opset: int) -> int:
 
 def _type_proto(value: ir.Value | None) -> onnx.TypeProto:
     import onnx
-    import onnx_ir as ir
 
     if value is None or value.type is None:
         return onnx.TypeProto()

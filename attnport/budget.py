@@ -92,9 +92,6 @@ class Budget:
     def reach(self, sizes: Sizes, runs: Callable[[Sizes], bool]) -> bool | None:
         """Runs the model at sizes, before that at smaller ones where it is not known yet whether these fit.
 
-        Args:
-            runs: Whether the model runs at sizes.
-
         Returns:
             Whether it does; False also if it does not at smaller sizes on the way. None if `sizes` do not fit.
         """

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-CONTRIB = "com.microsoft"
-"""The domain."""
-
 
 @dataclass(frozen=True)
 class Schema:
@@ -57,7 +54,6 @@ def operands(op_type: str, inputs: Sequence[Any], attributes: Mapping[str, Any])
     Args:
         op_type: One of `SCHEMAS`.
         inputs: In the order of the operator: tensors, or values of a graph.
-        attributes: Those that are given.
 
     Raises:
         NotImplementedError: `SCHEMAS` does not name an input that is there, or an attribute that is not zero.
@@ -80,7 +76,6 @@ def evaluate(op_type: str, inputs: Sequence[Tensor | None], attributes: Mapping[
     Args:
         op_type: One of `SCHEMAS`.
         inputs: In the order of the operator; None for one that is left out.
-        attributes: Those that are given.
 
     Raises:
         NotImplementedError: the operator is used in a way that is not known here.
@@ -131,12 +126,9 @@ def visible(queries: int, keys: int, before: Tensor | int, left: int, right: int
     """Whether a query sees a key, [T,S], or [B,1,T,S] where `before` differs by row.
 
     Args:
-        queries: How many there are.
-        keys: How many there are.
         before: How many keys precede the first query: a number, or one of each row, [B].
         left: How many keys before its own a query sees; -1 = all.
         right: How many keys after its own; -1 = all, 0 = causal.
-        device: Of the result.
     """
     import torch
 
@@ -357,10 +349,6 @@ def _fast_gelu(o: SimpleNamespace) -> tuple[Tensor, ...]:
     return (0.5 * x * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)).tanh()),)
 
 
-def _quick_gelu(o: SimpleNamespace) -> tuple[Tensor, ...]:
-    return (o.x * (o.x * o.alpha).sigmoid(),)
-
-
 def _fused_matmul(o: SimpleNamespace) -> tuple[Tensor, ...]:
     a, b = o.a.movedim(0, -2) if o.transBatchA else o.a, o.b.movedim(0, -2) if o.transBatchB else o.b
     a, b = a.transpose(-1, -2) if o.transA else a, b.transpose(-1, -2) if o.transB else b
@@ -410,7 +398,7 @@ SCHEMAS: dict[str, Schema] = {
                            block_size=0, accuracy_level=0),
     "MultiHeadAttention": _schema("q k v bias mask added past_k past_v", _multi_head, num_heads=0, scale=0.0,
                                   unidirectional=0, mask_filter_value=-10000.0),
-    "QuickGelu": _schema("x", _quick_gelu, alpha=1.702),
+    "QuickGelu": _schema("x", lambda o: (o.x * (o.x * o.alpha).sigmoid(),), alpha=1.702),
     "RotaryEmbedding": _schema("x positions cos sin", _rotary, interleaved=0, num_heads=0, rotary_embedding_dim=0,
                                is_packed_batching=0, scale=1.0),
     "SimplifiedLayerNormalization": _schema("x scale", _rms_norm, axis=-1, epsilon=1e-5),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import Literal
 
-from attnport.artifacts import IOContract, Window
-from attnport.dims import TensorSpec
+from attnport.artifacts import IOContract, TensorSpec, Window
 from attnport.errors import UsageError
 from attnport_bundle.errors import FeedError
 from attnport_bundle.format.contract import dims_in

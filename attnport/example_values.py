@@ -67,8 +67,6 @@ def example(
     """A tensor to run a module with, the same each time: normal floats, and whole numbers below `spec.high` or 2.
 
     Args:
-        spec: The input.
-        sizes: The sizes of dims.
         given: The values that it has, as of `packed`; "" = others.
         shape: In place of that at `sizes`.
         least: Whole numbers are random from it on; None = they are 1, where that is below `spec.high`.

@@ -5,11 +5,31 @@ A value that is None, as an input that is left out, has no size, no constant and
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
-    import onnx_ir as ir
+    import onnx_ir
+    import onnx_ir.passes.common
+
+    ir, passes = onnx_ir, onnx_ir.passes.common
+else:
+
+    class _WhenUsed:
+        """A module that is imported when something of it is used: onnx_ir takes a quarter of a second."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, attribute: str) -> Any:
+            found = self.__dict__[attribute] = getattr(importlib.import_module(self._name), attribute)
+            return found
+
+    ir, passes = _WhenUsed("onnx_ir"), _WhenUsed("onnx_ir.passes.common")
+
+CONTRIB = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
 
 Dim = int | str | None
 """A size, the name of one, or None where it is not known."""
@@ -35,24 +55,18 @@ def rank_of(value: ir.Value | None) -> int | None:
 
 def is_constant(value: ir.Value | None) -> bool:
     """Whether a value is an initializer, or what a `Constant` makes."""
-    from onnx_ir.convenience import get_const_tensor
-
-    return value is not None and get_const_tensor(value) is not None
+    return value is not None and ir.convenience.get_const_tensor(value) is not None
 
 
 def constant_of(value: ir.Value | None, most: int = 4096) -> Any | None:
     """The array of a constant of at most so many elements, else None."""
-    from onnx_ir.convenience import get_const_tensor
-
-    tensor = None if value is None else get_const_tensor(value)
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
     return tensor.numpy() if tensor is not None and tensor.size <= most else None
 
 
 def array_of(value: ir.Value) -> np.ndarray[Any, Any]:
     """The array of a value that `is_constant`, however large."""
-    from onnx_ir.convenience import get_const_tensor
-
-    tensor = get_const_tensor(value)
+    tensor = ir.convenience.get_const_tensor(value)
     assert tensor is not None
     return tensor.numpy()
 

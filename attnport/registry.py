@@ -23,6 +23,11 @@ def names(package: str) -> list[str]:
     return [path.stem for path in files(package)]
 
 
+def all_of(package: str) -> list[ModuleType]:
+    """Imports every file of `package`, in the order of `names`."""
+    return [importlib.import_module(f"{package}.{name}") for name in names(package)]
+
+
 def module(package: str, name: str, what: str) -> ModuleType:
     """Imports the module called `name`; hyphens are taken as underscores.
 

@@ -343,6 +343,10 @@ tests/exporter/test_lowering_forms.py
   attnport/exporter/targets/tensorrt.py: scores of engines are scaled twice
     - return scale / on_scores, on_scores
     + return scale, on_scores
+tests/exporter/test_spellings.py
+  attnport/exporter/forms/operands.py: a mask of numbers that are subtracted hides nothing
+    - above = "Greater" if times > 0 else "Less"
+    + above = "Greater"
 tests/exporter/test_blocks.py
   attnport/exporter/forms/blocks.py: windows in blocks are one key too wide
     - return self._op("LessOrEqual", distance, self._int(found.by), name="near", bools=True)

@@ -74,8 +74,10 @@ HEAVY = {
     "torch",
     "transformers",
 }
-WITH_TORCH = PACKAGE / "sources" / "operators"
-"""Tables of PyTorch's functions, which only a module imports: `sources/onnx_module.py`."""
+FOUND_BY_NAME = {
+    *("runtimes", "bundling.layouts", "exporter.targets", "exporter.fusion.rules", "exporter.fusion.rewrites"),
+}
+"""Folders whose files are imported to be asked what they are."""
 READER = {"cryptography", "numpy", "onnxruntime", "openvino", "pyarrow", "tensorrt", "tensorrt_rtx", "tokenizers"}
 """What a bundle's own reader may import beside the standard library, where it is used and not before."""
 
@@ -209,25 +211,29 @@ def bound(tree: ast.Module) -> dict[str, str]:
     return found
 
 
-def subclassed(tree: ast.Module) -> set[str]:
-    """The packages whose classes a file derives from, through files of ours as well."""
-    names, found = bound(tree), set[str]()
-    for node in ast.walk(tree):
-        for base in node.bases if isinstance(node, ast.ClassDef) else ():
-            while isinstance(base, ast.Attribute | ast.Subscript):
-                base = base.value
-            origin = names.get(base.id, "") if isinstance(base, ast.Name) else ""
-            found.add(origin.split(".")[0])
-            ours = ROOT.joinpath(*origin.split(".")[:-1]).with_suffix(".py")
-            if origin.startswith("attnport.") and ours.is_file():
-                found |= subclassed(ast.parse(ours.read_text()))
+def heavy_at_import(source: str) -> list[str]:
+    """Heavy packages that a file imports when it is imported."""
+    return sorted({name.split(".")[0] for name in bound(ast.parse(source)).values()} & HEAVY)
+
+
+def loaded(starts: Collection[str], sources: Mapping[str, str]) -> set[str]:
+    """The modules that are imported with some others, those around them included; imports inside functions are not."""
+    found, pending = set[str](), list(starts)
+    while pending:
+        name = file_of(pending.pop(), sources)
+        if name and name not in found:
+            found.add(name)
+            pending += [*bound(ast.parse(sources[name])).values(), name.removesuffix(".__init__").rpartition(".")[0]]
     return found
 
 
-def heavy_at_import(source: str) -> list[str]:
-    """Heavy packages that a file imports when it is imported, unless it derives from a class of theirs."""
-    tree = ast.parse(source)
-    return sorted({name.split(".")[0] for name in bound(tree).values()} & HEAVY - subclassed(tree))
+def begins(module: str) -> bool:
+    """Whether a module is imported before it is known what has to be done."""
+    folder, _, name = module.removeprefix("attnport.").rpartition(".")
+    own = folder.split(".")[0] or name
+    return own in ("verbs", "console", "artifact", "testing", "cli", "__init__") or (
+        folder in FOUND_BY_NAME and not name.startswith("_")
+    )
 
 
 def files(*, reader: bool = False) -> list[Path]:
@@ -271,9 +277,11 @@ def test_the_bundles_reader_needs_numpy_and_runtimes_alone() -> None:
     assert not found, "\n".join(found)
 
 
-def test_heavy_packages_are_imported_inside_functions() -> None:
-    others = [path for path in files() if WITH_TORCH not in path.parents]
-    found = [f"{path.relative_to(ROOT)}: {name}" for path in others for name in heavy_at_import(path.read_text())]
+def test_nothing_heavy_is_imported_before_it_is_used() -> None:
+    sources = {dotted_name(path, ROOT): path.read_text() for path in files()}
+    modules = loaded([module for module in sources if begins(module)], sources)
+    assert {"attnport.runtimes.ort_cpu", "attnport.verbs.ship", "attnport.exporter.fusion.mask"} <= modules
+    found = [f"{module}: {name}" for module in sorted(modules) for name in heavy_at_import(sources[module])]
     assert not found, "\n".join(found)
 
 
@@ -366,13 +374,18 @@ def test_the_readers_check_finds_a_runtime_that_comes_with_the_import() -> None:
         assert reader_at_import(ast.parse(source)) == names
 
 
-def test_the_check_for_heavy_imports_knows_leaves_that_subclass() -> None:
-    assert heavy_at_import("import torch") == ["torch"]
+def test_a_heavy_import_is_found_behind_others() -> None:
     assert heavy_at_import("from rich.table import Table\nimport onnxruntime as ort") == ["onnxruntime", "rich"]
     assert heavy_at_import("def f():\n    import torch") == []
     assert heavy_at_import("if TYPE_CHECKING:\n    import torch") == []
-    assert heavy_at_import("import torch\nfrom torch import nn\nclass A(nn.Module): pass") == []
-    assert heavy_at_import("import torch\nclass A(Base): pass") == ["torch"]
-    ours = "import torch\nfrom attnport.models.encoders import {0}\nclass A({0}): pass"
-    assert heavy_at_import(ours.format("BertEncoder")) == []
-    assert heavy_at_import("import torch\nfrom attnport.dims import Dim\nclass A(Dim): pass") == ["torch"]
+    sources = {
+        "attnport.__init__": "",
+        "attnport.verbs.__init__": "import attnport.dims",
+        "attnport.verbs.ship": "from attnport.verbs import _first\ndef f():\n    from attnport.sources import load",
+        "attnport.verbs._first": "if TYPE_CHECKING:\n    import attnport.sources.load",
+        "attnport.dims": "",
+        "attnport.sources.load": "import torch",
+    }
+    assert loaded(["attnport.verbs.ship"], sources) == sources.keys() - {"attnport.sources.load"}
+    behind = {**sources, "attnport.verbs._first": "from attnport.sources.load import load"}
+    assert loaded(["attnport.verbs.ship"], behind) == sources.keys()

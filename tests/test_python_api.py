@@ -22,7 +22,7 @@ import attnport
 from attnport.artifacts import Dim
 from attnport.cli import cli
 from attnport.errors import SpecError, UnavailableError, UsageError
-from attnport.exporter.dynamic import dynamic_dims
+from attnport.exporter.capture import dynamic_dims
 from attnport.folder.given import Given
 from attnport.runtimes import base
 from attnport.testing import assert_parity

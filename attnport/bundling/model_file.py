@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from attnport.contrib import CONTRIB
 from attnport.errors import ArtifactError, IntegrityError
+from attnport.onnx_graph import CONTRIB
 from attnport.onnx_walk import references
 
 # Opset, IR version and the oldest ONNX Runtime that loads them, measured with models on 1.22 to 1.31.

@@ -23,6 +23,7 @@ from attnport.artifacts import (
     FusionTable,
     IOContract,
     Manifest,
+    MaskSpec,
     ParityReport,
     RuntimeParity,
     Verdict,
@@ -36,7 +37,6 @@ from attnport.decoders import decoder_of, is_declared
 from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError, nearest
 from attnport.example_values import without_examples
 from attnport.jsonfile import read
-from attnport.masks import MaskSpec
 from attnport.version import __version__
 from attnport_bundle.errors import FeedError
 from attnport_bundle.format import manifest as spec

@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from attnport.artifacts import IOContract, Manifest
+from attnport.artifacts import Dim, IOContract, Manifest, TensorSpec
 from attnport.cases.inputs import LONGEST, Array, Case, case, cases, full_case, largest_size, random_feeds
 from attnport.cases.inputs import case as given_case
 from attnport.decoders import decoder_roles, roles_in
-from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, UsageError
 from attnport.masks.numpy_builders import encode_mask, numpy_dtype
 from attnport.optional import require

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from attnport.artifacts import IOContract
+from attnport.artifacts import Dim, IOContract, TensorSpec
 from attnport.cases.mask_cases import NO_PADDING, keep_of, keys_dim, layouts_of, mask_value
-from attnport.dims import Dim, TensorSpec
 from attnport.example_values import continued
-from attnport.masks.numpy_builders import HIDDEN, numpy_dtype
+from attnport.masks.numpy_builders import numpy_dtype
 from attnport.parities import LARGE_VALUES
 from attnport_bundle.feeds import check_feeds
 
@@ -74,21 +73,6 @@ def usual_sizes(io: IOContract, batch: int = BATCH) -> Sizes:
     return _fewer_positions(io, _sizes(io, batch, lambda dim: min(dim.opt, LENGTH)))
 
 
-def shortest_sizes(io: IOContract) -> Sizes:
-    """Two items of the smallest lengths."""
-    return _sizes(io, 2, lambda dim: dim.min)
-
-
-def longest_sizes(io: IOContract) -> Sizes:
-    """One item of the largest lengths that are tried: with a large model it takes longer than all other cases."""
-    return _sizes(io, 1, lambda dim: dim.max)
-
-
-def least_sizes(io: IOContract) -> Sizes:
-    """Every dim at its smallest size."""
-    return {dim.name: dim.min for dim in io.dims}
-
-
 def opt_sizes(io: IOContract) -> Sizes:
     """Lengths at their opt size, in at most as many positions as `longest` has, at most the batch's opt size."""
     counted = batch_dim(io)
@@ -96,11 +80,6 @@ def opt_sizes(io: IOContract) -> Sizes:
     share = min((largest_size(io, dim) // dim.opt for dim in lengths), default=BATCH)
     batch = next((dim.opt for dim in io.dims if dim.name == counted), 1)
     return _sizes(io, max(1, min(batch, share)), lambda dim: dim.opt)
-
-
-def largest_batch_sizes(io: IOContract) -> Sizes:
-    """The largest batch, of lengths just above the smallest."""
-    return _sizes(io, max(dim.max for dim in io.dims), lambda dim: dim.min + 3 * dim.step)
 
 
 def one_least(io: IOContract) -> dict[str, Sizes]:
@@ -157,16 +136,13 @@ def around_windows(io: IOContract) -> dict[int, Sizes]:
     allowed = [
         length for length in wanted if any(dim.takes(length) and length <= largest_size(io, dim) for dim in lengths)
     ]
-    return {length: _sizes(io, 2, _always(length)) for length in allowed}
+    return {length: _sizes(io, 2, length) for length in allowed}
 
 
-def _always(length: int) -> Callable[[Dim], int]:
-    return lambda dim: length
-
-
-def _sizes(io: IOContract, batch: int, length: Callable[[Dim], int]) -> Sizes:
+def _sizes(io: IOContract, batch: int, length: int | Callable[[Dim], int]) -> Sizes:
     counted = batch_dim(io)
-    wanted = {dim.name: batch if dim.name == counted else length(dim) for dim in io.dims}
+    of = (lambda _: length) if isinstance(length, int) else length
+    wanted = {dim.name: batch if dim.name == counted else of(dim) for dim in io.dims}
     return {dim.name: dim.at_least(min(wanted[dim.name], largest_size(io, dim))) for dim in io.dims}
 
 
@@ -185,7 +161,6 @@ def extreme_feeds(io: IOContract, feeds: Mapping[str, Array], kind: str, batch: 
     """The feeds with extreme values in inputs that are not masks or examples, and in the finite part of biases.
 
     Args:
-        io: The contract.
         feeds: An array for every input; integers below `TensorSpec.high`.
         kind: One of `EXTREMES`. `large values` are floats 32 times as large, and integers that are the smallest or the
             largest allowed; with `equal rows`, each position of an item occurs at least twice, so that scores tie.
@@ -229,11 +204,8 @@ def _repeating(array: Array, spec: TensorSpec, batch: str | None) -> Array:
 
 
 def _larger(array: Array) -> Array:
-    """Finite numbers times `LARGE`; integers, booleans and values that hide a key are unchanged."""
-    if array.dtype.kind in "bi":
-        return array
-    wide = array.astype(np.float64)
-    return np.where(wide > HIDDEN, wide * LARGE, wide).astype(array.dtype)
+    """Floats times `LARGE`: -inf, which hides a key, is still -inf. Integers and booleans are unchanged."""
+    return array if array.dtype.kind in "bi" else (array.astype(np.float64) * LARGE).astype(array.dtype)
 
 
 @dataclass(frozen=True)
@@ -276,7 +248,7 @@ def cases(io: IOContract, seed: int = 0) -> list[Case]:
 def _plans(io: IOContract) -> Iterator[tuple[str, str, Sizes, str]]:
     """Name, group, sizes and layout of each case with usual values, without duplicates."""
     carried = [mask for mask in io.masks if mask.input]
-    usual, shortest = usual_sizes(io), shortest_sizes(io)
+    usual, shortest = usual_sizes(io), _sizes(io, 2, lambda dim: dim.min)
     for layout in dict.fromkeys(layout for mask in carried for layout in layouts_of(mask)):
         yield layout, "masks", usual, layout
     if not carried:
@@ -284,7 +256,8 @@ def _plans(io: IOContract) -> Iterator[tuple[str, str, Sizes, str]]:
     ones = all(size == 1 for name, size in shortest.items() if name != batch_dim(io))
     sized = {
         "sequence 1" if ones else "shortest": (shortest, NO_PADDING),
-        "longest": (longest_sizes(io), "interior padding"),
+        # One item: with a large model it takes longer than all other cases.
+        "longest": (_sizes(io, 1, lambda dim: dim.max), "interior padding"),
         "primes": (prime_sizes(io), "right padding"),
     }
     if batch_dim(io):
@@ -292,9 +265,13 @@ def _plans(io: IOContract) -> Iterator[tuple[str, str, Sizes, str]]:
     sized |= {f"length {length}": (sizes, NO_PADDING) for length, sizes in around_windows(io).items()}
     yield from ((name, "sizes", sizes, layout) for name, (sizes, layout) in sized.items())
     used = [usual, *(sizes for sizes, _ in sized.values())]
-    further = {"all at their least": (least_sizes(io), NO_PADDING), "opt sizes": (opt_sizes(io), "right padding")}
+    further = {
+        "all at their least": ({dim.name: dim.min for dim in io.dims}, NO_PADDING),
+        "opt sizes": (opt_sizes(io), "right padding"),
+    }
     if batch_dim(io):
-        further["largest batch"] = largest_batch_sizes(io), "right padding"
+        most = max(dim.max for dim in io.dims)
+        further["largest batch"] = _sizes(io, most, lambda dim: dim.min + 3 * dim.step), "right padding"
     further |= {f"{dim} at its least": (sizes, "right padding") for dim, sizes in one_least(io).items()}
     for name, (sizes, layout) in further.items():
         if sizes not in used:
@@ -330,8 +307,6 @@ def validity(io: IOContract, feeds: Mapping[str, Array], *, empty_items: bool = 
     These are the rows of tokens that the padding masks keep.
 
     Args:
-        io: The contract.
-        feeds: An array for each input.
         empty_items: Whether all rows of items for which a mask keeps no key are compared too, or none.
     """
     sizes = check_feeds(io, feeds)

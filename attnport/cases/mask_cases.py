@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attnport.artifacts import IOContract
-from attnport.dims import TensorSpec
+from attnport.artifacts import IOContract, TensorSpec
 from attnport.errors import UsageError
 from attnport.masks import MaskSpec
 from attnport.masks import numpy_builders as build

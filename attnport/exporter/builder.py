@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from attnport.onnx_graph import dims_of, known_size
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import dims_of, ir, known_size, passes
 
 
 class CannotLower(Exception):
@@ -27,8 +24,6 @@ class Builder:
     """
 
     def __init__(self, model: ir.Model, sizes: Mapping[str, int] | None = None) -> None:
-        import onnx_ir as ir
-
         self.model = model
         self.sizes = dict(sizes or {})
         self.before: ir.Node | None = None
@@ -60,8 +55,6 @@ class Builder:
             dtype: Of the output; by default that of the first input.
             shape: Of the output, if known.
         """
-        import onnx_ir as ir
-
         node = ir.node(op_type, list(inputs), attributes=attributes or None, domain=domain)
         node.name = self._unique(f"{self.scope}/{name or op_type}" if self.scope else name or op_type)
         output = node.outputs[0]
@@ -88,8 +81,6 @@ class Builder:
 
     def stored(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
         """A constant of its own, as an initializer, for arrays too large to be compared with others."""
-        import onnx_ir as ir
-
         name = self._unique(name)
         constant = ir.Value(name=name, const_value=ir.tensor(array, name=name))
         constant.dtype, constant.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
@@ -102,13 +93,7 @@ class Builder:
         return self.const(number, value.dtype.numpy())
 
     def cast(self, value: ir.Value, dtype: ir.DataType, name: str = "cast") -> ir.Value:
-        """`value` in `dtype`; `value` itself if it already has that type.
-
-        Args:
-            value: What to cast.
-            dtype: The type.
-            name: Of the node, behind the scope.
-        """
+        """`value` in `dtype`; `value` itself if it already has that type."""
         if value.dtype == dtype:
             return value
         return self.op("Cast", value, name=name, dtype=dtype, shape=dims_of(value), to=dtype)
@@ -126,8 +111,6 @@ class Builder:
 
     def size(self, value: ir.Value, axis: int) -> ir.Value:
         """The size of one axis, as int64[1]."""
-        import onnx_ir as ir
-
         return self.op("Shape", value, name=f"size{axis}", dtype=ir.DataType.INT64, shape=[1], start=axis, end=axis + 1)
 
     def named_size(self, dim: str) -> ir.Value | None:
@@ -142,8 +125,6 @@ class Builder:
 
     def replace(self, old: ir.Value, made: ir.Value) -> None:
         """Replaces every use of `old` by `made`, which takes over its type, its shape and a graph output's name."""
-        import onnx_ir as ir
-
         if old.dtype is not None:
             made.dtype = old.dtype
         made.shape = old.shape
@@ -171,8 +152,6 @@ def node_name(value: ir.Value) -> str:
 
 def clean_up(model: ir.Model) -> None:
     """Removes unused nodes, initializers and opsets; sorts; infers types."""
-    import onnx_ir.passes.common as passes
-
     passes.RemoveUnusedNodesPass()(model)
     passes.RemoveUnusedOpsetsPass()(model)
     passes.TopologicalSortPass()(model)
@@ -181,8 +160,6 @@ def clean_up(model: ir.Model) -> None:
 
 def inline_functions(model: ir.Model) -> None:
     """Inlines the model's own functions, so that every pass sees every node."""
-    import onnx_ir.passes.common as passes
-
     if model.functions:
         passes.InlinePass()(model)
         passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # its __init__ has no types

@@ -2,6 +2,7 @@
 
 Torch's own obstacles to tracing are worked around, and what it refuses is explained. The attentions are counted in the
 torch graph, before any ONNX exists, so that recognition can be compared with a number that it did not produce itself.
+Of examples, a trace says which dims can be dynamic.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import IOContract, SourceAttention
-from attnport.dims import TensorSpec
+import torch
+
+from attnport.artifacts import IOContract, SourceAttention, TensorSpec
+from attnport.dims import Symbol
 from attnport.errors import ExportError, first_line
 from attnport.example_values import example
 from attnport.exporter.complex_numbers import split_complex
@@ -30,14 +33,7 @@ from attnport.exporter.naming import name_dims, name_outputs, note_empty, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
 from attnport.exporter.patching import exact_rules, located, quiet, traceable
 from attnport.exporter.portable import name_padded_axes, write_out_rotary
-from attnport.exporter.torch_graph import (
-    choose_by_masks,
-    promote,
-    share_heads,
-    slice_splits,
-    to_rank_4,
-    widen_masks,
-)
+from attnport.exporter.torch_graph import choose_by_masks, promote, share_heads, slice_splits, to_rank_4, widen_masks
 from attnport.exporter.translations import tables
 from attnport.known import Computing, known
 from attnport.patches import patched
@@ -45,7 +41,6 @@ from attnport.user_code import place_in_trace, raised_in
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    import torch
 
 
 _FEW = 16
@@ -64,8 +59,6 @@ def trace(
         ExportError: torch cannot trace the module, or a dim froze; the message names the dim, its inputs, and the line
             of code.
     """
-    import torch
-
     try:
         try:
             if all(dim.step == 1 for dim in contract.dims):
@@ -152,16 +145,9 @@ def _computing(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _exported(
-    module: torch.nn.Module,
-    contract: IOContract,
-    feeds: dict[str, torch.Tensor],
-    *,
-    chosen: bool,
-    strict: bool = False,
+    module: torch.nn.Module, contract: IOContract, feeds: dict[str, torch.Tensor], *, chosen: bool, strict: bool = False
 ) -> torch.export.ExportedProgram:
     """The trace with dims of the contract's ranges, or `chosen` by torch."""
-    import torch
-
     dims: dict[str, Any] = {
         dim.name: torch.export.Dim.STATIC
         if dim.min == dim.max
@@ -185,7 +171,6 @@ def untraceable(err: Exception, what: str, hint: str = "") -> ExportError:
     """What torch raised in a trace, told with the line of the module's code and what to write in its place.
 
     Args:
-        what: What failed.
         hint: What helps where nothing is known of the cause; "" = torch's own message.
     """
     place, said = raised_in(err), str(err)
@@ -301,8 +286,6 @@ def _distinct(io_contract: IOContract, primes: tuple[int, ...]) -> dict[str, int
 
 def example_tensors(contract: IOContract, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
     """A tensor for each input: ones for masks, small token ids, normal floats, or an example's; the same each time."""
-    import torch
-
     masks = {mask.input for mask in contract.masks}
     return {
         spec.name: torch.ones(spec.shape(sizes), dtype=getattr(torch, spec.dtype))
@@ -317,7 +300,6 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
 
     Args:
         module: In eval mode; called with the contract's inputs by keyword.
-        contract: Inputs, outputs and dims.
         opset: 23 or later, so that scaled_dot_product_attention stays one `Attention` node.
         observed: The sizes of the contract's outputs come from runs; those of the torch graph replace them.
 
@@ -417,8 +399,6 @@ def _beside(contract: IOContract, sizes: Mapping[str, int], guards: Sequence[Gua
 
 def _example_feeds(module: torch.nn.Module, contract: IOContract, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
     """Example tensors at these sizes, in half precision for a module that is."""
-    import torch
-
     feeds = example_tensors(contract, sizes)
     narrow = next(
         (parameter.dtype for parameter in module.parameters() if parameter.dtype in (torch.float16, torch.bfloat16)),
@@ -469,8 +449,6 @@ def _has_effect(node: torch.fx.Node) -> bool:
 def _graph_of(
     module: torch.nn.Module, contract: IOContract, opset: int
 ) -> tuple[torch.onnx.ONNXProgram, tuple[SourceAttention, ...], tuple[TensorSpec, ...], tuple[Guard, ...]]:
-    import torch
-
     with quiet(), torch.no_grad():
         program, guards = _traced(module, contract)
         _refuse_flex_attention(program)
@@ -515,8 +493,6 @@ def _graph_of(
 def _root(err: BaseException) -> str:
     """The operator that failed, the line of code that it is from, and the first cause, which the exporter wraps in
     several errors with advice."""
-    import torch
-
     cause: BaseException = err
     node: torch.fx.Node | None = None
     while cause.__cause__ is not None:
@@ -537,3 +513,62 @@ def _reads_values(program: torch.export.ExportedProgram | None) -> str:
 def _place_of_node(node: torch.fx.Node) -> str:
     """The line of code that a node is from, as ` (model.py, line 7: code)`, or ""."""
     return place_in_trace(node.meta.get("stack_trace") or "")
+
+
+def dynamic_dims(
+    module: torch.nn.Module, feeds: Mapping[str, torch.Tensor], fixed: Collection[tuple[str, int]] = ()
+) -> dict[str, tuple[Symbol | int, ...]]:
+    """For each input, its dims: symbols, and the sizes of those that the module's code turns into constants.
+
+    Args:
+        module: Takes the feeds by keyword.
+        feeds: Examples. torch makes constants of sizes of 0 and 1.
+        fixed: Inputs and axes that are not to be dynamic.
+
+    Raises:
+        ExportError: torch cannot trace the module.
+    """
+    shapes = {
+        name: {
+            axis: torch.export.Dim.STATIC if (name, axis) in fixed else torch.export.Dim.AUTO
+            for axis in range(feed.dim())
+        }
+        for name, feed in feeds.items()
+    }
+    try:
+        with quiet(), torch.no_grad(), traceable(module):
+            program = torch.export.export(module, (), kwargs=dict(feeds), dynamic_shapes=shapes, strict=False)
+    except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
+        hint = "Declare the inputs instead, with the dims that vary: inputs={'x': 'float32[batch,seq,256]'}."
+        raise untraceable(err, "torch.export cannot trace the module on the examples", hint) from err
+    ranges = {str(symbol): found for symbol, found in program.range_constraints.items()}
+    placed = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    dims: dict[str, tuple[Symbol | int, ...]] = {}
+    for name, user in zip(feeds, program.graph_signature.user_inputs, strict=True):
+        value = placed.get(str(user))
+        shape = value.shape if isinstance(value, torch.Tensor) else feeds[name].shape
+        dims[name] = tuple(
+            # A symbol that turned out to have one value prints as that.
+            feeds[name].shape[axis] if str(size).isdigit() else _symbol(str(size), ranges)
+            for axis, size in enumerate(shape)
+        )
+    return dims
+
+
+def refuse_frozen(module: torch.nn.Module, contract: IOContract, feeds: Mapping[str, torch.Tensor]) -> None:
+    """Raises ExportError, as `trace` does, where a dim of a contract freezes in every kind of trace.
+
+    The sizes of examples are small: a trace at the sizes of an export is slow where a loop over a size is unrolled.
+    """
+    with quiet():
+        trace(module, contract, dict(feeds))
+
+
+def _symbol(name: str, ranges: Mapping[str, object]) -> Symbol:
+    """The symbol of a size, which is an expression where one dim follows from others."""
+    found = ranges.get(name)
+    largest = str(getattr(found, "upper", ""))
+    smallest = str(getattr(found, "lower", ""))
+    # torch takes 2 for the smallest size of every dim.
+    low = int(smallest) if smallest.isdigit() and int(smallest) > 2 else 1
+    return Symbol(name, low, int(largest) if largest.isdigit() else None)

@@ -15,12 +15,14 @@ import math
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx.node import map_arg
 
 _Call = Callable[..., Any]
+aten = torch.ops.aten
 
 
 class _Pair(NamedTuple):
@@ -64,8 +66,6 @@ class _Writer:
     """Writes real nodes beside the complex ones, then removes those."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
-        from torch._guards import detect_fake_mode
-
         self._program, self._graph = program, program.graph
         self._pairs: dict[torch.fx.Node, _Pair] = {}
         self._replaced: list[torch.fx.Node] = []
@@ -74,8 +74,6 @@ class _Writer:
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         """A new node; what is computed of sizes that are numbers is a number."""
-        from torch.fx.node import map_arg
-
         known: list[Any] = []
         map_arg((args, kwargs), known.append)
         if not known and not hasattr(target, "_schema"):
@@ -88,9 +86,6 @@ class _Writer:
 
     def take(self, node: torch.fx.Node) -> None:
         """Reads a weight as a pair; whether all that uses it has a rule is not known yet."""
-        import torch
-
-        aten = torch.ops.aten
         with self._graph.inserting_before(next(one for one in self._graph.nodes if one.op != "placeholder")):
             both = self.call(aten.view_as_real.default, node)
             self._pairs[node] = _Pair(*(self.call(aten.select.int, both, -1, part) for part in (0, 1)))
@@ -115,8 +110,6 @@ class _Writer:
 
     def finish(self) -> int:
         """Removes the complex nodes that nothing uses any more, and makes weights real; returns how many nodes."""
-        import torch
-
         for node in reversed(self._replaced):
             if not node.users:
                 self._graph.erase_node(node)
@@ -124,18 +117,16 @@ class _Writer:
             if node in self._pairs:
                 self._make_real(node)
         if self._replaced:  # what is computed of pairs lies in memory otherwise, where a view may be refused
-            for node in self._graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
-                node.target = torch.ops.aten.reshape.default
+            for node in self._graph.find_nodes(op="call_function", target=aten.view.default):
+                node.target = aten.reshape.default
         return len(self._replaced)
 
     def _written(self, node: torch.fx.Node) -> Any:
         """The value of a node as a pair, or as a node if it is real; None if there is no rule."""
-        import torch
-
         name = "getitem" if node.target is operator.getitem else str(getattr(node.target, "overloadpacket", ""))[5:]
         if name == "_assert_tensor_metadata":
             return _Pair(None, None)  # it has no users
-        if node.target is torch.ops.aten.view.dtype:
+        if node.target is aten.view.dtype:
             return None
         if name in _READS:
             return self.call(node.target, *map(self._one, node.args), **node.kwargs)
@@ -149,9 +140,6 @@ class _Writer:
 
     def _by_parts(self, node: torch.fx.Node, numbers: tuple[int, ...]) -> _Pair:
         """The same operator for both parts; `view` as `reshape`, as a part lies in memory otherwise than the whole."""
-        import torch
-
-        aten = torch.ops.aten
         target = aten.reshape.default if node.target is aten.view.default else node.target
         kwargs = {name: self._one(value) for name, value in node.kwargs.items()}
         found = []
@@ -163,8 +151,6 @@ class _Writer:
         return _Pair(*found)
 
     def _pair(self, value: Any) -> Any:
-        import torch
-
         if isinstance(value, list | tuple):
             return [self._pair(one) for one in value]
         if isinstance(value, torch.fx.Node):
@@ -173,32 +159,26 @@ class _Writer:
 
     def _part(self, value: Any, part: int) -> Any:
         """One part of an argument that is a number, or a list of such; that of a real one is zero."""
-        import torch
-
         if isinstance(value, list | tuple):
             return [self._part(one, part) for one in value]
         found = self._pair(value)[part]
         if found is None and isinstance(value, torch.fx.Node):
-            return self.call(torch.ops.aten.zeros_like.default, value)
+            return self.call(aten.zeros_like.default, value)
         return 0.0 if found is None else found
 
     def _one(self, value: Any) -> Any:
         """An argument of which only the type or the shape counts."""
-        import torch
-
         if isinstance(value, torch.dtype):
             return value.to_real()
         return self._pair(value).real if isinstance(value, torch.fx.Node) else value
 
     def _make_real(self, node: torch.fx.Node) -> None:
         """Makes a complex weight a real one with a last axis of 2, unless it is still used as it was."""
-        import torch
-
         reads = list(node.users)
         specs = self._program.graph_signature.input_specs
         target = next((spec.target for spec in specs if getattr(spec.arg, "name", "") == node.name), None)
         kept: Any = next((kept for kept in (self._program.state_dict, self._program.constants) if target in kept), None)
-        if kept is None or [read.target for read in reads] != [torch.ops.aten.view_as_real.default]:
+        if kept is None or [read.target for read in reads] != [aten.view_as_real.default]:
             return
         real = torch.view_as_real(kept[target].detach().resolve_conj()).contiguous()
         kept[target] = torch.nn.Parameter(real, False) if isinstance(kept[target], torch.nn.Parameter) else real
@@ -209,8 +189,6 @@ class _Writer:
 
 def _is_complex(node: torch.fx.Node) -> bool:
     """Whether a node's value, or each of its list, is complex."""
-    import torch
-
     value = node.meta.get("val")
     first = value[0] if isinstance(value, list | tuple) and value else value
     return isinstance(first, torch.Tensor) and first.is_complex()
@@ -218,13 +196,13 @@ def _is_complex(node: torch.fx.Node) -> bool:
 
 def _mul(call: _Call, one: _Pair, other: _Pair) -> _Pair:
     """`one * other`."""
-    return _product(call, partial(call, _aten().mul.Tensor), one, other)
+    return _product(call, partial(call, aten.mul.Tensor), one, other)
 
 
 def _div(call: _Call, one: _Pair, other: _Pair) -> _Pair:
     """`one / other`."""
     if other.imag is None:
-        return _Pair(*(call(_aten().div.Tensor, part, other.real) for part in one))
+        return _Pair(*(call(aten.div.Tensor, part, other.real) for part in one))
     if isinstance(other.real, float):
         inverse = 1 / complex(*other)
         return _mul(call, one, _Pair(inverse.real, inverse.imag))
@@ -233,7 +211,7 @@ def _div(call: _Call, one: _Pair, other: _Pair) -> _Pair:
 
 def _reciprocal(call: _Call, one: _Pair) -> _Pair:
     """`conj(z) / |z|²`."""
-    aten, squared = _aten(), _squared(call, one)
+    squared = _squared(call, one)
     opposite = call(aten.neg.default, one.imag)
     return _Pair(*(call(aten.div.Tensor, part, squared) for part in (one.real, opposite)))
 
@@ -250,7 +228,6 @@ def _power(call: _Call, one: _Pair, exponent: _Pair) -> _Pair | None:
 
 def _linear(call: _Call, one: _Pair, weight: _Pair, bias: _Pair | None = None) -> _Pair:
     """A linear layer."""
-    aten = _aten()
     result = _product(call, partial(call, aten.linear.default), one, weight)
     pairs = zip(result, bias or (None, None), strict=True)
     return _Pair(*(part if added is None else call(aten.add.Tensor, part, added) for part, added in pairs))
@@ -258,17 +235,16 @@ def _linear(call: _Call, one: _Pair, weight: _Pair, bias: _Pair | None = None) -
 
 def _matmul(call: _Call, one: _Pair, other: _Pair) -> _Pair:
     """A product of matrices."""
-    return _product(call, partial(call, _aten().matmul.default), one, other)
+    return _product(call, partial(call, aten.matmul.default), one, other)
 
 
 def _einsum(call: _Call, equation: _Pair, of: list[_Pair]) -> _Pair:
     """Products that are summed."""
-    return _product(call, lambda *parts: call(_aten().einsum.default, equation.real, list(parts)), *of)
+    return _product(call, lambda *parts: call(aten.einsum.default, equation.real, list(parts)), *of)
 
 
 def _product(call: _Call, multiply: Callable[..., Any], *of: _Pair) -> _Pair:
     """A product of any kind that is linear in each of its factors, which `multiply` writes for real ones."""
-    aten = _aten()
     at = next((at for at, one in enumerate(of) if one.imag is not None), None)
     if at is None:
         return _Pair(multiply(*(one.real for one in of)), None)
@@ -277,60 +253,26 @@ def _product(call: _Call, multiply: Callable[..., Any], *of: _Pair) -> _Pair:
     return _Pair(a if d is None else call(aten.sub.Tensor, a, d), c if b is None else call(aten.add.Tensor, b, c))
 
 
-def _exp(call: _Call, one: _Pair) -> _Pair:
-    """`exp(z)`."""
-    return _polar(call, _Pair(call(_aten().exp.default, one.real), None), _Pair(one.imag, None))
-
-
 def _polar(call: _Call, size: _Pair, at: _Pair) -> _Pair:
     """A number of a size at an angle."""
-    aten = _aten()
     sides = (call(aten.cos.default, at.real), call(aten.sin.default, at.real))
     return _Pair(*(call(aten.mul.Tensor, size.real, side) for side in sides))
 
 
 def _of_parts(call: _Call, real: _Pair, imag: _Pair) -> _Pair:
     """`torch.complex`, which broadcasts."""
-    aten = _aten()
     parts = (real.real, imag.real)
     zeros = (call(aten.zeros_like.default, part) for part in reversed(parts))
     return _Pair(*(call(aten.add.Tensor, part, zero) for part, zero in zip(parts, zeros, strict=True)))
 
 
-def _of_view(call: _Call, both: _Pair) -> _Pair:
-    """`torch.view_as_complex`."""
-    return _Pair(*(call(_aten().select.int, both.real, -1, part) for part in (0, 1)))
-
-
 def _conj(call: _Call, one: _Pair) -> _Pair:
     """The conjugate."""
-    return _Pair(one.real, call(_aten().neg.default, one.imag))
-
-
-def _view(call: _Call, one: _Pair) -> Any:
-    """`torch.view_as_real`."""
-    return call(_aten().stack.default, list(one), -1)
-
-
-def _absolute(call: _Call, one: _Pair) -> Any:
-    """`|z|`."""
-    return call(_aten().sqrt.default, _squared(call, one))
-
-
-def _angle(call: _Call, one: _Pair) -> Any:
-    """The angle of `z`."""
-    return call(_aten().atan2.default, one.imag, one.real)
+    return _Pair(one.real, call(aten.neg.default, one.imag))
 
 
 def _squared(call: _Call, one: _Pair) -> Any:
-    aten = _aten()
     return call(aten.add.Tensor, *(call(aten.mul.Tensor, part, part) for part in one))
-
-
-def _aten() -> Any:
-    import torch
-
-    return torch.ops.aten
 
 
 _RULES: dict[str, Callable[..., Any]] = {
@@ -341,24 +283,19 @@ _RULES: dict[str, Callable[..., Any]] = {
     "reciprocal": _reciprocal,
     "pow": _power,
     "square": lambda call, one: _mul(call, one, one),
-    "exp": _exp,
+    "exp": lambda call, one: _polar(call, _Pair(call(aten.exp.default, one.real), None), _Pair(one.imag, None)),
     "linear": _linear,
     "einsum": _einsum,
     "complex": _of_parts,
     "polar": _polar,
-    "view_as_complex": _of_view,
-    "view_as_real": _view,
+    "view_as_complex": lambda call, both: _Pair(*(call(aten.select.int, both.real, -1, part) for part in (0, 1))),
+    "view_as_real": lambda call, one: call(aten.stack.default, list(one), -1),
     "real": lambda _, one: one.real,
     "imag": lambda _, one: one.imag,
-    "abs": _absolute,
-    "angle": _angle,
+    "abs": lambda call, one: call(aten.sqrt.default, _squared(call, one)),
+    "angle": lambda call, one: call(aten.atan2.default, one.imag, one.real),
 }
 """Rules by the operator's name."""
-
-
-def _transform(inverse: bool, call: _Call, of: _Pair, n: Any = None, dim: int = -1, norm: str | None = None) -> _Pair:
-    """`fft` or `ifft`."""
-    return _along(call, of, n, dim, norm, inverse=inverse)
 
 
 def _several(
@@ -374,14 +311,8 @@ def _several(
     return of
 
 
-def _of_real(call: _Call, of: _Pair, n: Any = None, dim: int = -1, norm: str | None = None) -> _Pair:
-    """`rfft`."""
-    return _along(call, of, n, dim, norm, inverse=False, half=True)
-
-
 def _to_real(call: _Call, of: _Pair, n: Any = None, dim: int = -1, norm: str | None = None) -> Any:
     """`irfft`, of the first half of the frequencies; the others are their conjugates."""
-    aten = _aten()
     if n is None:
         n = call(operator.mul, call(operator.sub, _size(call, of.real, dim), 1), 2)
     bins = call(operator.add, call(operator.floordiv, n, 2), 1)
@@ -397,8 +328,17 @@ def _to_real(call: _Call, of: _Pair, n: Any = None, dim: int = -1, norm: str | N
     return _finished(call, call(aten.sub.Tensor, *products), n, dim, norm, inverse=True)
 
 
-def _along(call: _Call, of: _Pair, n: Any, dim: int, norm: str | None, *, inverse: bool, half: bool = False) -> _Pair:
-    aten = _aten()
+def _along(
+    call: _Call,
+    of: _Pair,
+    n: Any = None,
+    dim: int = -1,
+    norm: str | None = None,
+    *,
+    inverse: bool = False,
+    half: bool = False,
+) -> _Pair:
+    """`fft`, `ifft`, and with `half` of the frequencies `rfft`."""
     n = _size(call, of.real, dim) if n is None else n
     parts, count = _last(call, of, n, dim)
     bins = call(operator.add, call(operator.floordiv, n, 2), 1) if half else n
@@ -410,7 +350,6 @@ def _along(call: _Call, of: _Pair, n: Any, dim: int, norm: str | None, *, invers
 
 def _last(call: _Call, of: _Pair, n: Any, dim: int) -> tuple[_Pair, Any]:
     """The first `n` along an axis, as the last axis, and how many there are; a shorter one ends with zeros."""
-    aten = _aten()
     size = _size(call, of.real, dim)
     cut = str(_value(size)) != str(_value(n))
     parts = []
@@ -423,7 +362,6 @@ def _last(call: _Call, of: _Pair, n: Any, dim: int) -> tuple[_Pair, Any]:
 
 def _finished(call: _Call, part: Any, n: Any, dim: int, norm: str | None, *, inverse: bool) -> Any:
     """Scaled, and the axis back where it was."""
-    aten = _aten()
     part = call(aten.movedim.int, part, -1, dim)
     if norm == "ortho":
         count = call(aten.scalar_tensor.default, n, dtype=part.meta["val"].dtype)
@@ -433,7 +371,6 @@ def _finished(call: _Call, part: Any, n: Any, dim: int, norm: str | None, *, inv
 
 def _table(call: _Call, rows: Any, columns: Any, n: Any, dtype: Any) -> tuple[Any, Any]:
     """Cosines and sines of `2 pi row column / n`, `[rows,columns]`; whole turns are taken off before it is a float."""
-    aten = _aten()
     turns = call(aten.mul.Tensor, call(aten.unsqueeze.default, _row(call, rows), 1), _row(call, columns))
     rest = call(aten._to_copy.default, call(aten.remainder.Scalar, turns, n), dtype=dtype)
     at = call(aten.mul.Tensor, call(aten.div.Tensor, rest, n), 2 * math.pi)
@@ -441,14 +378,12 @@ def _table(call: _Call, rows: Any, columns: Any, n: Any, dtype: Any) -> tuple[An
 
 
 def _row(call: _Call, count: Any) -> Any:
-    import torch
-
-    return call(_aten().arange.default, count, dtype=torch.int64, device=torch.device("cpu"))
+    return call(aten.arange.default, count, dtype=torch.int64, device=torch.device("cpu"))
 
 
 def _size(call: _Call, value: Any, dim: int) -> Any:
     size = value.meta["val"].shape[dim]
-    return size if isinstance(size, int) else call(_aten().sym_size.int, value, dim)
+    return size if isinstance(size, int) else call(aten.sym_size.int, value, dim)
 
 
 def _value(size: Any) -> Any:
@@ -460,13 +395,13 @@ def _dtype(of: _Pair) -> Any:
 
 
 _FOURIER: dict[str, Callable[..., Any]] = {
-    "fft_fft": partial(_transform, False),
-    "fft_ifft": partial(_transform, True),
+    "fft_fft": _along,
+    "fft_ifft": partial(_along, inverse=True),
     "fft_fftn": partial(_several, False, None),
     "fft_ifftn": partial(_several, True, None),
     "fft_fft2": partial(_several, False, (-2, -1)),
     "fft_ifft2": partial(_several, True, (-2, -1)),
-    "fft_rfft": _of_real,
+    "fft_rfft": partial(_along, half=True),
     "fft_irfft": _to_real,
 }
 """Rules by the operator's name, as those of `_RULES`; arguments after the first are as the operator's."""

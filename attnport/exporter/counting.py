@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import SourceAttention
-from attnport.contrib import CONTRIB
 from attnport.exporter.naming import module_of
+from attnport.onnx_graph import CONTRIB
 
 if TYPE_CHECKING:
     import onnx_ir as ir

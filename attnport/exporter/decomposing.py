@@ -7,20 +7,23 @@ half of the time of a capture. Where no node changes the tensors of another, the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import torch
+from torch._export.utils import _check_valid_to_preserve, _is_cia_op
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+from torch.onnx._internal.exporter import _decomp, _fx_passes
+from torch.utils._pytree import tree_leaves
 
 from attnport.patches import Patch
-
-if TYPE_CHECKING:
-    import torch
 
 Table = Mapping[Any, Callable[..., Any]]
 
 
 def node_by_node() -> tuple[Patch, ...]:
     """Patches with which torch.onnx decomposes a program node by node where that is possible."""
-    from torch.onnx._internal.exporter import _decomp, _fx_passes
-
     whole = _fx_passes.decompose_with_registry
 
     def each(exported_program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
@@ -33,8 +36,6 @@ def node_by_node() -> tuple[Patch, ...]:
 
 def _decompose(program: torch.export.ExportedProgram, table: Table, translated: Collection[Any]) -> bool:
     """Decomposes a program in place; False, with the program as it was, where that takes a trace of the whole."""
-    import torch
-
     graph = program.graph
     written = _decompositions(graph, table, translated)
     if written is None:
@@ -56,9 +57,6 @@ def _decompositions(
     graph: torch.fx.Graph, table: Table, translated: Collection[Any]
 ) -> dict[torch.fx.Node, torch.fx.Graph] | None:
     """By node, what it decomposes to; None where nodes cannot be decomposed one by one."""
-    import torch
-    from torch._guards import detect_fake_mode
-
     found: dict[torch.fx.Node, torch.fx.Graph] = {}
     fake = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
     for node in graph.nodes:
@@ -79,17 +77,11 @@ def _decompositions(
 
 def _is_always_decompose(target: Any) -> bool:
     """Whether torch itself never keeps an operator: one that is written with others and returns a view."""
-    from torch._export.utils import _check_valid_to_preserve, _is_cia_op
-
     return _is_cia_op(target) and not _check_valid_to_preserve(target)
 
 
 def _traced(node: torch.fx.Node, table: Table, translated: Collection[Any]) -> torch.fx.Graph:
     """What a node decomposes to: a graph with a placeholder for each node that it takes."""
-    import torch
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.node import map_arg
-
     target = cast("Any", node.target)
 
     def run(*values: Any) -> Any:
@@ -114,9 +106,6 @@ def _traced(node: torch.fx.Node, table: Table, translated: Collection[Any]) -> t
 
 def _described(values: Any) -> list[Any]:
     """The type and sizes of each tensor."""
-    import torch
-    from torch.utils._pytree import tree_leaves
-
     return [(value.dtype, [getattr(getattr(size, "node", None), "expr", size) for size in value.shape])
             if isinstance(value, torch.Tensor) else getattr(getattr(value, "node", None), "expr", value)
             for value in tree_leaves(values)]  # fmt: skip
@@ -124,8 +113,6 @@ def _described(values: Any) -> list[Any]:
 
 def _inline(node: torch.fx.Node, written: torch.fx.Graph) -> None:
     """Writes a graph of `_traced` in place of its node."""
-    from torch.fx.node import map_arg
-
     graph, made = node.graph, {}
     taken = iter(node.all_input_nodes)
     about = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta")}
@@ -155,8 +142,6 @@ def _replace(node: torch.fx.Node, by: Any) -> None:
 
 def _share_sizes(graph: torch.fx.Graph) -> None:
     """Has each size read or computed once, of an input where one has it, as in a trace of the whole."""
-    import torch
-
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     of_inputs = {
         size.node.expr: (node, axis, size)

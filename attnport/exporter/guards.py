@@ -11,13 +11,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attnport.artifacts import IOContract
-from attnport.dims import Dim
+import sympy  # type: ignore[import-untyped]  # sympy has no type hints
+import torch
+from torch.utils._sympy.printers import PythonPrinter
 
-if TYPE_CHECKING:
-    import torch
+from attnport.artifacts import Dim, IOContract
 
 _SCANNED = 2048
 _COMBINED = 24
@@ -44,8 +44,6 @@ class Guard:
 
 def constants(program: torch.export.ExportedProgram, contract: IOContract) -> dict[str, tuple[int, str]]:
     """The dims that became constants, by name: the constant, and the code that made it so."""
-    import torch
-
     symbols = getattr(_environment(program), "replacements", {})
     places = getattr(_environment(program), "replacements_slocs", {})
     ranges = {dim.name: dim for dim in contract.dims}
@@ -62,8 +60,6 @@ def constants(program: torch.export.ExportedProgram, contract: IOContract) -> di
 
 def pinned(program: torch.export.ExportedProgram) -> bool:
     """Whether the graph needs a size that the code computes to be one number, as after `int(x.shape[1] / 64)`."""
-    import sympy  # type: ignore[import-untyped]  # sympy has no type hints
-
     equal = [guard.expr for guard in getattr(_environment(program), "guards", ()) if isinstance(guard.expr, sympy.Eq)]
     return any(  # what equals 0 is the remainder of a size; a size that is not computed is a dim
         any(side.is_number and side > 1 for side in each.args) and not any(side.is_Symbol for side in each.args)
@@ -73,9 +69,6 @@ def pinned(program: torch.export.ExportedProgram) -> bool:
 
 def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple[Guard, ...]:
     """The guards that some sizes of the contract violate, one for each set of such sizes."""
-    import sympy
-    import torch
-
     ranges = {dim.name: dim for dim in contract.dims}
     dims: dict[Any, Dim] = {}
     for spec, shape in zip(contract.inputs, _input_shapes(program), strict=True):
@@ -96,8 +89,6 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
 
 
 def _name(dim: Dim) -> Any:
-    import sympy
-
     return sympy.Symbol(dim.name, integer=True, positive=True)
 
 
@@ -133,10 +124,6 @@ def _within(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) -> dic
 
 def _as_function(condition: Any, used: Sequence[Any]) -> Callable[..., bool]:
     """A condition as a function of the sizes `used`. sympy's own substitution takes a thousand times as long."""
-    import sympy
-    import torch
-    from torch.utils._sympy.printers import PythonPrinter
-
     # sympy's own printer takes torch's remainder for its own, and puts no brackets around a difference in it.
     compiled = sympy.lambdify(used, condition, modules=[{"torch": torch, "math": math}], printer=PythonPrinter)
 
@@ -151,8 +138,6 @@ def _as_function(condition: Any, used: Sequence[Any]) -> Callable[..., bool]:
 
 def _environment(program: torch.export.ExportedProgram) -> Any:
     """The ShapeEnv of a trace; None if no size stayed dynamic."""
-    import torch
-
     for shape in _input_shapes(program):
         for size in shape:
             if isinstance(size, torch.SymInt):

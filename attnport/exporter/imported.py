@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
+from onnxscript import optimizer
 
 from attnport.artifacts import IOContract
-from attnport.contrib import CONTRIB
 from attnport.errors import ExportError, first_line
 from attnport.exporter.builder import Builder, inline_functions
 from attnport.exporter.capture import OPSET, Capture
@@ -23,10 +23,8 @@ from attnport.exporter.output_sizes import unknown_sizes
 from attnport.exporter.patching import exact_rules
 from attnport.exporter.portable import write_out_rotary
 from attnport.exporter.storage import INLINE_BYTES
+from attnport.onnx_graph import CONTRIB, attribute, ir, passes
 from attnport.patches import patched
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 NEWEST = 24
 """The newest opset of which a form makes use."""
@@ -46,8 +44,6 @@ def imported(model: ir.Model, inputs: Mapping[str, str], outputs: Mapping[str, s
     Raises:
         ExportError: the graph has no form at that opset, or nothing tells the size of an output.
     """
-    import onnx_ir as ir
-
     if unknown := unknown_sizes(contract.outputs):
         raise ExportError(
             f"the size of {unknown} is no expression of the inputs' dims.",
@@ -75,8 +71,6 @@ def imported(model: ir.Model, inputs: Mapping[str, str], outputs: Mapping[str, s
 
 def _of_its_own(graph: ir.Graph, value: ir.Value) -> ir.Value:
     """An output that a node makes: one that is an input or a weight as well cannot have two names."""
-    import onnx_ir as ir
-
     if value.producer() is not None:
         return value
     node = ir.node("Identity", [value])
@@ -109,9 +103,6 @@ def prepare(model: ir.Model, opset: int = 23) -> ir.Model:
     Raises:
         ExportError: an operator has no form at that opset.
     """
-    import onnx_ir.passes.common as passes
-    from onnxscript import optimizer
-
     inline_functions(model)
     for node in model.graph:
         if node.op_type == "SimplifiedLayerNormalization":
@@ -140,9 +131,6 @@ def _raised(model: ir.Model, opset: int) -> ir.Model:
 
     Of an opset that is newer than runtimes know, it is lowered if that is possible.
     """
-    import onnx
-    import onnx_ir as ir
-
     if model.graph.opset_imports[""] > NEWEST:
         lowered = model.clone()
         with contextlib.suppress(ExportError):
@@ -172,8 +160,6 @@ def _raised(model: ir.Model, opset: int) -> ir.Model:
 def _set_aside(model: ir.Model) -> dict[str, ir.TensorProtocol]:
     """The large weights by name. In the graph they give way to references: the converter reads none of them, and its
     result would not know in which folder their files are."""
-    import onnx_ir as ir
-
     kept: dict[str, ir.TensorProtocol] = {}
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
@@ -213,8 +199,6 @@ def index_by_grid(model: ir.Model) -> int:
     Both indices have to count through their axis from its start (`Range`), so that they are within bounds. A reshape of
     a reshape becomes one reshape, so that later code reads one step.
     """
-    import onnx_ir as ir
-
     known = Inference(model)
     known.run()
     _join_reshapes(model, known)
@@ -240,9 +224,8 @@ def index_by_grid(model: ir.Model) -> int:
 def _read(node: ir.Node, known: KnownSizes) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value] | None:
     """The indexed tensor, its row and column indices, and the index that is their sum."""
     flat, at = node.inputs[:2]
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
     flattened = flat.producer() if flat is not None else None
-    if axis != 0 or at is None or flattened is None or flattened.op_type not in ("Reshape", "Flatten"):
+    if attribute(node, "axis", 0) or at is None or flattened is None or flattened.op_type not in ("Reshape", "Flatten"):
         return None
     source = flattened.inputs[0]
     sizes, after = (known.sizes.get(value) if value is not None else None for value in (source, flat))

@@ -66,10 +66,6 @@ class GraphFacts:
 def graph_facts(path: Path, masks: Collection[MaskSpec] = ()) -> GraphFacts:
     """Reads an ONNX file; the weights beside it are checked but not loaded.
 
-    Args:
-        path: The file.
-        masks: The mask contracts of the inputs, where they are known.
-
     Raises:
         ArtifactError: it is no ONNX model, is cut short or malformed, or its weights are missing, cut short or outside
             its folder.
@@ -126,10 +122,6 @@ def load(path: Path) -> ir.Model:
 
 def external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]:
     """The names of the files beside an ONNX file that hold its weights, sorted, each checked.
-
-    Args:
-        path: The file.
-        proto: What it holds, without the weights.
 
     Raises:
         ArtifactError: weights lie outside the folder, behind a link, in a missing file, or beyond the end of their

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch._higher_order_ops.scan import scan
+from torch.nn import functional
 
 from attnport.patches import Patch
-
-if TYPE_CHECKING:
-    import torch
 
 
 def scanned() -> tuple[Patch, ...]:
@@ -73,9 +74,6 @@ def _selective_scan(
     **others: Any,
 ) -> Any:
     """Mamba's state space: `h = exp(A dt) h + B dt x`, `y = C h + D x`, from `x` and `dt` of `[B,E,S]`."""
-    import torch
-    from torch.nn import functional
-
     if delta_bias is not None:
         dt = dt + delta_bias.to(dt.dtype)[..., None]
     if delta_softplus:
@@ -115,8 +113,6 @@ def _gated_delta_rule(
     The gate has one number for each head, or, as Kimi's, one for each of the head's key dims
     (https://arxiv.org/abs/2510.26692).
     """
-    import torch
-
     dtype, several = query.dtype, value.shape[2] // key.shape[2]
     if several > 1:
         query, key = (one.repeat_interleave(several, dim=2) for one in (query, key))
@@ -149,8 +145,6 @@ def _linear_recurrence(
     acc_dtype: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Griffin's `h = a h + x`, of `[B,S,E]` (https://arxiv.org/abs/2402.19427)."""
-    import torch
-
     dtype = acc_dtype or torch.float32
     gate, x = (one.movedim(1, 0).to(dtype) for one in (recurrent_gate * ~reset, hidden_states))
 
@@ -175,8 +169,6 @@ def _weighted_past(
 
     The state is a numerator, a denominator, and the exponent that was taken out of both.
     """
-    import torch
-
     fall = -torch.exp(time_decay)
 
     def step(state: Any, at: tuple[torch.Tensor, ...]) -> tuple[Any, torch.Tensor]:
@@ -205,8 +197,6 @@ def _lightning_attention(
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """MiniMax's `h = exp(-slope) h + k v`, `y = q h`, of `[B,S,E]` (https://arxiv.org/abs/2401.04658)."""
-    import torch
-
     batch, length = hidden_states.shape[:2]
     qkv = self.act_fn(self.qkv_proj(hidden_states))
     qkv = sys.modules[type(self).__module__].apply_mask_to_padding_states(qkv, attention_mask)
@@ -231,9 +221,6 @@ def _lightning_attention(
 
 
 def _scan(step: Callable[..., Any], start: Any, over: tuple[torch.Tensor, ...]) -> Any:
-    import torch
-    from torch._higher_order_ops.scan import scan
-
     if isinstance(over[0].shape[0], int) and over[0].shape[0] == 1:  # one token is no loop
         last, only = step(start, tuple(one[0] for one in over))
         return last, only[None]
@@ -283,8 +270,6 @@ def _dbrx(
 def _longcat_flash(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    from torch.nn import functional
-
     def run(at: int, rows: torch.Tensor) -> Any:
         if at >= self.num_routed_experts or self.gate_up_proj is None:
             return self.identity_expert(rows)
@@ -297,8 +282,6 @@ def _longcat_flash(
 def _step3p7(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    from torch.nn import functional
-
     def run(at: int, rows: torch.Tensor) -> Any:
         gated = self._apply_gate(functional.linear(rows, self.gate_up_proj[at]))
         return functional.linear(gated, self.down_proj[at])
@@ -308,8 +291,6 @@ def _step3p7(
 
 def _chosen(index: torch.Tensor, experts: int) -> torch.Tensor:
     """Which rows chose which experts, `[T,K,experts]`, of `[T,K]` indices; one beyond the last is none."""
-    import torch
-
     return index[..., None] == torch.arange(experts, device=index.device)
 
 
@@ -317,8 +298,6 @@ def _summed(
     run: Callable[[int, torch.Tensor], Any], rows: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
     """The sum of the experts that each row of `[T,D]` chose, times its weights `[T,K]`."""
-    import torch
-
     result = torch.zeros_like(rows)
     for at in range(chosen.shape[-1]):
         row, choice = torch.where(chosen[..., at])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnport.artifacts import OWN_HALF, IOContract
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 """The only metadata of torch's exporter that is kept: the module path of each node."""
@@ -41,8 +39,6 @@ def path_of(scopes: str) -> str | None:
 
 def name_dims(model: ir.Model, contract: IOContract) -> None:
     """Gives the graph's symbolic dims (`s18`) the contract's names (`batch`), on every value."""
-    import onnx_ir as ir
-
     names: dict[str, str] = {}
     for value, spec in zip(model.graph.inputs, contract.inputs, strict=True):
         if value.shape is None:
@@ -62,8 +58,6 @@ def name_dims(model: ir.Model, contract: IOContract) -> None:
 
 def name_outputs(model: ir.Model, contract: IOContract) -> None:
     """Gives outputs the contract's sizes after shapes were inferred anew; names such as `size5` give way everywhere."""
-    import onnx_ir as ir
-
     known = {dim.name for dim in contract.dims}
     names: dict[str, str] = {}
     for value, spec in zip(model.graph.outputs, contract.outputs, strict=True):
@@ -123,8 +117,6 @@ def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 def branches(node: ir.Node) -> Iterator[ir.Graph]:
     """The graphs in a node's attributes: the branches of an `If`, the body of a `Loop`."""
-    import onnx_ir as ir
-
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             yield attribute.as_graph()

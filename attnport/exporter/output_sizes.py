@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from operator import add, floordiv, mod, mul, sub
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import UNKNOWN_SIZE, IOContract
-from attnport.dims import TensorSpec
+from attnport.artifacts import UNKNOWN_SIZE, IOContract, TensorSpec
 from attnport_bundle.format.contract import dims_in, steps
 
 if TYPE_CHECKING:

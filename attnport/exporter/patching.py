@@ -19,6 +19,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+from onnxscript.rewriter import _matcher
+from torch import nn
+from torch.backends import mha
+from torch.export import _trace
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.modules import transformer
+from torch.utils._python_dispatch import _disable_current_modes
+
 from attnport.exporter.loops import all_experts, scanned
 from attnport.exporter.translations.recurrent import kept_whole
 from attnport.patches import Patch, alone, patched
@@ -26,7 +35,6 @@ from attnport.user_code import place_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    import torch
 
 _SIBLINGS = 100
 """The most nodes that read one value and are tried with a rule of several last nodes."""
@@ -81,11 +89,6 @@ def obstacles() -> tuple[Patch, ...]:
       nothing.
     - torch.export prints the whole graph so far when it fails.
     """
-    from torch import nn
-    from torch.backends import mha
-    from torch.export import _trace
-    from torch.nn.modules import transformer
-
     cast: Callable[..., Any] = nn.Module._apply
 
     def kept(part: nn.Module, to: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -101,9 +104,6 @@ def obstacles() -> tuple[Patch, ...]:
 
 def _keeps(to: Callable[[torch.Tensor], torch.Tensor], module: torch.nn.Module) -> bool:
     """Whether a cast leaves each tensor of a module as it is; tried on empty tensors, which no trace records."""
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
     with _disable_current_modes():
         kinds = {(tensor.dtype, tensor.device) for tensor in (*module.parameters(), *module.buffers())}
         samples = [torch.empty(0, dtype=dtype, device=device) for dtype, device in kinds]
@@ -112,8 +112,6 @@ def _keeps(to: Callable[[torch.Tensor], torch.Tensor], module: torch.nn.Module) 
 
 def located() -> tuple[Patch, ...]:
     """Patches that record for each guard the line of code outside torch that made it."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
     kept = ShapeEnv._get_sloc
 
     def with_place(env: ShapeEnv, framework_loc: str | None = None) -> Any:
@@ -131,7 +129,6 @@ def exact_rules() -> tuple[Patch, ...]:
     A rule with several last nodes (two Slices that are a Split) is tried on those that read the same value alone. By
     default, all nodes of the graph are looked at again for each node: 20,000 of them take a quarter of an hour.
     """
-    from onnxscript.rewriter import _matcher
 
     def isclose(value: float, of_rule: float, *, rel_tol: float, abs_tol: float) -> bool:
         return math.isclose(value, of_rule, rel_tol=min(rel_tol, 1e-7), abs_tol=0.0)

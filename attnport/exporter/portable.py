@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.naming import all_nodes
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import attribute, ir
 
 
 def name_padded_axes(model: ir.Model) -> int:
@@ -20,8 +16,6 @@ def name_padded_axes(model: ir.Model) -> int:
     minus infinity (https://github.com/microsoft/onnxruntime/pull/18136): a window of negative numbers at the border
     then has another maximum.
     """
-    import onnx_ir as ir
-
     changed = 0
     for pool in list(all_nodes(model)):
         pad = pool.inputs[0].producer() if pool.op_type == "MaxPool" and pool.inputs[0] is not None else None
@@ -71,7 +65,7 @@ def _has_refused_caches(node: ir.Node) -> bool:
     if x is None or cosines is None or x.shape is None or len(x.shape) != 4:
         return False
     depth = x.shape[3]
-    part = node.attributes["rotary_embedding_dim"].as_int() if "rotary_embedding_dim" in node.attributes else 0
+    part = attribute(node, "rotary_embedding_dim", 0)
     with_positions = len(node.inputs) > 3 and node.inputs[3] is not None
     if not isinstance(depth, int) or depth % 2 or part not in (0, depth) or with_positions:
         return False
@@ -79,13 +73,11 @@ def _has_refused_caches(node: ir.Node) -> bool:
 
 
 def _rotated(build: Builder, node: ir.Node) -> ir.Value:
-    import onnx_ir as ir
-
     x, cosines, sines = node.inputs[:3]
     assert x is not None
     assert x.shape is not None
     half = int(str(x.shape[3])) // 2
-    interleaved = "interleaved" in node.attributes and node.attributes["interleaved"].as_int() == 1
+    interleaved = attribute(node, "interleaved", 0) == 1
     axis = build.const([1], np.int64)
     cos = build.op("Unsqueeze", cosines, axis, name="cos")
     sin = build.op("Unsqueeze", sines, axis, name="sin")

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from attnport.exporter.naming import branches, module_of
 from attnport.exporter.tokens.real import dims_of_all, with_all_rows
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir, passes
 
 # These read a tensor's shape and none of its elements, so no error passes through them.
 _OF_SHAPES = ("Shape", "Size")
@@ -74,8 +71,6 @@ def before(by_name: Mapping[str, Tensor], name: str, walls: Collection[str]) -> 
 
 def mark(model: ir.Model, names: Collection[str]) -> None:
     """Appends tensors of the main graph to its outputs, in place; those of real tokens alone with rows for all."""
-    import onnx_ir.passes.common as passes
-
     already = {value.name for value in model.graph.outputs}
     wanted = [value for node in model.graph for value in node.outputs if value.name in names]
     for value in wanted:

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.export.graph_signature import InputKind
+
 from attnport.artifacts import IOContract
 from attnport.errors import ExportError
 from attnport.exporter.capture import example_tensors, trace, traced_sizes
@@ -18,7 +21,6 @@ from attnport.exporter.patching import quiet
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
 _DTYPE, _DEVICE = "attnport dtype", "attnport device"
 _HEAD = '''"""{name}, as torch.export traced it: written by attnport export, and run as its reference."""
@@ -54,14 +56,11 @@ def write_program(name: str, module: torch.nn.Module, contract: IOContract) -> P
     """The program of a module.
 
     Args:
-        name: What the program is called in its first line.
         module: In eval mode, in float32; called with the contract's inputs by keyword.
 
     Raises:
         ExportError: torch cannot trace it, or the trace has parts that are no plain program, or depends on the type.
     """
-    import torch
-
     wide = copy.deepcopy(module).to(torch.float64)
     with quiet(), torch.no_grad():
         narrow_program, _ = trace(module, contract, _feeds(contract, torch.float32))
@@ -90,8 +89,6 @@ def _follow_types(wide: torch.fx.Graph, narrow: torch.fx.Graph) -> None:
     Raises:
         ExportError: the two are not the same graph but for types, or have parts that are graphs of their own.
     """
-    import torch
-
     for graph in (narrow, wide):
         for node in list(graph.nodes):
             # Such a node only asserts what was true of the sizes that were traced.
@@ -129,9 +126,6 @@ def _follow_types(wide: torch.fx.Graph, narrow: torch.fx.Graph) -> None:
 
 def _weights(program: torch.export.ExportedProgram) -> tuple[list[str], dict[str, np.ndarray[Any, Any]]]:
     """The name of each weight in the order of the placeholders, and arrays by name; one array for tied weights."""
-    import torch
-    from torch.export.graph_signature import InputKind
-
     names: list[str] = []
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     known: dict[int, str] = {}

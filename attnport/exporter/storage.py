@@ -7,12 +7,10 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnport.errors import ArtifactError
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir
 
 INLINE_BYTES = 1024
 """Tensors of at most this size stay inside the ONNX file, so that readers can fold them."""
@@ -46,8 +44,6 @@ def load(path: Path) -> ir.Model:
     Raises:
         ArtifactError: the file is not ONNX, or its external data is outside the folder or too short.
     """
-    import onnx_ir as ir
-
     try:
         model = ir.load(path)
     except Exception as err:  # protobuf and onnx_ir raise a dozen types of error for a damaged file
@@ -96,8 +92,6 @@ def check_external(model: ir.Model, path: Path) -> None:
 
 def _external_tensors(model: ir.Model) -> Iterator[tuple[str, ir.ExternalTensor]]:
     """Every external tensor of the graph, its branches and its nodes' attributes, with its name."""
-    import onnx_ir as ir
-
     graphs = [model.graph, *model.graph.subgraphs()]
     for graph in graphs:
         for name, value in graph.initializers.items():
@@ -112,8 +106,6 @@ def _external_tensors(model: ir.Model) -> Iterator[tuple[str, ir.ExternalTensor]
 
 def _share_equal_tensors(model: ir.Model) -> None:
     """Keeps one of several equal initializers. onnx_ir's pass holds a copy of every weight while it looks for them."""
-    import onnx_ir as ir
-
     for graph in model.graphs():
         alike = defaultdict(list)
         for value in graph.initializers.values():
@@ -139,8 +131,6 @@ def _externalise(model: ir.Model, folder: Path, weights: str, *, again: bool = F
     Args:
         again: Also those that are in a file already.
     """
-    import onnx_ir as ir
-
     values = [
         value
         for value in model.graph.initializers.values()
@@ -159,7 +149,6 @@ def _externalise(model: ir.Model, folder: Path, weights: str, *, again: bool = F
 
 def _in_blocks(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """The same tensor, written block by block; onnx_ir copies a whole one that lies transposed in memory, twice."""
-    import onnx_ir as ir
 
     class InBlocks(ir.LazyTensor):
         def tofile(self, file: Any) -> None:
@@ -182,8 +171,6 @@ def _blocks(tensor: ir.TensorProtocol) -> Iterator[memoryview]:
 
 
 def _write(model: ir.Model, path: Path) -> None:
-    import onnx_ir as ir
-
     proto = ir.serde.serialize_model(model)
     path.write_bytes(proto.SerializeToString(deterministic=True))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
+
+aten = torch.ops.aten
 
 
 def to_rank_4(program: torch.export.ExportedProgram) -> int:
@@ -53,8 +54,6 @@ def widen_masks(program: torch.export.ExportedProgram) -> int:
     ONNX Runtime's `Attention` refuses a mask that broadcasts so, such as `[B,1,1,T]`, which the standard and torch
     allow.
     """
-    import torch
-
     changed = 0
     for node in _calls(program):
         mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
@@ -68,7 +67,7 @@ def widen_masks(program: torch.export.ExportedProgram) -> int:
         lead = [-1] * (val.dim() - 2)
         with node.graph.inserting_before(node):
             sizes = [*lead, *(size for of in (q, k) for size in _sizes(node, of, (of.meta["val"].dim() - 2,)))]
-            wide = node.graph.call_function(torch.ops.aten.expand.default, (mask, sizes))
+            wide = node.graph.call_function(aten.expand.default, (mask, sizes))
         wide.meta = {**node.meta, "val": val.expand(*lead, *lengths)}
         node.replace_input_with(mask, wide)
         changed += 1
@@ -77,22 +76,18 @@ def widen_masks(program: torch.export.ExportedProgram) -> int:
 
 def _calls(program: torch.export.ExportedProgram) -> list[Any]:
     """The calls of `sdpa` in the graph and its branches; what is done to them needs no recompiling."""
-    import torch
-
-    attention = torch.ops.aten.scaled_dot_product_attention.default
+    attention = aten.scaled_dot_product_attention.default
     graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     return [node for graph in graphs for node in graph.find_nodes(op="call_function", target=attention)]
 
 
 def _sizes(near: Any, value: Any, axes: Iterable[int]) -> list[Any]:
     """Sizes of a value, as numbers or as nodes that read them where the graph is being changed."""
-    import torch
-
     result: list[Any] = []
     for axis in axes:
         size = value.meta["val"].shape[axis]
         if not isinstance(size, int):
-            read = near.graph.call_function(torch.ops.aten.sym_size.int, (value, axis))
+            read = near.graph.call_function(aten.sym_size.int, (value, axis))
             read.meta = {**near.meta, "val": size}
             size = read
         result.append(size)
@@ -110,9 +105,7 @@ def _same(size: Any, other: Any) -> bool:
 
 
 def _add_head_axis(graph: torch.fx.Graph, node: Any) -> None:
-    import torch
-
-    unsqueeze, squeeze = torch.ops.aten.unsqueeze.default, torch.ops.aten.squeeze.dim
+    unsqueeze, squeeze = aten.unsqueeze.default, aten.squeeze.dim
 
     def head(value: Any) -> Any:
         # A mask of rank 2 broadcasts over heads as it does over the batch.
@@ -133,8 +126,6 @@ def _add_head_axis(graph: torch.fx.Graph, node: Any) -> None:
 
 def _merge_leading_axes(graph: torch.fx.Graph, node: Any) -> None:
     """`[A,B,H,S,D]` as `[A B,H,S,D]`; a mask with leading axes of other sizes is broadcast to all of them."""
-    import torch
-
     q, whole = node.args[0], node.meta["val"]
     rank = q.meta["val"].dim()
 
@@ -151,15 +142,15 @@ def _merge_leading_axes(graph: torch.fx.Graph, node: Any) -> None:
         if len(val.shape) != rank or not all(map(_same, val.shape[:-3], lead)):
             whole_val = val.expand(*lead, *val.shape[-3:])
             wanted = [*_sizes(node, q, range(rank - 3)), *[-1] * 3]
-            value, val = call(torch.ops.aten.expand.default, value, wanted, val=whole_val), whole_val
-        return call(torch.ops.aten.flatten.using_ints, value, 0, rank - 4, val=val.flatten(0, rank - 4))
+            value, val = call(aten.expand.default, value, wanted, val=whole_val), whole_val
+        return call(aten.flatten.using_ints, value, 0, rank - 4, val=val.flatten(0, rank - 4))
 
     with graph.inserting_before(node):
         shape = [*_sizes(node, q, range(rank - 1)), *_sizes(node, node.args[2], range(rank - 1, rank))]
         node.args = tuple(merged(argument) for argument in node.args)
         node.kwargs = {name: merged(argument) for name, argument in node.kwargs.items()}
     with graph.inserting_after(node):
-        back = graph.call_function(torch.ops.aten.reshape.default, (node, shape))
+        back = graph.call_function(aten.reshape.default, (node, shape))
     _replace_result(node, back, whole, whole.flatten(0, rank - 4))
 
 
@@ -175,9 +166,6 @@ def promote(program: torch.export.ExportedProgram) -> int:
 
     torch 2.13 cannot decompose `1.0 - mask` of an integer mask (https://github.com/pytorch/pytorch/issues/194381).
     """
-    import torch
-
-    aten = torch.ops.aten
     changed = 0
     for node in list(program.graph.nodes):
         if node.target not in (aten.rsub.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.add.Scalar):
@@ -202,9 +190,7 @@ def choose_by_masks(program: torch.export.ExportedProgram) -> int:
     The exporter writes it with `NonZero`, which TensorRT-RTX does not have, and whose size no runtime knows beforehand.
     It is left where the value has another element for each place at which the mask is true, unless that is `y[mask]`.
     """
-    import torch
-
-    aten, graph = torch.ops.aten, program.graph
+    graph = program.graph
     changed = 0
     for node in list(graph.nodes):
         in_place = node.target is aten.index_put_.default
@@ -237,12 +223,9 @@ def _at_each_place(put: torch.fx.Node, value: torch.fx.Node, behind: int) -> tor
     """The value of `x[indices] = value` in a form that broadcasts over `x`; None if it has none.
 
     Args:
-        put: The call.
         behind: The axes of `x` behind those of the mask.
     """
-    import torch
-
-    aten, sizes = torch.ops.aten, value.meta["val"].shape
+    sizes = value.meta["val"].shape
     x, indices = _arguments(put)
     if value.target is aten.index.Tensor and _equal(value.args[1], indices):
         source: torch.fx.Node
@@ -271,8 +254,6 @@ def _equal_sizes(one: torch.fx.Node, other: torch.fx.Node) -> bool:
 
 def _equal(one: Any, other: Any) -> bool:
     """Whether two arguments are the same value, computed twice or once."""
-    import torch
-
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(_equal, one, other))
     if not isinstance(one, torch.fx.Node) or not isinstance(other, torch.fx.Node):
@@ -285,8 +266,6 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _unwritten(node: torch.fx.Node) -> bool:
     """Whether nothing writes into a node's result in place, nor is it a random number or a result in place itself."""
-    import torch
-
     random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     written = any(_writes(user) and user.args[0] is node for user in node.users)
     return not (written or random or _writes(node))
@@ -299,8 +278,6 @@ def _writes(node: torch.fx.Node) -> bool:
 
 def _made(graph: torch.fx.Graph, target: Any, *args: Any) -> torch.fx.Node:
     """A call at the graph's place of insertion, with the shape and type of its result."""
-    import torch
-
     values = [arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args]
     return _call(graph, target, args, target(*values))
 
@@ -311,9 +288,7 @@ def slice_splits(program: torch.export.ExportedProgram) -> int:
     The exporter's own form is a sequence that its optimizer cannot fold
     (https://github.com/microsoft/onnxscript/pull/2434 is about the same of `chunk`).
     """
-    import torch
-
-    aten, graph = torch.ops.aten, program.graph
+    graph = program.graph
     changed = 0
     for node in list(graph.nodes):
         chunks = node.target is aten.chunk.default

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
 
 from attnport.exporter.counting import counts
 from attnport.exporter.naming import all_nodes, branches
-from attnport.onnx_graph import is_constant
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir, is_constant, passes
 
 _SOFTMAXES = frozenset(("Softmax", "LogSoftmax"))
 _SCORES = 3
@@ -52,8 +48,6 @@ def weights_out(model: ir.Model) -> tuple[str, ...]:
 
 def leave_out(model: ir.Model, names: Collection[str]) -> None:
     """Removes outputs from a graph, with the nodes that nothing else uses."""
-    import onnx_ir.passes.common as passes
-
     kept = [output for output in model.graph.outputs if output.name not in names]
     model.graph.outputs.clear()
     model.graph.outputs.extend(kept)

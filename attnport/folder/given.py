@@ -280,7 +280,7 @@ class Given:
         Dims are first those that torch's trace keeps dynamic; then runs of the module at other sizes decide. Dims get
         names, inputs get marks and, if they need them, the values of their examples. Further runs give the ranges.
         """
-        from attnport.exporter.dynamic import refuse_frozen
+        from attnport.exporter.capture import refuse_frozen
         from attnport.sources.moving import Trials, from_zero, frozen, grown, in_truth, joined
 
         arguments, examples = of_examples(module, self._positional, self._named)
@@ -359,7 +359,7 @@ def _traced(
 
     Tracing it for export, which has further ways, then says what is wrong.
     """
-    from attnport.exporter.dynamic import dynamic_dims
+    from attnport.exporter.capture import dynamic_dims
 
     fixed = {*chosen, *kept}
     found: Mapping[str, tuple[int | Symbol, ...]] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

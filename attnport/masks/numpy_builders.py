@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from attnport.errors import UsageError
-from attnport.masks import COMPUTED, MaskSpec
+from attnport.masks import COMPUTED, HIDDEN, MaskSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -116,10 +116,6 @@ def _of_queries(values_BT: Array, S: int, alignment: str) -> Array:
         raise UsageError(f"got {S} queries and values for {T} positions; each query needs its own value.")
     start = T - S if alignment == "lower_right" else 0
     return np.asarray(values_BT)[:, start : start + S]
-
-
-HIDDEN = -9e3
-"""In an additive mask, a larger number allows the key; -inf, finfo.min, -1e9 and -1e4 are the usual ones to hide it."""
 
 
 def encode_mask(mask: MaskSpec, dtype: str, allowed: Array) -> Array:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from attnport.masks.numpy_biases import alibi_slopes, t5_lookup
 from attnport.masks.torch_builders import positions
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 def alibi(
@@ -23,8 +22,6 @@ def alibi(
     device: Any = None,
 ) -> Tensor:
     """ALiBi's bias `[1,H,S,T]`: slope * (key position - query position), or slope * -distance if `symmetric`."""
-    import torch
-
     i, j = positions(S, T, alignment, device)
     distance = -(j - i).abs() if symmetric else j - i
     slopes = torch.tensor(alibi_slopes(H), dtype=dtype or torch.get_default_dtype(), device=device)
@@ -45,8 +42,6 @@ def t5_buckets(
 
     If `bidirectional`, half of the buckets are for later keys; otherwise every later key is in bucket 0.
     """
-    import torch
-
     i, j = positions(S, T, alignment, device)
     side = buckets // 2 if bidirectional else buckets
     lookup = torch.tensor(t5_lookup(side, max_distance), device=device)

@@ -6,29 +6,24 @@ may be attended, `[B|1,1,S|1,T]`. Sizes may be symbolic.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from attnport.errors import UsageError
-from attnport.masks import MaskSpec
-from attnport.masks.numpy_builders import HIDDEN, check_value
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from attnport.masks import HIDDEN, MaskSpec
+from attnport.masks.numpy_builders import check_value
 
 
 def positions(S: int, T: int, alignment: str = "upper_left", device: Any = None) -> tuple[Tensor, Tensor]:
     """Positions of the queries `[S,1]` and of the keys `[1,T]`."""
-    import torch
-
     i = torch.arange(S, device=device)[:, None]
     return (i + (T - S) if alignment == "lower_right" else i), torch.arange(T, device=device)[None, :]
 
 
 def padding(keep: Tensor) -> Tensor:
     """A keep-mask `[T]`, `[B,T]`, `[B,S,T]` or `[B,1|H,1|S,T]` as bool of rank 4."""
-    import torch
-
     keep = keep if keep.dtype == torch.bool else keep != 0
     if keep.ndim == 4:
         return keep
@@ -39,8 +34,6 @@ def padding(keep: Tensor) -> Tensor:
 
 def padding_lengths(lengths_B: Tensor, T: int) -> Tensor:
     """Keys before each item's length, `[B,1,1,T]`."""
-    import torch
-
     return torch.arange(T, device=lengths_B.device) < lengths_B[:, None, None, None]
 
 
@@ -86,8 +79,6 @@ def build(mask: MaskSpec, value: Tensor | None, S: int, T: int, device: Any = No
     Raises:
         UsageError: the value is missing, or does not fit.
     """
-    import torch
-
     kinds, held = set(mask.kinds), mask.carries
     check_value(mask, given=value is not None)
     device = device if value is None else value.device
@@ -111,8 +102,6 @@ def build(mask: MaskSpec, value: Tensor | None, S: int, T: int, device: Any = No
 
 def encode(keep: Tensor, polarity: str, dtype: torch.dtype) -> Tensor:
     """A mask in an input's polarity and dtype; additive: zero where a key is allowed, -inf elsewhere."""
-    import torch
-
     if polarity == "additive":
         low, zero = (torch.tensor(number, dtype=dtype, device=keep.device) for number in (-torch.inf, 0.0))
         return torch.where(keep, zero, low)
@@ -121,8 +110,6 @@ def encode(keep: Tensor, polarity: str, dtype: torch.dtype) -> Tensor:
 
 def decode(value: Tensor, polarity: str) -> Tensor:
     """A bool tensor from an input's value, True where a key may be attended."""
-    import torch
-
     if polarity == "additive":
         return value > HIDDEN
     if value.dtype == torch.bool:

@@ -18,11 +18,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from attnport import registry
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import Dim, IOContract, MaskSpec, ModelSpec, Source, TensorSpec
 from attnport.errors import SpecError, nearest
-from attnport.masks import MaskSpec
+from attnport.registry import files
 
 if TYPE_CHECKING:
     from torch import nn
@@ -107,7 +105,7 @@ class _Place(NamedTuple):
 def _in_files() -> dict[str, _Place]:
     """Every model by its name, in alphabetical order. Files are not imported, which would take seconds, for torch."""
     found = {}
-    for path in registry.files(__package__):
+    for path in files(__package__):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for definition in (node for node in tree.body if isinstance(node, ast.ClassDef)):
             description = (ast.get_docstring(definition) or "").partition("\n")[0]

@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import Dim, IOContract, TensorSpec
 from attnport.masks import MaskSpec
 from attnport.masks import torch_builders as masks
 from attnport.models.base import BATCH, length, model

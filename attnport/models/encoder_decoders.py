@@ -8,8 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import Dim, IOContract, TensorSpec
 from attnport.masks import MaskSpec
 from attnport.masks import torch_builders as masks
 from attnport.models.base import BATCH, PADDING, length, model
@@ -195,11 +194,7 @@ class PreNormDecoderLayer(PreNormParts):
     """
 
     def __init__(
-        self,
-        norm: Callable[[], nn.Module],
-        attention: nn.Module,
-        cross_attention: nn.Module,
-        feed_forward: nn.Module,
+        self, norm: Callable[[], nn.Module], attention: nn.Module, cross_attention: nn.Module, feed_forward: nn.Module
     ) -> None:
         super().__init__(norm, attention, feed_forward)
         self.cross_norm = norm()
@@ -382,11 +377,7 @@ class RetrievalTransformer(nn.Module):
         self.norm = nn.LayerNorm(width, eps=norm_eps)
 
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        chunks: torch.Tensor,
-        chunk_mask: torch.Tensor,
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, chunks: torch.Tensor, chunk_mask: torch.Tensor
     ) -> torch.Tensor:
         """Reads token ids and the chunks that were retrieved for them.
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract
-from attnport.dims import TensorSpec
+from attnport.artifacts import IOContract, TensorSpec
 from attnport.errors import UsageError
 from attnport.masks import torch_builders as masks
 from attnport.models.base import BATCH, PADDING, get, length, model
@@ -156,8 +155,7 @@ class FirstPooling(nn.Module):
 @model(
     "sequence_classifier",
     lambda sizes: dataclasses.replace(
-        get("bert_encoder", **sizes.encoder).io,
-        outputs=(TensorSpec("logits", "float32", ("batch", sizes.labels)),),
+        get("bert_encoder", **sizes.encoder).io, outputs=(TensorSpec("logits", "float32", ("batch", sizes.labels)),)
     ),
 )
 class SequenceClassifier(nn.Module):

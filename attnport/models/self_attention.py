@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract
-from attnport.dims import TensorSpec
+from attnport.artifacts import IOContract, TensorSpec
 from attnport.masks import MaskSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.torch_biases import alibi

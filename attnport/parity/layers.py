@@ -34,9 +34,9 @@ from attnport.artifacts import (
     ParityReport,
     RuntimeParity,
     Session,
+    TensorSpec,
 )
 from attnport.cases.inputs import Array, Case, validity
-from attnport.dims import TensorSpec
 from attnport.errors import ArtifactError, AttnportError, UnavailableError
 from attnport.exporter import storage
 from attnport.exporter.probing import Tensor, before, mark, tensors

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from attnport.artifacts import MANY, Evidence, IOContract, Ran
-from attnport.contrib import CONTRIB
 from attnport.errors import ArtifactError, UnavailableError, UsageError, first_line, whole_cause
+from attnport.onnx_graph import CONTRIB
 from attnport.runtimes.base import (
     Array,
     CheckedSession,

@@ -20,7 +20,8 @@ import onnx
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import load_op
 
-from attnport.contrib import CONTRIB, SCHEMAS, evaluate
+from attnport.contrib import SCHEMAS, evaluate
+from attnport.onnx_graph import CONTRIB
 
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 

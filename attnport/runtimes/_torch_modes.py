@@ -27,9 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from attnport.artifacts import AUTO, PLANS
 from attnport.errors import SpecError
-
-HIDDEN = -9e3
-"""Scores and additive masks at or below this hide a key: -inf, finfo.min, and -1e4 even with a real score added."""
+from attnport.masks import HIDDEN
 
 PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm"}
 SOFTMAXES = {"softmax", "_softmax", "_safe_softmax", "special_softmax"}

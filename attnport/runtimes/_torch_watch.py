@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnport.runtimes._torch_modes import ATTENTION_PRODUCTS, HIDDEN, AttentionMode, operator_name
+from attnport.masks import HIDDEN
+from attnport.runtimes._torch_modes import ATTENTION_PRODUCTS, AttentionMode, operator_name
 
 # fmt: off
 # Operators that only change layout, type or a few elements between a softmax and the product that uses it.

@@ -126,9 +126,6 @@ def declared_arguments(
 
     Args:
         text: What errors call the module.
-        module: The module.
-        inputs: Declarations of inputs and constants.
-        dims: Declarations of ranges.
 
     Raises:
         UsageError: as `parsing.declarations`.
@@ -171,9 +168,7 @@ def observed_spec(
     Args:
         name: What the artifact calls it.
         text: What errors call it.
-        module: What `make` returns.
         make: As of `ModelSpec`.
-        arguments: What its forward is called with.
         ranges: Of dims by name; others are found.
         outputs: Those that are wanted; none = all.
         precision: The precision that it was in before; "" = float32.
@@ -268,7 +263,6 @@ def frozen_dims(
     A shape with a literal size is named by the error at any other: `shape '[-1, 9, 16]' is invalid for input of size`.
 
     Args:
-        start: The sizes to begin with.
         free: The dims that may be changed.
         run: Runs the module at given sizes; raises SpecError.
     """
@@ -412,11 +406,7 @@ def _same_ranks(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], wh
 
 
 def _run(
-    module: Callable[..., Any],
-    inputs: Sequence[TensorSpec],
-    text: str,
-    examples: Mapping[str, str],
-    sizes: Sizes,
+    module: Callable[..., Any], inputs: Sequence[TensorSpec], text: str, examples: Mapping[str, str], sizes: Sizes
 ) -> dict[str, torch.Tensor]:
     feeds = {spec.name: example(spec, sizes, examples.get(spec.name, "")) for spec in inputs}
     hint = "Check names, dtypes and dims of the inputs, which are passed by keyword."
@@ -490,7 +480,6 @@ def _refuse_random(text: str, module: nn.Module, call: Callable[[], Mapping[str,
     """Calls a module twice.
 
     Args:
-        text: What the error calls the module.
         call: Runs the module, with the same inputs each time, and returns its outputs by name.
 
     Raises:

@@ -50,18 +50,8 @@ _STANDARD = tuple(
     for path in (Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib"))
     for place in (path, path.resolve())
 )
-_SYSTEM = (
-    "/proc/",
-    "/dev/",
-    "/sys/",
-    "/run/",
-    "/etc/",
-    "/lib/",
-    "/lib64/",
-    "/usr/lib/",
-    "/usr/share/",
-    "/usr/include/",
-)
+_SYSTEM = ("/proc/", "/dev/", "/sys/", "/run/", "/etc/", "/lib/", "/lib64/", "/usr/lib/", "/usr/share/",
+           "/usr/include/")  # fmt: skip
 _NO_PART = (".pyc", ".pyo", ".lock", ".ttf", ".otf", ".ttc", ".afm", ".pfb")
 """Endings of files that are no part of a model: bytecode, locks, fonts."""
 _OURS = ("attnport", "attnport_bundle")
@@ -115,9 +105,6 @@ def reading(text: str) -> Iterator[None]:
 
     Inside another such block, it is that block. Python modules that an earlier load imported are imported anew if a
     file that it depended on has changed: else the code in memory would run under the digest of the new file.
-
-    Args:
-        text: The SPEC.
     """
     if _current.get() is not None:
         yield

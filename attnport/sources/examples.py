@@ -26,15 +26,12 @@ Call = Callable[..., "dict[str, torch.Tensor]"]
 
 
 def named_dims(
-    dims: Mapping[str, Sequence[Any]],
-    tensors: Mapping[str, torch.Tensor],
-    declared: Mapping[str, Sequence[Any]],
+    dims: Mapping[str, Sequence[Any]], tensors: Mapping[str, torch.Tensor], declared: Mapping[str, Sequence[Any]]
 ) -> dict[str, Dims]:
     """Dims with names: `batch` for the first one that inputs share, `seq` for the second of sequences, else INPUT_AXIS.
 
     Args:
         dims: For each input, its dims; those by the user have their name.
-        tensors: The examples.
         declared: For inputs that were declared, their dims; the names in them go before those made here.
     """
     names = {dim.name: dim.name for own in dims.values() for dim in own if said_by(dim) == "user"}
@@ -105,8 +102,6 @@ def with_dims(
     """The arguments of examples, whose inputs have dims and marks.
 
     Args:
-        arguments: Those of the examples.
-        dims: By input, its dims.
         highs: By input, the number of its values, where that is known.
         beside: By input, what was declared of it.
 
@@ -178,9 +173,6 @@ def with_needed_values(
     """The arguments; inputs without whose example the module does not run, or gives NaN, have its values in tests.
 
     Args:
-        arguments: What the forward is called with.
-        call: Runs the module on tensors by name.
-        tensors: The examples, on which it runs.
         forced: Inputs that have the values of their examples in any case.
     """
     wanted = _finite(call, tensors) or set()

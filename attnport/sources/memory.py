@@ -8,8 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from attnport.artifacts import IN_MEMORY, ModelSpec, Source
-from attnport.dims import Dim
+from attnport.artifacts import IN_MEMORY, Dim, ModelSpec, Source
 from attnport.errors import SpecError
 from attnport.sources.declare import declared_arguments, observed_spec
 from attnport.sources.load import sealed
@@ -59,8 +58,6 @@ def memory_spec(
     """The ModelSpec of a module in memory, which `kept_copy` made.
 
     Args:
-        module: The module.
-        arguments: What its forward is called with.
         ranges: Of dims by name; others are found.
         outputs: Those that are wanted; none = all.
         precision: The precision that it was in before `kept_copy`; "" = float32.

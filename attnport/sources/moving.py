@@ -10,16 +10,16 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnport.dims import Symbol, TensorSpec, said_by
 from attnport.errors import SpecError, first_line
 from attnport.sources.examples import SYMBOL
 from attnport.sources.parsing import marks_by_name
 from attnport_bundle.format.contract import evaluate
-
-if TYPE_CHECKING:
-    import torch
 
 Axis = tuple[str, int]
 """The name of an input, and the number of its axis."""
@@ -46,9 +46,6 @@ class Trials:
         Args:
             sizes: Of dims by name; the others have those of the examples.
         """
-        import torch
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
         known = {**self.sizes(dims), **sizes}
         try:
             feeds = {name: _resized(tensor, dims[name], known) for name, tensor in self.tensors.items()}
@@ -355,8 +352,6 @@ def _equal_dims(names: Sequence[str], sizes: Mapping[str, int], runs: Callable[.
 
 def _resized(tensor: torch.Tensor, dims: Sequence[Any], sizes: Mapping[str, int]) -> torch.Tensor:
     """A tensor of other sizes, its last part repeated; ones where it has no elements."""
-    import torch
-
     for axis, (dim, had) in enumerate(zip(dims, tensor.shape, strict=True)):
         size = had if isinstance(dim, int) else TensorSpec("", "int64", (dim.name,)).shape(sizes)[0]
         if size != had and not had:

@@ -15,14 +15,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attnport.contrib import CONTRIB
 from attnport.errors import SpecError
-from attnport.onnx_graph import attribute, known_size, rank_of, scalar
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import CONTRIB, attribute, ir, known_size, rank_of, scalar
 
 CONFIG = "genai_config.json"
 _MOST = 1024
@@ -133,8 +129,6 @@ def _name(value: ir.Value | None, axis: int) -> str | None:
 
 
 def _shape(dims: Sequence[Any]) -> ir.Shape:
-    import onnx_ir as ir
-
     return ir.Shape(list(dims))
 
 
@@ -181,8 +175,6 @@ class _Sizes:
 
     def op(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         """Makes a node whose output is of whole numbers."""
-        import onnx_ir as ir
-
         node = ir.node(op_type, list(inputs), attributes or None)
         output = node.outputs[0]
         output.dtype = ir.DataType.INT64
@@ -209,8 +201,6 @@ class _Sizes:
 
 def _drop_mask(graph: ir.Graph, mask: ir.Value, sizes: _Sizes) -> bool:
     """Replaces a mask of which only the sums of rows and the size are used; whether it was one."""
-    import onnx_ir as ir
-
     users = [user for user, _ in mask.uses()]
     counts = [user for user in users if _counts(user)]
     if not counts or any(user.op_type != "Shape" and user not in counts for user in users):
@@ -242,8 +232,6 @@ def _counts(node: ir.Node) -> bool:
 
 def _drop_positions(graph: ir.Graph, positions: ir.Value, sizes: _Sizes) -> bool:
     """Replaces positions that nothing but rotations takes; whether they were such."""
-    import onnx_ir as ir
-
     if any((user.domain, user.op_type, at) not in _ROTATIONS for user, at in positions.uses()):
         return False
     end = sizes.number(sizes.total)

@@ -6,18 +6,16 @@ import keyword
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnport.bodies import schema_of, write_out
 from attnport.errors import SpecError, first_line
+from attnport.onnx_graph import ir, passes
 from attnport.onnx_walk import references
 from attnport.patches import Patch, patched
 from attnport.sources.hf.files import is_blob
 from attnport.sources.onnx_decoder import Decoder, settle_decoder
 from attnport.sources.structure import flat_name
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 PREFIX = "onnx:"
 _HALVES = ("FLOAT16", "BFLOAT16")
@@ -129,9 +127,6 @@ def read(text: str) -> Theirs:
     Raises:
         SpecError: as `files_of`.
     """
-    import onnx_ir as ir
-    import onnx_ir.passes.common as passes
-
     from attnport.sources.onnx_module import is_known
 
     path, places = path_of(text), _weights_files(text)
@@ -165,8 +160,6 @@ def read(text: str) -> Theirs:
 
 def _refuse_what_is_unknown(text: str, model: ir.Model, is_known: Callable[[ir.Node], bool]) -> None:
     """Raises SpecError for what is no graph of tensors that can be computed, in words."""
-    import onnx_ir as ir
-
     for kind, values in (("input", list(model.graph.inputs)), ("output", list(model.graph.outputs))):
         names = [value.name for value in values]
         for at, value in enumerate(values):
@@ -203,7 +196,6 @@ def _map_weights(text: str, model: ir.Model, places: Mapping[str, Path]) -> None
     Raises:
         SpecError: what a constant tensor holds does not fit its type and dims.
     """
-    import onnx_ir as ir
 
     def mapped(tensor: Any) -> Any:
         dims = [int(size) for size in tensor.shape]
@@ -240,8 +232,6 @@ def _map_weights(text: str, model: ir.Model, places: Mapping[str, Path]) -> None
 
 def _replace_tensors(model: ir.Model, change: Callable[[Any], Any]) -> None:
     """Replaces every constant tensor of a model, in place: initializers and attributes."""
-    import onnx_ir as ir
-
     for graph in (model.graph, *model.graph.subgraphs()):
         for value in graph.initializers.values():
             if value.const_value is not None:
@@ -313,8 +303,6 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
 
 def _types(model: ir.Model) -> set[ir.DataType]:
     """Every type that a tensor of the graph is said to have: inputs, weights, results, and what casts give."""
-    import onnx_ir as ir
-
     found = {value.dtype for value in _values(model) if value.dtype is not None}
     for node in model.graph.all_nodes():
         for name, attribute in node.attributes.items():
@@ -328,7 +316,6 @@ def _types(model: ir.Model) -> set[ir.DataType]:
 def _widen(model: ir.Model) -> None:
     """Makes every type of 16 bits one of 32, in place. No value changes."""
     import numpy as np
-    import onnx_ir as ir
 
     halves = {ir.DataType[name] for name in _HALVES}
     _replace_tensors(

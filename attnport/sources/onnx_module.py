@@ -11,19 +11,17 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnport.contrib import CONTRIB, SCHEMAS, evaluate
+from attnport.contrib import SCHEMAS, evaluate
 from attnport.errors import SpecError
+from attnport.onnx_graph import CONTRIB, ir
 from attnport.sources import operators
 from attnport.sources.operators.base import OPERATORS, Call
 from attnport.sources.operators.control import CONTROL
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 for _found in pkgutil.iter_modules(operators.__path__):
     importlib.import_module(f"{operators.__name__}.{_found.name}")
@@ -69,8 +67,6 @@ class OnnxModule(nn.Module):
     """
 
     def __init__(self, model: ir.Model, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> None:
-        import onnx_ir as ir
-
         super().__init__()
         self._inputs, self._outputs = dict(inputs), dict(outputs)
         self._held: dict[str, str] = {}  # by name in the graph, that in the module
@@ -225,8 +221,6 @@ def _reads(plan: Plan) -> Iterator[str]:
 
 
 def _constant(node: ir.Node) -> Any:
-    import onnx_ir as ir
-
     for name, attribute in node.attributes.items():
         if name == "value":
             return attribute.as_tensor()
@@ -247,8 +241,6 @@ def _plain(attribute: ir.Attr) -> Any:
 
 
 def _serialized(node: ir.Node) -> bytes:
-    import onnx_ir as ir
-
     data: bytes = ir.to_proto(node).SerializeToString()
     return data
 

@@ -7,10 +7,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import UNKNOWN_SIZE, ModelSpec
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import UNKNOWN_SIZE, Dim, ModelSpec, TensorSpec
 from attnport.errors import SpecError, UsageError
-from attnport.onnx_graph import attribute, made_by, perm_of
+from attnport.onnx_graph import attribute, ir, made_by, perm_of
 from attnport.options import advised
 from attnport.sources.declare import FrozenError, observed_spec
 from attnport.sources.onnx_decoder import CONFIG, stops_of
@@ -21,7 +20,6 @@ from attnport.sources.structure import Input, Leaf, flat_name, of_leaves
 from attnport_bundle.format.contract import DTYPES
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
     from torch import nn
 
 _FEW = 3
@@ -119,9 +117,6 @@ def _input(text: str, value: ir.Value, name: str, counted: bool, known: dict[str
     """What the graph says of an input.
 
     Args:
-        text: What errors call the file.
-        value: The input.
-        name: Its name as an argument.
         counted: Whether masks of padding say lengths, as of a `Decoder`.
         known: The names of dims by what the graph calls them, for all of its inputs.
     """

@@ -48,10 +48,7 @@ _PATTERNS = {
     "content": "|".join(CARRIES),
     "keys": r"keys=([A-Za-z_]\w*)",
 }
-_BY_NAME = (
-    (re.compile(r"(^|_)(key_)?padding_mask$"), "hide"),
-    (re.compile(r"(^|_)(attention|input)_mask$"), "keep"),
-)
+_BY_NAME = ((re.compile(r"(^|_)(key_)?padding_mask$"), "hide"), (re.compile(r"(^|_)(attention|input)_mask$"), "keep"))
 """What masks of padding are called, and which of their elements are real tokens: as torch and transformers have it."""
 MARKS = (*_NAMED, "window=N", *POLARITIES, *ALIGNMENTS, *CARRIES, "keys=DIM")
 """The marks of a mask in `--input`."""
@@ -123,7 +120,6 @@ def marked(spec: TensorSpec, marks: Iterable[str], dtype: str = "") -> Input:
     """An input with its marks.
 
     Args:
-        spec: The input.
         marks: What stands behind its shape, without colons.
         dtype: As of `Input`.
 

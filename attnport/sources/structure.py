@@ -395,8 +395,6 @@ def take_apart(
     """A value as a tree; the tensors and other values in it are added to `leaves` by their paths.
 
     Args:
-        value: The value.
-        path: Its own place.
         leaves: What is added to.
         read: What a tensor, an array or a number is taken as.
 
@@ -546,10 +544,7 @@ def _last_positional(signature: inspect.Signature, values: Mapping[str, Any]) ->
     """The place of the last parameter that must be given by position; -1 if there is none."""
     last = -1
     for at, (name, parameter) in enumerate(signature.parameters.items()):
-        if name in values and parameter.kind in (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.VAR_POSITIONAL,
-        ):
+        if name in values and parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
             last = at
     return last
 
@@ -580,9 +575,7 @@ def _structure_of(
     origin = typing.get_origin(kind) or kind
     numbered = all(key.isdigit() for key in keys)
     if numbered and not _is_cache(origin) and sorted(map(int, keys)) != list(range(len(keys))):
-        raise SpecError(
-            f"input {path}: got the places {', '.join(keys)}; expected 0 to {len(keys) - 1}, each once.",
-        )
+        raise SpecError(f"input {path}: got the places {', '.join(keys)}; expected 0 to {len(keys) - 1}, each once.")
     if _is_cache(origin):
         return (lambda parts: _made_cache(origin, parts)), {}
     if dataclasses.is_dataclass(origin) or _is_named_tuple(origin):

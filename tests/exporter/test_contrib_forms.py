@@ -18,7 +18,6 @@ from running import Exported, Run, distance, export, on_ort, on_reference
 from spellings import CASES as SPELLINGS
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from attnport.contrib import CONTRIB
 from attnport.exporter.builder import Builder
 from attnport.exporter.contrib import group_query, multi_head
 from attnport.exporter.forms.operands import MaskWriter
@@ -26,6 +25,7 @@ from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.targets import base
 from attnport.exporter.targets.base import Lowered, Lowering, Written
 from attnport.exporter.targets.ort_cpu import LONG, LONG_MASKED
+from attnport.onnx_graph import CONTRIB
 
 pytest.importorskip("onnxruntime")
 

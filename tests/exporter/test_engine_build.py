@@ -226,7 +226,7 @@ def test_flavour_that_is_not_installed_gives_the_pip_line(tmp_path: Path) -> Non
 
 def test_data_centre_flavour_without_a_gpu_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = building.BuildRequest("tensorrt", "", "", "", {}, (), ())
-    monkeypatch.setattr(optional, "require", lambda _name: object())
+    monkeypatch.setattr(child, "require", lambda _name: object())
     monkeypatch.setattr(child, "cuda_missing", lambda: "no CUDA driver: libcuda.so.1")
     with (tmp_path / "log").open("w") as log, pytest.raises(UnavailableError, match="no CUDA driver") as caught:
         child.build(request, log)

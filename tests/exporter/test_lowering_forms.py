@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,19 @@ import onnx_ir as ir
 import pytest
 import torch
 from representatives import crossed
-from running import ON_ORT, captured, check_numbers, distance, judged, lowered, on_ort, on_reference
+from running import ON_ORT, captured, check_numbers, distance, export, judged, lowered, on_ort, on_reference
 from spellings import ALL, CASES
-from spellings.case import Case, contract, heads
+from spellings.case import Case, D, H, contract, heads
+from torch.nn.functional import scaled_dot_product_attention
 
+from attnport.dims import TensorSpec
 from attnport.errors import UsageError
 from attnport.exporter.capture import capture
 from attnport.exporter.forms.standard import can_hide
 from attnport.exporter.fusion.recognise import recognise
 from attnport.exporter.targets import base
+from attnport.masks import MaskSpec
+from attnport.masks.numpy_builders import decode_mask
 
 
 @pytest.mark.parametrize(
@@ -119,6 +124,43 @@ def test_a_float_mask_that_hides_every_key_of_a_row_gives_zero(name: str, target
     got = judged(case, feeds, (on_ort if target in ON_ORT else on_reference)(model)(feeds))[0]
     assert (got[0, 2] == 0).all()
     assert distance([got], [expected]) < 2e-5
+
+
+@pytest.mark.parametrize("target", ON_ORT)
+def test_a_form_hides_the_keys_that_check_counts_as_hidden(target: str) -> None:
+    """Whatever the numbers of an additive mask are that by its contract hides keys."""
+
+    class Added(torch.nn.Module):
+        def forward(self, q: Any, k: Any, added: Any) -> Any:
+            return (q @ k.transpose(-1, -2) + added).softmax(-1) @ k
+
+    lows = np.array([0, -1e3, -4e3, -6e3, -9e3, -1e4, -65504, -math.inf], np.float32)
+    q, k = (TensorSpec(name, "float32", ("batch", 1, "seq", len(lows))) for name in "qk")
+    added = TensorSpec("added", "float32", ("batch", 1, 1, "seq"))
+    mask = MaskSpec(("padding",), "added", "additive")
+    io = contract(q, k, added, outputs=(replace(q, name="y"),), masks=(mask,))
+    feeds = {
+        "q": np.zeros((1, 1, len(lows), len(lows)), np.float32),
+        "k": np.eye(len(lows), dtype=np.float32)[None, None],
+        "added": lows[None, None, None],
+    }
+    probabilities = on_ort(export(Added(), io).lowered(target).model)(feeds)[0]
+    allowed = decode_mask(mask, lows)
+    np.testing.assert_allclose(probabilities[0, 0], np.broadcast_to(allowed / allowed.sum(), (len(lows),) * 2))
+
+
+def test_a_bias_of_logarithms_may_hide_every_key() -> None:
+    class Counted(torch.nn.Module):
+        def forward(self, x: Any, count: Any) -> Any:
+            return scaled_dot_product_attention(x, x, x, attn_mask=count[:, None, None, :].to(x.dtype).log())
+
+    count = TensorSpec("count", "int64", ("batch", "seq"), high=5)
+    made = export(Counted(), contract(heads("x", "seq"), count, outputs=(heads("y", "seq"),)))
+    x = np.random.default_rng(0).standard_normal((2, H, 3, D)).astype(np.float32)
+    feeds = {"x": x, "count": np.array([[0, 0, 0], [1, 0, 2]])}
+    expected = Counted()(*map(torch.from_numpy, feeds.values())).numpy()
+    assert (expected[0] == 0).all()
+    assert distance(on_ort(made.lowered("onnx_18").model)(feeds), [expected]) < 1e-5
 
 
 def test_two_cross_attentions_of_different_lengths_share_no_mask() -> None:

@@ -43,8 +43,8 @@ from mask_spellings import (
     read,
 )  # fmt: skip
 
-from attnport.exporter.fusion.formula import CAUSAL, ZERO, Const, Expr, I, J, Op, Size, conjuncts, op, same
-from attnport.exporter.fusion.kinds import plain, spec_of
+from attnport.exporter.fusion.formula import CAUSAL, ZERO, Const, Expr, I, J, Op, Size, conjuncts, normal, op, same
+from attnport.exporter.fusion.kinds import spec_of
 from attnport.masks import CARRIES, COMPUTED, KINDS, MaskSpec
 from attnport.masks.numpy_builders import build
 
@@ -54,7 +54,7 @@ def test_every_spelling_of_a_kind_is_read_alike(name: str) -> None:
     spellings, expected = CASES[name]
     for spelling in spellings:
         found = spec_of([spelling], biased=False, lengths=(S, T))
-        assert found == expected, plain(spelling)
+        assert found == expected, normal(spelling)
         assert spec_of(conjuncts(spelling), biased=True, lengths=(S, T)).kinds == (
             (*expected.kinds, "bias") if expected.kinds != ("none",) else ("bias",)
         )
@@ -74,9 +74,9 @@ def test_what_is_nearly_a_kind_stays_explicit(name: str) -> None:
 
 
 def test_equal_conditions_become_one_formula() -> None:
-    assert {plain(spelling) for spelling in CAUSAL_SPELLINGS} == {CAUSAL}
-    assert {frozenset(conjuncts(plain(spelling))) for spelling in WINDOW_SPELLINGS} == {frozenset(conjuncts(NEAR))}
-    assert len({plain(spelling) for spelling in CASES["lengths"][0]}) == 1
+    assert {normal(spelling) for spelling in CAUSAL_SPELLINGS} == {CAUSAL}
+    assert {frozenset(conjuncts(normal(spelling))) for spelling in WINDOW_SPELLINGS} == {frozenset(conjuncts(NEAR))}
+    assert len({normal(spelling) for spelling in CASES["lengths"][0]}) == 1
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def near_misses() -> st.SearchStrategy[Expr]:
 @given(near_misses(), st.integers(0, 3), SIZES)
 def test_nothing_is_claimed_that_the_formula_is_not(keep: Expr, seed: int, sizes: tuple[int, int, int]) -> None:
     check_claim(spec_of([keep], biased=False, lengths=(S, T)), keep, seed, sizes)
-    simple = plain(keep)
+    simple = normal(keep)
     assert (masks_of(simple, seed, sizes)["mask"] == masks_of(keep, seed, sizes)["mask"]).all()
 
 
@@ -209,7 +209,7 @@ def test_the_check_itself_notices_a_wrong_claim(claimed: MaskSpec, keep: Expr) -
 
 def test_an_operation_that_is_not_known_is_left_as_it_is() -> None:
     unknown = Op("FloorDiv", (J, C(2)))
-    assert plain(lt(unknown, I)) == lt(unknown, I)
+    assert normal(lt(unknown, I)) == lt(unknown, I)
     assert spec_of([lt(unknown, I)], biased=False, lengths=(S, T)).kinds == ("explicit",)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnport import models, registry
+from attnport import models
 from attnport.errors import SpecError
 from attnport.models import base
 
@@ -42,8 +42,8 @@ class Part(torch.nn.Module):
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file with two models beside the real ones."""
     (tmp_path / "planted.py").write_text(TWO_MODELS)
-    real = registry.files
-    monkeypatch.setattr(registry, "files", lambda package: [*real(package), tmp_path / "planted.py"])
+    real = base.files
+    monkeypatch.setattr(base, "files", lambda package: [*real(package), tmp_path / "planted.py"])
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
     monkeypatch.setattr(base, "_in_files", base._in_files.__wrapped__)
     monkeypatch.delitem(sys.modules, "attnport.models.planted", raising=False)

@@ -8,17 +8,13 @@ names. To be read in this order: `parts`, `group_query`, `multi_head`, `layers`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from attnport.contrib import CONTRIB, SCHEMAS, operands
+from attnport.contrib import SCHEMAS, operands
 from attnport.exporter.builder import Builder
 from attnport.exporter.contrib import group_query, layers, multi_head
 from attnport.exporter.contrib.parts import Operator
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
-from attnport.onnx_graph import attributes_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import CONTRIB, attributes_of, ir
 
 OPERATORS: dict[str, Operator] = {**group_query.OPERATORS, **layers.OPERATORS, **multi_head.OPERATORS}
 
@@ -31,8 +27,6 @@ def expand_all(model: ir.Model) -> int:
     Args:
         model: At the opset of exports, with known sizes, without functions of its own.
     """
-    import onnx_ir as ir
-
     build = Builder(model)
     expanded = 0
     for node in list(model.graph):
@@ -58,12 +52,7 @@ def expand_all(model: ir.Model) -> int:
 
 
 def sizes_of(run: KnownSizes, node: ir.Node) -> Sequence[Sizes | None]:
-    """The sizes of the outputs of an operator of com.microsoft; None where one is not known.
-
-    Args:
-        run: What is known of the values before the node.
-        node: The operator.
-    """
+    """The sizes of the outputs of an operator of com.microsoft; None where one is not known."""
     sizes = [run.sizes.get(value) if value is not None else None for value in node.inputs]
     if node.op_type not in OPERATORS or not sizes or sizes[0] is None:
         return [None]

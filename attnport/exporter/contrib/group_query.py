@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -41,10 +41,7 @@ from attnport.exporter.fusion.formula import CAUSAL, ONE, Axis, linear, plus, si
 from attnport.exporter.fusion.mask import Factor
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
-from attnport.onnx_graph import known_size, rank_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir, known_size, rank_of
 
 
 def why_not_group_query(attention: Attention) -> str:
@@ -75,7 +72,10 @@ def group_query_attention(build: Builder, masks: MaskWriter, attention: Attentio
     assert heads is not None
     q, k, v = rows_of(build, attention, 1)
     by_length = length_factor(attention.mask)
-    total = build.once(("keys", name_or_value(attention.v, 2)), lambda: _key_count(build, attention.v))
+    total = build.once(
+        ("keys", name_or_value(attention.v, 2)),
+        lambda: build.cast(build.size(attention.v, 2), ir.DataType.INT32, "mask/keys"),
+    )
     last = _last_keys(build, attention, total, by_length)
     output = write(
         build, "GroupQueryAttention", q=q, k=k, v=v, last=last, total=total,
@@ -113,12 +113,6 @@ def _add_cache_outputs(output: ir.Value) -> None:
         cache.name = f"{node.name}/{name}"
         if output.dtype is not None:
             cache.dtype = output.dtype
-
-
-def _key_count(build: Builder, v: ir.Value) -> ir.Value:
-    import onnx_ir as ir
-
-    return build.cast(build.size(v, 2), ir.DataType.INT32, "mask/keys")
 
 
 @dataclass(frozen=True)
@@ -169,8 +163,6 @@ def _parts(build: Builder, o: SimpleNamespace) -> list[ir.Value]:
 
 
 def _lengths(build: Builder, o: SimpleNamespace) -> _Lengths:
-    import onnx_ir as ir
-
     new, past = build.size(o.q, 1), build.size(o.past_k, 2)
     if _is_behind_all(o.q, o.past_k, o.last, o.total):
         return _Lengths(new, past, None, build.op("Add", past, new, name="keys"))
@@ -212,8 +204,6 @@ def _turned(
 
 def _positions(build: Builder, q: ir.Value, own: ir.Value | None, lengths: _Lengths | None) -> ir.Value:
     """The positions of new tokens, int64[B|1,S]. A prompt counts on from the first of those that are an input."""
-    import onnx_ir as ir
-
     new = build.size(q, 1) if lengths is None else lengths.new
     if own is None:
         if lengths is None or lengths.start is None:
@@ -231,8 +221,6 @@ def _positions(build: Builder, q: ir.Value, own: ir.Value | None, lengths: _Leng
 
 def _kept(build: Builder, past: ir.Value, new: ir.Value, lengths: _Lengths) -> ir.Value:
     """The longer cache, `[B,G,T,D]`."""
-    import onnx_ir as ir
-
     both = build.op("Concat", past, new, name="kept", axis=2)
     if lengths.start is None:
         return both

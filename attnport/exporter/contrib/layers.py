@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.contrib.parts import Expanded, Operator, places, summed, write
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
-from attnport.onnx_graph import array_of, attribute, dims_of, is_constant, known_size, made_by, rank_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import array_of, attribute, dims_of, ir, is_constant, known_size, made_by, rank_of
 
 Array = np.ndarray[Any, Any]
 
@@ -80,10 +77,6 @@ def _skip_rms_norm(build: Builder, o: SimpleNamespace) -> Expanded:
     return [norm, None, None, total]
 
 
-def _rms_norm(build: Builder, o: SimpleNamespace) -> Expanded:
-    return [build.op("RMSNormalization", o.x, o.scale, name="norm", axis=o.axis, epsilon=o.epsilon)]
-
-
 def _embed_norm(build: Builder, o: SimpleNamespace) -> Expanded:
     positions = places(build, build.size(o.ids, 1)) if o.positions is None else o.positions
     tables = (o.words, o.ids), (o.places, positions), (o.kinds, o.segments)
@@ -97,16 +90,11 @@ def _embed_norm(build: Builder, o: SimpleNamespace) -> Expanded:
     return [norm, count, total]
 
 
-def _gelu(build: Builder, o: SimpleNamespace) -> Expanded:
-    return [build.op("Gelu", o.x, name="gelu", approximate="none")]
-
-
-def _bias_gelu(build: Builder, o: SimpleNamespace) -> Expanded:
-    return [build.op("Gelu", summed(build, o.x, o.bias), name="gelu", approximate="none")]
-
-
-def _fast_gelu(build: Builder, o: SimpleNamespace) -> Expanded:
-    return [build.op("Gelu", summed(build, o.x, o.bias), name="gelu", approximate="tanh")]
+def _gelu(approximate: str) -> Callable[[Builder, SimpleNamespace], Expanded]:
+    """Of x, or of the sum of x and a bias."""
+    return lambda build, o: [
+        build.op("Gelu", summed(build, o.x, getattr(o, "bias", None)), name="gelu", approximate=approximate)
+    ]
 
 
 def _quick_gelu(build: Builder, o: SimpleNamespace) -> Expanded:
@@ -190,20 +178,19 @@ def _skipped(run: KnownSizes, o: SimpleNamespace, node: ir.Node) -> Sequence[Siz
     return [o.x, None, None, o.x]
 
 
-def _product(run: KnownSizes, o: SimpleNamespace, node: ir.Node) -> Sequence[Sizes | None]:
-    return [(*o.x[:-1], run.size(o.N))]
-
-
 OPERATORS = {
-    "BiasGelu": Operator(_bias_gelu, _same),
+    "BiasGelu": Operator(_gelu("none"), _same),
     "EmbedLayerNormalization": Operator(_embed_norm),
-    "FastGelu": Operator(_fast_gelu, _same),
+    "FastGelu": Operator(_gelu("tanh"), _same),
     "FusedMatMul": Operator(_fused_matmul),
-    "Gelu": Operator(_gelu, _same),
-    "MatMulNBits": Operator(_matmul_n_bits, _product),
+    "Gelu": Operator(_gelu("none"), _same),
+    "MatMulNBits": Operator(_matmul_n_bits, lambda run, o, node: [(*o.x[:-1], run.size(o.N))]),
     "QuickGelu": Operator(_quick_gelu, _same),
     "RotaryEmbedding": Operator(_rotary, _same),
-    "SimplifiedLayerNormalization": Operator(_rms_norm, _same),
+    "SimplifiedLayerNormalization": Operator(
+        lambda build, o: [build.op("RMSNormalization", o.x, o.scale, name="norm", axis=o.axis, epsilon=o.epsilon)],
+        _same,
+    ),
     "SkipLayerNormalization": Operator(_skip_norm, _skipped),
     "SkipSimplifiedLayerNormalization": Operator(_skip_rms_norm, _skipped),
 }

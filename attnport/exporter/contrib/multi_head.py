@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -48,14 +48,10 @@ from attnport.exporter.fusion.formula import axes_of
 from attnport.exporter.fusion.mask import Mask
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
-from attnport.onnx_graph import array_of, dims_of, is_constant, known_size, made_by, perm_of, rank_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.masks import ABSORBS
+from attnport.onnx_graph import array_of, dims_of, ir, is_constant, known_size, made_by, perm_of, rank_of
 
 LOWEST = float(np.finfo(np.float32).min)
-HIDING = -1e30
-"""Added to a score before it is scaled, hides the key exactly: the sum is this number, and its exponential is zero."""
 _GROUPS_LAST = (0, 1, 3, 2, 4)
 """A permutation that swaps groups and the heads of a group in `[B,S,G,R,D]`."""
 
@@ -84,9 +80,6 @@ def multi_head_attention(
     `[B|1,H|1,S,T]`, unless the keys that it hides are written as below. Grouped heads are repeated.
 
     Args:
-        build: Where.
-        masks: Writes the mask.
-        attention: Whose.
         key_column: For the kernels on CPU: whether a mask of keys alone becomes one more column of q and k, of ones and
             of numbers that hide, or key padding where it is one of lengths and there can be no column. The flash kernel
             on CPU, whose memory is linear in T, takes no mask. On CUDA, key padding is computed by several kernels, and
@@ -96,8 +89,6 @@ def multi_head_attention(
     Returns:
         The output, `[B,H,S,Dv]`, and the operator's node name.
     """
-    import onnx_ir as ir
-
     heads, key_heads = attention.head_counts()
     assert heads is not None
     assert key_heads is not None
@@ -156,7 +147,7 @@ def _columns(
         # A mask from the graph itself may have equal rows for all queries; one row is enough.
         row = build.op("Slice", keep, zeros, ones, axes, name="mask/keys_row")
         row = build.op("Transpose", row, name="mask/keys_column", perm=[0, 3, 1, 2])
-        nothing, low = build.const(0.0, dtype.numpy()), build.const(HIDING, dtype.numpy())
+        nothing, low = build.const(0.0, dtype.numpy()), build.const(ABSORBS, dtype.numpy())
         return build.op("Where", row, nothing, low, name="mask/column", dtype=dtype)
 
     def column(of: ir.Value, number: ir.Value, count: int, name: str) -> ir.Value:
@@ -188,8 +179,6 @@ def folded_attention(build: Builder, masks: MaskWriter, attention: Attention) ->
     Returns:
         The output, `[B,H,S,D]`, and the operator's node name.
     """
-    import onnx_ir as ir
-
     heads, groups = attention.head_counts()
     depth = known_size(attention.q, 3)
     assert heads is not None
@@ -412,9 +401,6 @@ def _attended(
     """ONNX's operator on `[B,H,T,D]`, merged to `[B,T,E]`, and keys and values.
 
     Args:
-        build: Where.
-        o: The operands.
-        x: The first of them.
         parts: Queries, keys and values.
         past: Of keys, where `parts` begin with a cache.
     """
@@ -452,8 +438,6 @@ def _is_counted(mask: ir.Value) -> bool:
 
 def _mask_bias(build: Builder, o: SimpleNamespace, q: ir.Value, k: ir.Value) -> ir.Value | None:
     """What a mask of 0 and 1, [B,S] or [B,T,S], or numbers of keys, [B], add to the scores of queries [B,H,T,D]."""
-    import onnx_ir as ir
-
     mask = o.mask
     if mask is None:
         return None
@@ -495,7 +479,4 @@ def _shape_packed(run: KnownSizes, o: SimpleNamespace, node: ir.Node) -> Sequenc
     return [(*o.x[:2], run.size(int(sizes[2])) if sizes else o.weight[1] / 3)]
 
 
-OPERATORS = {
-    "MultiHeadAttention": Operator(_expand, _shape),
-    "Attention": Operator(_expand_packed, _shape_packed),
-}
+OPERATORS = {"MultiHeadAttention": Operator(_expand, _shape), "Attention": Operator(_expand_packed, _shape_packed)}

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from attnport.contrib import CONTRIB, SCHEMAS
+from attnport.contrib import SCHEMAS
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.forms.standard import can_hide
@@ -18,10 +18,7 @@ from attnport.exporter.fusion.formula import BATCH, J, length_of, reads_of
 from attnport.exporter.fusion.mask import Factor, Mask
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
-from attnport.onnx_graph import known_size, made_by, perm_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import CONTRIB, ir, known_size, made_by, perm_of
 
 Expanded = list["ir.Value | None"]
 """What replaces an operator's outputs in order; None for one that is not computed."""
@@ -44,7 +41,6 @@ def write(build: Builder, op_type: str, **operands: Any) -> ir.Value:
     """Writes an operator of com.microsoft.
 
     Args:
-        build: Where.
         op_type: One of `SCHEMAS`.
         operands: Inputs and attributes by the names in `SCHEMAS`; an input that is None is left out.
     """
@@ -78,8 +74,6 @@ def _lengths(factor: Factor) -> ir.Value | None:
 
 def counted(build: Builder, factor: Factor) -> ir.Value:
     """The lengths of a factor as int32[B]."""
-    import onnx_ir as ir
-
     lengths = _lengths(factor)
     assert lengths is not None
     return build.once(("lengths", lengths), lambda: build.cast(lengths, ir.DataType.INT32, "mask/lengths"))
@@ -103,8 +97,6 @@ def rows_of(
     """q, k and v as `[B,S,H*D]`, the heads of k and v repeated.
 
     Args:
-        build: Where.
-        attention: Whose.
         times: How often each head of k and v occurs.
         columns: One more column of each head of q and of k, `[B,S,H,1]` and `[B,T,G,1]`.
     """
@@ -172,8 +164,6 @@ def guarded(
         rows: Whether the output is `[B,S,H*Dv]` and not `[B,H,S,Dv]`. A kernel that broadcasts over three axes in place
             of four is quicker on CUDA.
     """
-    import onnx_ir as ir
-
     if attention.mask.is_causal_only or attention.sink is not None:
         return output
     zero, keep = build.like(0.0, output), masks.keep(attention)
@@ -203,8 +193,6 @@ def guarded(
 
 def _shown(build: Builder, bias: ir.Value | None) -> ir.Value:
     """Where biases and mask together are above -inf, as bool; the kernels of `Greater` on CUDA take no bf16."""
-    import onnx_ir as ir
-
     assert bias is not None
 
     def write() -> ir.Value:
@@ -237,15 +225,7 @@ def summed(build: Builder, first: ir.Value, *rest: ir.Value | None) -> ir.Value:
 
 
 def places(build: Builder, count: ir.Value, start: ir.Value | None = None) -> ir.Value:
-    """`start`, `start` + 1, ..., as int64[count]; sizes are int64[1].
-
-    Args:
-        build: Where.
-        count: How many.
-        start: 0 by default.
-    """
-    import onnx_ir as ir
-
+    """`start`, `start` + 1, ..., as int64[count]; sizes are int64[1]."""
     axis, first = build.const([0], np.int64), build.const(0, np.int64)
     end = count
     if start is not None:
@@ -285,7 +265,6 @@ def causal(build: Builder, queries: ir.Value, keys: ir.Value, past: ir.Value, wi
     """Which keys a query sees of those up to its own, bool[T,S].
 
     Args:
-        build: Where.
         queries: How many there are, int64[1].
         keys: How many there are, int64[1].
         past: How many keys are before the first query's own, int64[1].
@@ -297,8 +276,6 @@ def causal(build: Builder, queries: ir.Value, keys: ir.Value, past: ir.Value, wi
 
 def seen(build: Builder, own: ir.Value, keys: ir.Value, window: int) -> ir.Value:
     """As `causal`, by the place of each query's own key and that of every key, which broadcast."""
-    import onnx_ir as ir
-
     before = build.op("LessOrEqual", keys, own, name="causal", dtype=ir.DataType.BOOL)
     if window <= 0:
         return before

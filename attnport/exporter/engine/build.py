@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attnport import errors
-from attnport.artifacts import EngineRecord, IOContract
-from attnport.dims import Profile
+from attnport.artifacts import EngineRecord, IOContract, Profile
 from attnport.errors import ArtifactError, AttnportError, EngineBuildError, ProfileError, UsageError
-from attnport.exporter import inspect_graph
 from attnport.exporter.engine.child import NOT_WRITTEN, BuildRequest, BuildResult
 from attnport.exporter.engine.evidence import read_header
+from attnport.exporter.inspect_graph import external_files as files_of
 from attnport.jsonfile import digest_file, read, to_json
 from attnport.module_path import child_command, child_environment
 
@@ -32,7 +31,6 @@ def check_profiles(io: IOContract, profiles: Sequence[Profile]) -> tuple[Profile
     TensorRT itself accepts unknown names, and sizes that neither the model nor the memory can take.
 
     Args:
-        io: The model's contract.
         profiles: The profiles; without any, one profile covers the model's whole range.
 
     Raises:
@@ -80,7 +78,7 @@ def external_files(model: Path) -> tuple[str, ...]:
         proto = onnx.load(model, load_external_data=False)
     except (OSError, DecodeError) as err:
         raise ArtifactError(f"{model} cannot be read as an ONNX model: {err}.") from err
-    return inspect_graph.external_files(model, proto)
+    return files_of(model, proto)
 
 
 def _command(result: Path) -> list[str]:
@@ -97,11 +95,7 @@ def _run(request: BuildRequest, folder: Path) -> tuple[BuildResult, str]:
     answer, output = folder / "result.json", folder / "output.txt"
     with output.open("wb") as printed:
         child = subprocess.Popen(
-            _command(answer),
-            stdin=subprocess.PIPE,
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            env=child_environment(),
+            _command(answer), stdin=subprocess.PIPE, stdout=printed, stderr=subprocess.STDOUT, env=child_environment()
         )
         try:
             child.communicate(to_json(request).encode())

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from attnport import optional
 from attnport.errors import AttnportError, EngineBuildError, UnavailableError, UsageError
 from attnport.jsonfile import from_json, to_json
+from attnport.optional import require
 
 PR_SET_PDEATHSIG = 1
 ADDR_NO_RANDOMIZE = 0x0040000
@@ -168,7 +168,7 @@ def build(request: BuildRequest, log: IO[str]) -> BuildResult:
         UsageError: an unknown compute capability.
         EngineBuildError: TensorRT refused the model, or dropped one of its inputs.
     """
-    trt = optional.require(request.module)
+    trt = require(request.module)
     if request.module == "tensorrt" and (reason := cuda_missing()):
         raise UnavailableError(
             f"tensorrt builds an engine on the GPU that will run it: {reason}.",
@@ -211,7 +211,7 @@ def build(request: BuildRequest, log: IO[str]) -> BuildResult:
 REMEDIES = {
     "NonZero": "NonZero finds the places at which a mask is true, for x[mask], torch.where(mask) and nonzero(): how "
     "many they are depends on values. Write x.masked_fill(mask, value) or torch.where(mask, a, b) in the module, and "
-    "export again.",
+    "export again."
 }
 """What to write in the module in place of an operator that TensorRT does not have."""
 

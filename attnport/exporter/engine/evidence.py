@@ -175,7 +175,6 @@ def prove(text: EngineText, anchors: tuple[str, ...], profiles: int) -> Evidence
     """Checks whether one attention kernel covers all `anchors`, in the graph of every optimization profile.
 
     Args:
-        text: The engine's kernels.
         anchors: One attention operator, or (QK^T product, softmax, PV product), by node name.
         profiles: How many optimization profiles the engine was built with.
     """

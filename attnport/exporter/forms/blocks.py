@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,10 +21,7 @@ from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.fusion.formula import Bound, axes_of, bound
 from attnport.exporter.fusion.mask import Factor
 from attnport.exporter.fusion.recognise import Attention
-from attnport.onnx_graph import attributes_of, dims_of, known_size, made_by, perm_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import attributes_of, dims_of, ir, known_size, made_by, passes, perm_of
 
 WIDEST = 512
 """A wider window is left as it is, unless the usual length is known to be longer than its blocks need."""
@@ -115,8 +112,6 @@ def to_blocks(model: ir.Model, locals_: Sequence[Local]) -> None:
 
     This comes last, since what is proved of an attention is proved of the operator for the whole sequence.
     """
-    import onnx_ir.passes.common as passes
-
     build = Builder(model)
     masks = MaskWriter(build)
     for each in locals_:
@@ -181,7 +176,6 @@ class _Blocks:
         self, op_type: str, *inputs: ir.Value, name: str = "", bools: bool = False, axis: int | None = None
     ) -> ir.Value:
         """One node of index arithmetic, shared by its operands."""
-        import onnx_ir as ir
 
         def write() -> ir.Value:
             dtype = ir.DataType.BOOL if bools else ir.DataType.INT64

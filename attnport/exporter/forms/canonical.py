@@ -6,7 +6,7 @@ The sizes of its leading axes are numbers if the graph has them, otherwise they 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,11 +24,7 @@ from attnport.exporter.fusion.indices import (
     is_canonical,
 )
 from attnport.exporter.fusion.recognise import Attention, Multiplier, Recognised
-from attnport.onnx_graph import dims_of, known_size, scalar
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
+from attnport.onnx_graph import dims_of, ir, known_size, scalar
 
 Size: TypeAlias = "int | ir.Value | None"
 """A number, an int64 tensor of one element, or None if only a reshape can infer it."""
@@ -88,7 +84,7 @@ class LeadSizes:
         """
         if sum(size is None for size in sizes) > 1:
             raise CannotLower("the sizes of its leading axes are merged, and nothing in the graph has them apart")
-        if not any(_at_run_time(size) for size in sizes):
+        if all(size is None or isinstance(size, int) for size in sizes):
             return self.build.const([-1 if size is None else size for size in sizes], np.int64)
         return self.build.op("Concat", *map(self._as_value, sizes), name="shape", axis=0, shape=[len(sizes)])
 
@@ -133,10 +129,6 @@ class LeadSizes:
         if isinstance(size, int) or size is None:
             return self.build.const([-1 if size is None else size], np.int64)
         return size
-
-
-def _at_run_time(size: Size) -> bool:
-    return size is not None and not isinstance(size, int)
 
 
 Dim = int | str | None
@@ -224,8 +216,6 @@ class Layouts:
 
     def _named(self, result: ir.Value, at: Located, row: Axis, column: Axis) -> ir.Value:
         """The tensor with the graph's names for its sizes, so that equal sizes are known to be equal."""
-        import onnx_ir as ir
-
         dims, dims_in_graph = dims_of(result), dims_of(at.value)
         if dims is not None and dims_in_graph is not None and len(dims) == 4:
             names = [lead[0].dim if len(lead) == 1 else None for lead in (self.layout.batch, self.layout.heads)]

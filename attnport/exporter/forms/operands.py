@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,12 +31,10 @@ from attnport.exporter.fusion.formula import (
     size_sum,
 )
 from attnport.exporter.fusion.indices import Located
-from attnport.exporter.fusion.mask import SCORES, THRESHOLD, Bias, Factor
+from attnport.exporter.fusion.mask import SCORES, Bias, Factor
 from attnport.exporter.fusion.recognise import Attention
-from attnport.onnx_graph import dims_of, known_size, made_by, perm_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.masks import HIDDEN
+from attnport.onnx_graph import dims_of, ir, known_size, made_by, perm_of
 
 
 def repeated(build: Builder, attention: Attention, value: ir.Value) -> ir.Value:
@@ -164,8 +162,6 @@ def _bias_with_sink(build: Builder, attention: Attention, bias: Bias) -> Bias:
 
 def _with_first_entry(build: Builder, value: ir.Value, axis: int) -> ir.Value:
     """A tensor with one more entry, zero or false, at the start of an axis."""
-    import onnx_ir as ir
-
     dims = dims_of(value) or [None] * 4  # k may just have been transposed back, and then has no shape yet
     pads = build.const([int(at == axis) for at in range(len(dims))] + [0] * len(dims), np.int64)
     size = dims[axis]
@@ -209,8 +205,6 @@ class MaskWriter:
 
     def full(self, attention: Attention) -> ir.Value | None:
         """As `keep`, with the S and T axes at full size, for runtimes that do not broadcast them."""
-        import onnx_ir as ir
-
         keep = self.keep(attention)
         if keep is None:
             return None
@@ -235,8 +229,6 @@ class MaskWriter:
         )
 
     def _full_shape(self, attention: Attention) -> ir.Value:
-        import onnx_ir as ir
-
         one, lengths = self.build.const([1], np.int64), self._lengths(attention)
         key = ("shape", *lengths)
         return self.build.once(
@@ -248,7 +240,6 @@ class MaskWriter:
 
     def any_key(self, keep: ir.Value) -> ir.Value:
         """Whether a row has an allowed key, `[B|1, H|1, S|1, 1]`."""
-        import onnx_ir as ir
 
         def write() -> ir.Value:
             dtype, reduction = self.counting
@@ -279,8 +270,6 @@ class MaskWriter:
 
     def length(self, attention: Attention, axis: str) -> ir.Value:
         """The run-time size of one index variable as an int64 scalar, shared like its tensor of one element."""
-        import onnx_ir as ir
-
         size = self._size(attention, axis)
         return self.build.once(
             ("length", size),
@@ -331,13 +320,12 @@ class MaskWriter:
 
     def _original(self, factor: Factor, attention: Attention) -> ir.Value:
         """The graph's own tensor, for a formula that cannot be written."""
-        import onnx_ir as ir
-
         assert factor.origin is not None
         value = self._brought(attention, factor.origin.at)
-        if factor.origin.additive:
-            low = self.build.like(THRESHOLD, value)
-            value = self.build.op("Greater", value, low, name="mask/keep", dtype=ir.DataType.BOOL)
+        if times := factor.origin.added:
+            low = self.build.like(HIDDEN / times, value)
+            above = "Greater" if times > 0 else "Less"
+            value = self.build.op(above, value, low, name="mask/keep", dtype=ir.DataType.BOOL)
         elif factor.origin.hides:
             value = self._shared("Not", value)
         self._originals.add(value)
@@ -349,8 +337,6 @@ class MaskWriter:
         return self.build.once(key, lambda: self._write_new(expr, attention))
 
     def _write_new(self, expr: Expr, attention: Attention) -> ir.Value:
-        import onnx_ir as ir
-
         build = self.build
         if isinstance(expr, Const):
             return build.const(expr.value, np.bool_ if isinstance(expr.value, bool) else np.int64)
@@ -379,8 +365,6 @@ class MaskWriter:
         An input of rank 4 may have size 1 on an axis, which stands for all of its entries. Of one that is longer than
         the attention, such as a mask for the longest sequence, the first entries are taken.
         """
-        import onnx_ir as ir
-
         names = [at.name if isinstance(at, Axis) else None for at in expr.index]
         wanted = [name for name in AXES if name in names]
         dims = expr.value.shape
@@ -406,8 +390,6 @@ class MaskWriter:
         return value
 
     def _operation(self, expr: Op, attention: Attention) -> ir.Value:
-        import onnx_ir as ir
-
         if expr.name == "Ne" and expr.args[1] == Const(0) and isinstance(expr.args[0], Read):
             # Every target reads a single Cast as a bool mask.
             return self.build.op(
@@ -455,12 +437,6 @@ def reindexed(masks: MaskWriter, attention: Attention, factor: Factor, change: C
 
     A formula of indices, and of inputs read at them, stays a formula, so that a kernel can compute it. Any other is
     written as a tensor over the old index, which is then changed to the new index.
-
-    Args:
-        masks: Writes the tensor.
-        attention: With the old index.
-        factor: One of its mask.
-        change: The index that is new.
     """
     if change.axis.name not in axes_of(factor.keep):
         return factor.keep

@@ -3,7 +3,7 @@ every opset has. TensorRT has products of its own: see `targets/tensorrt.py`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,20 +11,13 @@ from attnport.exporter.builder import Builder, node_name
 from attnport.exporter.forms.blocks import Local, local, window_of
 from attnport.exporter.forms.operands import MaskWriter, key_of, operands, repeated, scaled, sink_bias
 from attnport.exporter.fusion.recognise import Attention, largest
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir
 
 MaskStyle = Literal["bool", "bool_full", "float_full"]
 
 
 def attention_op(
-    build: Builder,
-    masks: MaskWriter,
-    attention: Attention,
-    style: MaskStyle,
-    *,
-    compute: ir.DataType | None = None,
+    build: Builder, masks: MaskWriter, attention: Attention, style: MaskStyle, *, compute: ir.DataType | None = None
 ) -> tuple[ir.Value, tuple[str, ...]]:
     """Writes `Attention(q, k, v, mask)`; returns its output, `[B,H,S,Dv]`, and a tuple with the node's name.
 
@@ -110,8 +103,6 @@ def decomposed(
     Returns:
         The output and the names of the QK^T product, the softmax and the PV product.
     """
-    import onnx_ir as ir
-
     dtype = attention.q.dtype
     assert dtype is not None
     compute = compute or dtype
@@ -146,7 +137,7 @@ def decomposed(
 
 
 def can_hide(bias: ir.Value) -> bool:
-    """Whether a bias may contain -inf: it comes from a float input or a constant of -inf, and not through a product."""
+    """Whether a bias may contain -inf: of a float input, a constant or a logarithm, and not through a product."""
     pending, seen = [bias], set()
     while pending:
         value = pending.pop()
@@ -154,9 +145,9 @@ def can_hide(bias: ir.Value) -> bool:
             continue
         seen.add(value)
         number = value.const_value.numpy().min() if value.const_value is not None and value.const_value.size else 0.0
-        if value.is_graph_input() or float(number) == -np.inf:
-            return True
         node = value.producer()
+        if value.is_graph_input() or float(number) == -np.inf or (node is not None and node.op_type == "Log"):
+            return True
         if node is not None and node.op_type not in ("MatMul", "Gemm", "Einsum", "LayerNormalization", "Softmax"):
             pending.extend(part for part in node.inputs if part is not None)
     return False

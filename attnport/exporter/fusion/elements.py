@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnport.exporter.fusion.formula import (
     ELEMENTWISE,
@@ -29,10 +29,7 @@ from attnport.exporter.fusion.formula import (
     written,
 )
 from attnport.exporter.fusion.indices import Index, broadcast_index, source_of
-from attnport.onnx_graph import attribute, constant_of, dims_of, node_axis, scalar
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import attribute, constant_of, dims_of, ir, node_axis, scalar
 
 MAX_DEPTH = 100
 MAX_STEPS = 20_000
@@ -269,9 +266,7 @@ _RULES: dict[str, Callable[[Any, tuple[Expr, ...], Walk], Expr | None]] = {
 
 def constant_element(value: ir.Value, index: Index) -> Expr | None:
     """The formula of `value[index]`; None if the value is not constant or follows no simple rule."""
-    from onnx_ir.convenience import get_const_tensor
-
-    tensor = get_const_tensor(value)
+    tensor = ir.convenience.get_const_tensor(value)
     if tensor is None or not 0 < tensor.size <= MAX_ELEMENTS:
         return None
     array = tensor.numpy()

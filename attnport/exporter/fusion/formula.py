@@ -13,12 +13,10 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attnport.onnx_graph import attribute, dims_of, known_size
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.masks import HIDES
+from attnport.onnx_graph import attribute, dims_of, ir, known_size
 
 
 @dataclass(frozen=True)
@@ -106,14 +104,11 @@ def op(name: str, *args: Expr) -> Expr:
     elif name == "GreaterOrEqual":
         name, args = "LessOrEqual", (args[1], args[0])
     if name in _FOLD and all(isinstance(arg, Const) for arg in args):
-        return Const(_fold(name, [arg.value for arg in args if isinstance(arg, Const)]))
+        values: list[Any] = [arg.value for arg in args if isinstance(arg, Const)]
+        return Const(values[0] if name in ("Max", "Min") and len(values) == 1 else _FOLD[name](*values))
     simple = _SIMPLIFY.get(name)
     found = simple(*args) if simple and len(args) <= 3 else None
     return found if found is not None else Op(name, args)
-
-
-def _fold(name: str, values: list[Any]) -> Any:
-    return values[0] if name in ("Max", "Min") and len(values) == 1 else _FOLD[name](*values)
 
 
 def _and(a: Expr, b: Expr) -> Expr | None:
@@ -151,15 +146,6 @@ def _not(a: Expr) -> Expr | None:
 
 def _may_be_nan(expr: Expr) -> bool:
     return any(read.value.dtype is None or read.value.dtype.is_floating_point() for read in reads_of(expr))
-
-
-def _less_equal(a: Expr, b: Expr) -> Expr | None:
-    # An index is never negative: the masks that transformers builds start with `index >= 0`.
-    return TRUE if a == ZERO and isinstance(b, Axis | Size) else None
-
-
-def _less(a: Expr, b: Expr) -> Expr | None:
-    return FALSE if b == ZERO and isinstance(a, Axis | Size) else None
 
 
 def _where(c: Expr, a: Expr, b: Expr) -> Expr | None:
@@ -213,10 +199,6 @@ def _add(a: Expr, b: Expr) -> Expr | None:
     return a if isinstance(b, Const) and b.value == 0 else None
 
 
-def _sub(a: Expr, b: Expr) -> Expr | None:
-    return a if isinstance(b, Const) and b.value == 0 else None
-
-
 def _mul(a: Expr, b: Expr) -> Expr | None:
     if isinstance(a, Const) and a.value == 1:
         return b
@@ -227,13 +209,14 @@ _SIMPLIFY: dict[str, Callable[..., Expr | None]] = {
     "And": _and,
     "Or": _or,
     "Not": _not,
-    "LessOrEqual": _less_equal,
-    "Less": _less,
+    # An index is never negative: the masks that transformers builds start with `index >= 0`.
+    "LessOrEqual": lambda a, b: TRUE if a == ZERO and isinstance(b, Axis | Size) else None,
+    "Less": lambda a, b: FALSE if b == ZERO and isinstance(a, Axis | Size) else None,
     "Where": _where,
     "Ne": _ne,
     "Equal": _equal,
     "Add": _add,
-    "Sub": _sub,
+    "Sub": lambda a, b: a if isinstance(b, Const) and b.value == 0 else None,
     "Mul": _mul,
 }
 _BOOLEAN = {"And", "Or", "Not", "Equal", "Ne", "Less", "LessOrEqual", "Xor"}
@@ -514,7 +497,7 @@ def _sum(value: ir.Value | None, axis: int, seen: frozenset[str]) -> Expr | None
         return None
     producer = value.producer()
     graph = producer.graph if producer is not None else value.graph
-    if graph is None or _is_input_dim(graph, name):
+    if graph is None or any(name in (dims_of(value) or []) for value in graph.inputs):
         return Size(name)
     for node in graph:
         if node.op_type == "Concat" and node.domain == "":
@@ -528,10 +511,6 @@ def _sum(value: ir.Value | None, axis: int, seen: frozenset[str]) -> Expr | None
                         total = op("Add", total, part)
                     return total
     return Size(name)
-
-
-def _is_input_dim(graph: ir.Graph | ir.Function, name: str) -> bool:
-    return any(name in (dims_of(value) or []) for value in graph.inputs)
 
 
 BATCH: Expr = Axis("b")
@@ -640,7 +619,7 @@ def truth_of(expr: Expr) -> tuple[Read, str] | None:
         at_zero = expr.name == ("Less" if above else "LessOrEqual")
         if 0 <= other.value < 1 if at_zero else 0 < other.value <= 1:
             return read, "keep" if above else "hide"
-        if above and -1e4 < other.value < 0:
+        if above and HIDES < other.value < 0:
             return read, "additive"
     return None
 

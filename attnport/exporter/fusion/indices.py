@@ -13,14 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, Size, op
-from attnport.onnx_graph import constant_of, dims_of, perm_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
+from attnport.onnx_graph import constant_of, dims_of, ir, perm_of
 
 Dims = Sequence[int | str | None]
 Index = tuple[Expr, ...]
@@ -199,10 +195,6 @@ def broadcast_index(value: ir.Value, index: Index) -> Index | None:
     return tuple(ZERO if dim == 1 else at for dim, at in zip(dims, aligned, strict=True))
 
 
-def _identity(node: ir.Node, index: Index) -> Index:
-    return index
-
-
 def _expand(node: ir.Node, index: Index) -> Index | None:
     assert node.inputs[0] is not None
     return broadcast_index(node.inputs[0], index)
@@ -281,7 +273,7 @@ def _slice(node: ir.Node, index: Index) -> Index | None:
 _MOVES: dict[str, Callable[[Any, Index], Index | None]] = {
     "Expand": _expand,
     "Flatten": _reshape,
-    "Identity": _identity,
+    "Identity": lambda node, index: index,
     "Reshape": _reshape,
     "Slice": _slice,
     "Squeeze": _squeeze,

@@ -11,7 +11,6 @@ from typing import Literal
 
 from attnport.exporter.fusion.formula import (
     BATCH,
-    CAUSAL,
     TRUE,
     ZERO,
     Axis,
@@ -33,6 +32,7 @@ from attnport.exporter.fusion.formula import (
     length_of,
     linear,
     moved,
+    normal,
     op,
     position,
     reads_of,
@@ -43,10 +43,7 @@ from attnport.exporter.fusion.formula import (
     truth_of,
     written,
 )
-from attnport.exporter.fusion.formula import normal as plain
 from attnport.masks import MaskSpec
-
-__all__ = ["CAUSAL", "plain", "spec_of"]
 
 Rows = Literal["none", "padding", "any"]
 """Rows that may have no allowed key in an item that has keys: none, those of padding alone, or any."""
@@ -63,7 +60,7 @@ def spec_of(keeps: Iterable[Expr], *, biased: bool, lengths: Sequence[Expr | Non
     known = _lengths(*lengths)
     reading = _Reading(known, dict(zip((I, J), lengths, strict=True)))
     for keep in keeps:
-        for part in conjuncts(plain(keep)):
+        for part in conjuncts(normal(keep)):
             reading.take(part)
     return reading.spec(biased=biased)
 
@@ -74,7 +71,7 @@ def hides_padding(keeps: Iterable[Expr], mask: MaskSpec) -> bool:
     Args:
         mask: A padding mask `[B,T]`, of which item b hides keys from the queries of item b.
     """
-    truths = [truth_of(part) for keep in keeps for part in conjuncts(plain(keep))]
+    truths = [truth_of(part) for keep in keeps for part in conjuncts(normal(keep))]
     return any(
         (read.value.name, read.index, polarity) == (mask.input, (BATCH, J), mask.polarity)
         for read, polarity in filter(None, truths)
@@ -82,13 +79,8 @@ def hides_padding(keeps: Iterable[Expr], mask: MaskSpec) -> bool:
 
 
 def rows_without_key(keeps: Iterable[Expr], lengths: Sequence[Expr | None] = (None, None)) -> Rows:
-    """Which rows of an item that has keys may be without an allowed key, as far as the formulas tell.
-
-    Args:
-        keeps: As of `spec_of`.
-        lengths: As of `spec_of`.
-    """
-    parts = [part for keep in keeps for part in conjuncts(plain(keep))]
+    """Which rows of an item that has keys may be without an allowed key, as far as formulas as of `spec_of` tell."""
+    parts = [part for keep in keeps for part in conjuncts(normal(keep))]
     if all(axes_of(part) <= {"b", "h", "j"} for part in parts):
         return "none"
     query, key = (terms(each) if each is not None else None for each in lengths)
@@ -97,8 +89,8 @@ def rows_without_key(keeps: Iterable[Expr], lengths: Sequence[Expr | None] = (No
     # A query whose own position is an allowed key has one.
     known = Lengths(query, key)
     own = op("Add", I, written(known.shift)) if known.shift else I
-    of_keys = {plain(moved(part, own)) for part in parts if is_of_keys(part)}
-    at_own = {plain(moved(part, own)) for part in parts}
+    of_keys = {normal(moved(part, own)) for part in parts if is_of_keys(part)}
+    at_own = {normal(moved(part, own)) for part in parts}
     left = {part for part in at_own - of_keys if part != TRUE and not always(part, known)}
     return "any" if left else "padding" if of_keys else "none"
 
@@ -112,8 +104,8 @@ def last_sees_all(keeps: Iterable[Expr], lengths: Sequence[Expr | None] = (None,
     if query is None or key is None:
         return False
     last = op("Sub", written(query), Const(1))
-    parts = (plain(part) for keep in keeps for part in conjuncts(plain(keep)) if not is_of_keys(part))
-    return all(always(plain(moved(part, last, I)), Lengths(query, key)) for part in parts)
+    parts = (normal(part) for keep in keeps for part in conjuncts(normal(keep)) if not is_of_keys(part))
+    return all(always(normal(moved(part, last, I)), Lengths(query, key)) for part in parts)
 
 
 def _lengths(query: Expr | None, key: Expr | None) -> Lengths | None:

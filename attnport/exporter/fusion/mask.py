@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from attnport.exporter.fusion.elements import element
 from attnport.exporter.fusion.formula import (
+    CAUSAL,
     FALSE,
     TRUE,
     ZERO,
@@ -23,24 +24,14 @@ from attnport.exporter.fusion.formula import (
     Read,
     conjuncts,
     is_bool,
+    normal,
     op,
     size_along,
 )
 from attnport.exporter.fusion.indices import Index, Layout, Located, broadcast_index, relaid
-from attnport.exporter.fusion.kinds import CAUSAL, Rows, last_sees_all, plain, rows_without_key, spec_of
-from attnport.masks import MaskSpec
-from attnport.onnx_graph import scalar
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-LARGE_NEGATIVE = -1e4
-"""A number of this size or less, added to a score, hides the key; a larger one is a bias."""
-THRESHOLD = LARGE_NEGATIVE / 2
-"""A float mask that is known only to hide keys is compared with this number."""
-
-ABSORBS = -1e30
-"""A score is lost in rounding when a number of this size or less is added to it."""
+from attnport.exporter.fusion.kinds import Rows, last_sees_all, rows_without_key, spec_of
+from attnport.masks import ABSORBS, HIDDEN, HIDES, MaskSpec
+from attnport.onnx_graph import ir, scalar
 
 SCORES = (Axis("b"), Axis("h"), Axis("i"), Axis("j"))
 """Index variables of the scores: batch, head, query, key."""
@@ -48,11 +39,15 @@ SCORES = (Axis("b"), Axis("h"), Axis("i"), Axis("j"))
 
 @dataclass(frozen=True)
 class Origin:
-    """The graph value of a factor: keys are allowed where it is true (`hides`: false), or zero if it is additive."""
+    """The graph value of a factor: keys are allowed where it is true (`hides`: false), or zero if it is `added`.
+
+    Attributes:
+        added: What its elements are multiplied with before they are added to the scores; 0 = it is a truth value.
+    """
 
     at: Located
     hides: bool = False
-    additive: bool = False
+    added: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,12 +91,7 @@ class Mask:
 
 
 class MaskReader:
-    """Collects the terms of one attention's scores, from the softmax up, and reads them as a mask.
-
-    Args:
-        layout: The attention's layout.
-        masks: The mask contracts of the graph's inputs.
-    """
+    """Collects the terms of one attention's scores, from the softmax up, and reads them as a mask."""
 
     def __init__(self, layout: Layout, masks: Collection[MaskSpec] = ()) -> None:
         self.layout = layout
@@ -139,12 +129,12 @@ class MaskReader:
         found = self.element(term)
         keep = self._two_valued(found, times)
         if keep is None:
-            keep = self._declared_additive(found)
+            keep = self._declared_additive(found) if times > 0 else None
         if keep is not None:
             lows = _lows(found, times)
             self.uniform = self.uniform and all(low <= ABSORBS for low in lows)
             self.lows += lows if keep != TRUE else []
-            self._keep(keep, Origin(term, additive=True))
+            self._keep(keep, Origin(term, added=times))
         elif not self._parts(term, times) and scalar(term.value) != 0:
             self.biases.append(Bias(term, times))
 
@@ -169,11 +159,11 @@ class MaskReader:
         found = self.element(condition)
         truth = self._truth(found) if number else op("Not", found) if hides else found
         hidden = {factor.keep for factor in self.factors}
-        self.zeroed = self.zeroed or (kept and truth is not None and hidden.issubset(conjuncts(plain(truth))))
+        self.zeroed = self.zeroed or (kept and truth is not None and hidden.issubset(conjuncts(normal(truth))))
         return kept
 
     def _implies(self, truth: Expr) -> bool:
-        return {factor.keep for factor in self.factors}.issuperset(conjuncts(plain(truth)))
+        return {factor.keep for factor in self.factors}.issuperset(conjuncts(normal(truth)))
 
     def read(self, q: Located, k: Located) -> Mask:
         """The mask of all terms so far, over the queries of `q` and the keys of `k`."""
@@ -190,14 +180,14 @@ class MaskReader:
         return "mean" if len(self.lows) == 1 and self.uniform else "other"
 
     def _keep(self, keep: Expr, origin: Origin | None) -> None:
-        self.factors.extend(Factor(part, origin) for part in conjuncts(plain(keep)))
+        self.factors.extend(Factor(part, origin) for part in conjuncts(normal(keep)))
 
     def _declared_additive(self, found: Expr) -> Expr | None:
-        """The condition of a float input that, by its contract, only hides keys: a comparison with the threshold."""
+        """The condition of a float input that, by its contract, only hides keys: a comparison with `HIDDEN`."""
         spec = self.declared.get(str(found.value.name)) if isinstance(found, Read) else None
         if spec is None or spec.polarity != "additive" or {"bias", "none"} & set(spec.kinds):
             return None
-        return op("Less", Const(THRESHOLD), found)
+        return op("Less", Const(HIDDEN), found)
 
     def _parts(self, term: Located, times: float) -> bool:
         """Reads the parts of a sum, or of `Where(allowed, bias, -inf)`; False if the term is a single tensor."""
@@ -237,7 +227,7 @@ class MaskReader:
         condition, when_true, when_false = parts
         for hides, fill, rest in ((True, when_true, when_false), (False, when_false, when_true)):
             low = scalar(fill.value)
-            if low is not None and low * times <= LARGE_NEGATIVE:
+            if low is not None and low * times <= HIDES:
                 self.where(condition, low * times, hides=hides)
                 self.uniform = self.uniform and low * times <= ABSORBS
                 self.add(rest, times)
@@ -272,7 +262,7 @@ class MaskReader:
             rest = self._two_valued(when_true, times)
             return None if rest is None else op("And", condition, rest)
         if _is_low(when_true, times):
-            if _is_nonzero(condition, when_false):  # `x.masked_fill(x != 0, low)`
+            if condition == op("Ne", when_false, ZERO):  # `x.masked_fill(x != 0, low)`
                 return op("Not", self._truth(when_false) or condition)
             rest = self._two_valued(when_false, times)
             return None if rest is None else op("And", op("Not", condition), rest)
@@ -282,12 +272,12 @@ class MaskReader:
         """`(1 - m) * -1e4`, `(m - 1) * 1e4` and `hidden * -1e4`, with m a truth value."""
         if not math.isfinite(number):
             return None  # 0 * -inf is NaN, so this is no working mask
-        if number <= LARGE_NEGATIVE:
+        if number <= HIDES:
             if isinstance(factor, Op) and factor.name == "Sub" and factor.args[0] == Const(1):
                 return self._truth(factor.args[1])
             hidden = self._truth(factor)
             return None if hidden is None else op("Not", hidden)
-        if number >= -LARGE_NEGATIVE and isinstance(factor, Op) and factor.name == "Sub" and factor.args[1] == Const(1):
+        if number >= -HIDES and isinstance(factor, Op) and factor.name == "Sub" and factor.args[1] == Const(1):
             return self._truth(factor.args[0])
         return None
 
@@ -309,7 +299,7 @@ def _lows(expr: Expr, times: float) -> list[float]:
     """The large negative numbers that `times * expr` may be the sum of."""
     if isinstance(expr, Const):
         low = float(expr.value) * times
-        return [low] if low <= LARGE_NEGATIVE else []
+        return [low] if low <= HIDES else []
     if not isinstance(expr, Op) or expr.name == "Log":
         return [-math.inf]  # an additive mask of the user's, which holds 0 and -inf
     if expr.name == "Where":
@@ -323,7 +313,7 @@ def _lows(expr: Expr, times: float) -> list[float]:
 
 def _resolved(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
     """Factors without alternatives that another factor excludes: `a` and (`not a` or `b`) become `a` and `b`."""
-    never = {plain(op("Not", factor.keep)) for factor in factors}
+    never = {normal(op("Not", factor.keep)) for factor in factors}
 
     def left(expr: Expr) -> Expr:
         if isinstance(expr, Op) and expr.name == "Or":
@@ -333,10 +323,5 @@ def _resolved(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
     return tuple(Factor(left(factor.keep), factor.origin) for factor in factors)
 
 
-def _is_nonzero(condition: Expr, expr: Expr) -> bool:
-    """Whether `condition` says that `expr` is not zero."""
-    return condition == op("Ne", expr, ZERO)
-
-
 def _is_low(expr: Expr, times: float) -> bool:
-    return isinstance(expr, Const) and not isinstance(expr.value, bool) and expr.value * times <= LARGE_NEGATIVE
+    return isinstance(expr, Const) and not isinstance(expr.value, bool) and expr.value * times <= HIDES

@@ -11,20 +11,17 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from attnport import registry
 from attnport.artifacts import SourceAttention
 from attnport.exporter.counting import counts
 from attnport.exporter.fusion.formula import ZERO, Const, Expr, axes_of, op
 from attnport.exporter.fusion.indices import KEY, LAYOUT, Index, Layout, Located, broadcast_index, relaid, source_of
-from attnport.exporter.fusion.mask import LARGE_NEGATIVE, Mask, MaskReader
+from attnport.exporter.fusion.mask import Mask, MaskReader
 from attnport.exporter.naming import module_of
-from attnport.masks import MaskSpec
-from attnport.onnx_graph import attribute, constant_of, dims_of, made_by, node_axes, reduced, scalar
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.masks import HIDES, MaskSpec
+from attnport.onnx_graph import attribute, constant_of, dims_of, ir, made_by, node_axes, reduced, scalar
+from attnport.registry import all_of
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,6 @@ def cost_of_weights(graph: ir.Graph, attention: Recognised, sizes: Mapping[str, 
 
     Args:
         graph: After lowering, without unused nodes.
-        attention: An attention that was lowered.
         sizes: The usual size of each named dim; if one is missing, only the formula is given.
     """
     if attention.node.graph is not graph or attention.node.op_type != "Softmax":
@@ -323,9 +319,9 @@ class _Walk:
                 low = constant.value * self.scale
                 if self.below_tanh:
                     raise NotRecognised("scores are masked before their soft-cap", "mask after the cap")
-                if not low <= LARGE_NEGATIVE:
+                if not low <= HIDES:
                     raise NotRecognised(
-                        f"masked scores are set to {low:g}, which hides nothing ({LARGE_NEGATIVE:g} or less does)",
+                        f"masked scores are set to {low:g}, which hides nothing ({HIDES:g} or less does)",
                         "fill with -inf",
                     )
                 if self.factors and low != -math.inf:
@@ -388,7 +384,6 @@ def _padded(node: ir.Node) -> tuple[ir.Value, int, ir.Value, bool]:
 def _zero() -> ir.Value:
     """The default constant of `Pad`, which belongs to no graph."""
     import numpy as np
-    import onnx_ir as ir
 
     zero = ir.Value(name="", const_value=ir.tensor(np.float32(0)))
     zero.dtype, zero.shape = ir.DataType.FLOAT, ir.Shape([])
@@ -647,8 +642,7 @@ class Recognition:
 @functools.cache
 def rule_modules() -> list[ModuleType]:
     """The rules: files in `rules/` with `OP_TYPE`, `applies(node)` and `match(node, context) -> Recognised`."""
-    package = "attnport.exporter.fusion.rules"
-    return [registry.module(package, name, "rule") for name in registry.names(package)]
+    return all_of("attnport.exporter.fusion.rules")
 
 
 def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, masks: Collection[MaskSpec] = ()) -> Recognition:
@@ -656,8 +650,6 @@ def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, masks: Col
 
     Args:
         model: As `infer_sizes` leaves it; shapes of the values are used.
-        counted: The attentions counted at export.
-        masks: The mask contracts of the graph's inputs.
     """
     context = Context(tuple(masks))
     found = ((node, matched(node, context)) for node in model.graph)
@@ -703,8 +695,6 @@ def _without_surplus(matches: list[_Match], paths: list[str], *, with_path: bool
 
 def _in_branches(model: ir.Model, operators: Collection[str]) -> dict[str, str]:
     """The control flow operators that have attentions in their branches, by the module path of the attention."""
-    import onnx_ir as ir
-
     operator_of: dict[str, str] = {}
     for node in model.graph:
         for value in node.attributes.values():
@@ -715,11 +705,7 @@ def _in_branches(model: ir.Model, operators: Collection[str]) -> dict[str, str]:
     return operator_of
 
 
-def _assign(
-    matches: Sequence[_Match],
-    counted: Sequence[SourceAttention],
-    branches: dict[str, str],
-) -> Recognition:
+def _assign(matches: Sequence[_Match], counted: Sequence[SourceAttention], branches: dict[str, str]) -> Recognition:
     """Matches nodes with counted attentions by module path and order; nodes without a path by order alone."""
     open_names = {attention.name: attention.module for attention in counted}
     attentions: list[Recognised] = []

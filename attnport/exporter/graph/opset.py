@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from attnport.bodies import body_of, inline, put_in_place, schema_of
 from attnport.errors import ExportError, whole_cause
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir, passes
 
 
 def to_opset(model: ir.Model, opset: int) -> int:
@@ -22,8 +18,6 @@ def to_opset(model: ir.Model, opset: int) -> int:
             valid.
     """
     import onnx
-    import onnx_ir as ir
-    import onnx_ir.passes.common as passes
 
     if model.graph.opset_imports[""] <= opset:
         return 0

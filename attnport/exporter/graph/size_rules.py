@@ -201,7 +201,9 @@ def _of_same(run: KnownSizes, node: ir.Node) -> Content | None:
         return None
     if node.op_type in ("Cast", "Identity"):
         return content
-    return content.reshape([int(size) for size in sizes]) if sizes is not None and _numbers(sizes) else None
+    if sizes is None or not all(size.is_Integer for size in sizes):
+        return None
+    return content.reshape([int(size) for size in sizes])
 
 
 def _shape_of(run: KnownSizes, node: ir.Node) -> Sizes | None:
@@ -385,10 +387,6 @@ def _array(values: Any) -> Content:
     array = np.empty((), object)
     array[()] = values
     return array
-
-
-def _numbers(sizes: Sizes) -> bool:
-    return all(size.is_Integer for size in sizes)
 
 
 CONTENTS: dict[str, Callable[[KnownSizes, ir.Node], Content | None]] = {

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnport.contrib import CONTRIB
 from attnport.exporter.contrib import sizes_of
 from attnport.exporter.graph.size_rules import CONTENTS, MAX_CONTENT, SHAPES, KnownSizes, Size
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import CONTRIB, ir, passes
 
 _BROADCAST = (
     *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Where", "And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater"),
@@ -37,8 +33,6 @@ def infer_sizes(model: ir.Model) -> int:
 
 def settle_sizes(model: ir.Model) -> int:
     """Gives every value its type and shape, in place; returns how many integer tensors became constants."""
-    import onnx_ir.passes.common as passes
-
     shapes = {value: value.shape for node in model.graph for value in node.outputs if value.shape is not None}
     passes.ShapeInferencePass(data_prop=False)(model)  # for the types; it renames dims, so the shapes are put back
     for value, shape in shapes.items():
@@ -100,8 +94,6 @@ class Inference(KnownSizes):
 
     def write(self) -> int:
         """Writes the sizes into the graph, and replaces integer tensors whose elements are all known by constants."""
-        import onnx_ir as ir
-
         constants = 0
         # Earlier runs of this pass and other exporters gave names of their own; ONNX Runtime reuses memory by names.
         self.taken |= {symbol.name for sizes in self.sizes.values() for size in sizes for symbol in size.free_symbols}

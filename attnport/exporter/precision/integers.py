@@ -21,16 +21,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from attnport.contrib import CONTRIB
 from attnport.exporter.builder import Builder, clean_up
 from attnport.exporter.naming import module_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import CONTRIB, attribute, ir, perm_of
 
 SMOOTHING = 0.75
 """How much of a channel's range goes from activations to weights. On MiniLM the least cosine is 0.942 with 0.5, 0.976
@@ -118,9 +115,8 @@ def _is_linear(node: ir.Node) -> bool:
     if node.op_type == "MatMul":
         return True
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    plain = all(node.attributes[name].value == 1 for name in ("alpha", "beta") if name in node.attributes)
-    first = "transA" not in node.attributes or node.attributes["transA"].value == 0
-    return plain and first and (bias is None or (bias.const_value is not None and len(bias.const_value.shape) == 1))
+    plain = all(attribute(node, name, 1) == 1 for name in ("alpha", "beta")) and not attribute(node, "transA", 0)
+    return plain and (bias is None or (bias.const_value is not None and len(bias.const_value.shape) == 1))
 
 
 def _stored(node: ir.Node) -> tuple[ir.TensorProtocol | None, bool]:
@@ -129,11 +125,10 @@ def _stored(node: ir.Node) -> tuple[ir.TensorProtocol | None, bool]:
     Many models use their embedding table as the weight of the last layer too, through a `Transpose`.
     """
     weight = node.inputs[1]
-    turned = "transB" in node.attributes and bool(node.attributes["transB"].value)
+    turned = bool(attribute(node, "transB", 0))
     before = weight.producer() if weight is not None else None
     if before is not None and before.op_type == "Transpose" and before.inputs[0] is not None:
-        order = before.attributes["perm"].as_ints() if "perm" in before.attributes else [1, 0]
-        return (before.inputs[0].const_value, not turned) if list(order) == [1, 0] else (None, turned)
+        return (before.inputs[0].const_value, not turned) if perm_of(before, 2) == [1, 0] else (None, turned)
     return (weight.const_value if weight is not None else None), turned
 
 
@@ -221,8 +216,6 @@ def write_int8(model: ir.Model, inputs: Mapping[str, Seen], kept: Collection[str
 
 
 def _write_int8(build: Builder, layer: Layer, seen: Seen) -> None:
-    import onnx_ir as ir
-
     value, nodes = _nodes_of(build.model, layer)
     weights = [_weight_of(node).astype(np.float64) for node in nodes]
     smooth_K = _smoothing(seen, weights)
@@ -337,18 +330,9 @@ def _write_int4(build: Builder, node: ir.Node, packed: Packed) -> None:
     whole = build.once(("whole", id(packed)), lambda: build.stored(f"{node.name}/int{packed.bits}", packed.whole))
     scales = build.once(("scales", id(packed)), lambda: build.stored(f"{node.name}/scales", packed.scales))
     product = build.op(
-        "MatMulNBits",
-        node.inputs[0],
-        whole,
-        scales,
-        name=str(node.name),
-        domain=CONTRIB,
-        K=width,
-        N=count,
-        bits=packed.bits,
-        block_size=BLOCK,
-        accuracy_level=_ROUNDS_ACTIVATIONS,
-    )
+        "MatMulNBits", node.inputs[0], whole, scales, name=str(node.name), domain=CONTRIB, K=width, N=count,
+        bits=packed.bits, block_size=BLOCK, accuracy_level=_ROUNDS_ACTIVATIONS,
+    )  # fmt: skip
     product.shape = node.outputs[0].shape
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     build.replace(node.outputs[0], product if bias is None else build.op("Add", product, bias, name="biased"))

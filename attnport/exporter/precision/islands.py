@@ -10,12 +10,9 @@ it. Source: the rotary embeddings of transformers, which disable autocast for th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
 
 from attnport.errors import ExportError
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir, passes
 
 STAYS = "attnport.float32"
 """The key in a node's metadata that keeps the node in float32 under every plan."""
@@ -47,8 +44,6 @@ def keep_islands(model: ir.Model, names: Collection[str]) -> int:
     Raises:
         ExportError: there is no node of such a name.
     """
-    import onnx_ir.passes.common as passes
-
     if not names:
         return 0
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -80,8 +75,6 @@ def _made_by(wave: ir.Node) -> list[ir.Node]:
 
 def _copy_shared_constants(model: ir.Model, kept: Collection[ir.Node]) -> None:
     """Copies the small constants that an island shares with nodes outside: a shared epsilon would be rounded."""
-    import onnx_ir as ir
-
     for value in list(model.graph.initializers.values()):
         inside = [(node, at) for node, at in value.uses() if node in kept]
         if not inside or len(inside) == len(list(value.uses())) or value.const_value is None:
@@ -102,8 +95,6 @@ def _keep(nodes: Collection[ir.Node], *, cast_outputs: bool) -> None:
     Args:
         cast_outputs: Whether outputs of the graph are cast too.
     """
-    import onnx_ir as ir
-
     for node in nodes:
         node.metadata_props[STAYS] = "1"
     for value in (value for node in nodes for value in node.outputs if _is_float32(value)):
@@ -120,13 +111,9 @@ def cast_for(
 
     Args:
         value: An output of a node.
-        to: The type to cast to.
         users: Nodes, each with the number of the input to replace.
-        name: The name of the new node.
         takes_over: Whether the cast takes over the value's name and its place among the graph's outputs.
     """
-    import onnx_ir as ir
-
     node = value.producer()
     assert node is not None
     assert node.graph is not None
@@ -164,8 +151,6 @@ def join_casts(model: ir.Model) -> int:
 
 def _before_rounding(node: ir.Node) -> ir.Value | None:
     """The float32 value before a cast to half precision and back to float32; None for any other cast."""
-    import onnx_ir as ir
-
     assert node.inputs[0] is not None
     back = node.inputs[0].producer()
     if node.outputs[0].dtype != ir.DataType.FLOAT or back is None or back.op_type != "Cast" or back.domain:

@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.naming import module_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir
 
 _PRODUCTS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"}
 # fmt: off
@@ -172,8 +169,6 @@ def add_largest(model: ir.Model, names: Collection[str]) -> dict[str, str]:
     Returns:
         The name of the output by that of the tensor, for the tensors that are there.
     """
-    import onnx_ir as ir
-
     build, outputs = Builder(model), dict[str, str]()
     build.scope = "largest"
     values = [*model.graph.inputs, *(value for node in model.graph for value in node.outputs)]

@@ -8,7 +8,7 @@ and this pass does nothing.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from attnport.artifacts import PLANS
 from attnport.errors import ExportError
 from attnport.exporter.naming import all_nodes, all_values, branches
 from attnport.exporter.precision.islands import STAYS, cast_for, join_casts, keep_angles, keep_islands
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir
 
 
 def apply_plan(model: ir.Model, plan: str, islands: Collection[str] = ()) -> int:
@@ -28,16 +26,12 @@ def apply_plan(model: ir.Model, plan: str, islands: Collection[str] = ()) -> int
     division by it infinite. Weights are rounded as torch rounds them.
 
     Args:
-        model: In float32.
-        plan: A precision plan.
         islands: The names of nodes that stay in float32, with the inputs that only they read and the outputs that they
             compute.
 
     Raises:
         ExportError: the graph has branches (`If`, `Loop`), whose types would have to change with it.
     """
-    import onnx_ir as ir
-
     if PLANS[plan].islands or not PLANS[plan].half:
         return 0
     half = ir.DataType[PLANS[plan].half.upper()]
@@ -69,8 +63,6 @@ def widen(model: ir.Model) -> int:
     For runtimes that have no kernels in half precision, or compute in float32 between such casts anyway. Inputs and
     outputs keep the types that they are declared in; a graph that has them in half precision is left as it is.
     """
-    import onnx_ir as ir
-
     halves, float32 = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), ir.DataType.FLOAT
     ends = {*model.graph.inputs, *model.graph.outputs}
     if any(value.dtype in halves for value in ends) or any(any(branches(node)) for node in model.graph):
@@ -95,8 +87,6 @@ def widen(model: ir.Model) -> int:
 
 
 def _cast_value(value: ir.Value, half: ir.DataType) -> None:
-    import onnx_ir as ir
-
     if (held := value.const_value) is not None:
         # The weight is cast when it is written, since all weights of a model at once may not fit into memory.
         value.const_value = ir.LazyTensor(
@@ -125,8 +115,6 @@ def to_half(array: np.ndarray[Any, Any], half: ir.DataType) -> np.ndarray[Any, A
 
 def _cast_node(node: ir.Node, half: ir.DataType) -> int:
     """Gives a node's outputs the half type; an operator without a half form computes in float32 between casts."""
-    import onnx_ir as ir
-
     float32 = ir.DataType.FLOAT
     changed = 0
     if STAYS in node.metadata_props:
@@ -164,8 +152,6 @@ def _keep_float32(node: ir.Node, half: ir.DataType) -> int:
 
 def _name_default_type(node: ir.Node) -> None:
     """Writes out the float32 that is an operator's default."""
-    import onnx_ir as ir
-
     if node.domain == "" and node.op_type == "ConstantOfShape" and "value" not in node.attributes:
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, np.float32)))
     for name in ("value_float", "value_floats"):
@@ -216,8 +202,6 @@ def _compute_in_float32(node: ir.Node, outputs: list[ir.Value], half: ir.DataTyp
 
 def _read_in_float32(node: ir.Node, at: int, value: ir.Value) -> None:
     """Casts one input of a node to float32, for this node alone."""
-    import onnx_ir as ir
-
     assert node.graph is not None
     cast = ir.node("Cast", [value], attributes={"to": ir.DataType.FLOAT}, name=f"{_label(node)}/to_fp32_{at}")
     out = cast.outputs[0]

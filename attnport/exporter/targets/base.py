@@ -6,33 +6,28 @@ import abc
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from attnport import registry
-from attnport.artifacts import AUTO, INTEGERS, SourceAttention
+from attnport.artifacts import AUTO, INTEGERS, MaskSpec, SourceAttention
 from attnport.errors import UsageError, whole_cause
 from attnport.exporter.builder import Builder, CannotLower, clean_up, inline_functions
 from attnport.exporter.forms.blocks import Local, to_blocks
 from attnport.exporter.forms.canonical import Layouts, attention_of
 from attnport.exporter.forms.operands import MaskWriter, repeated, with_sink_key
 from attnport.exporter.forms.standard import decomposed
-from attnport.exporter.fusion import rewrites
 from attnport.exporter.fusion.indices import Located
 from attnport.exporter.fusion.kinds import hides_padding
 from attnport.exporter.fusion.recognise import Attention, Recognised, cost_of_weights, recognise
+from attnport.exporter.fusion.rewrites import apply_all
 from attnport.exporter.graph.opset import to_opset
 from attnport.exporter.graph.sizes import infer_sizes
 from attnport.exporter.precision.plan import apply_plan, widen
 from attnport.exporter.tokens.padding import seen_without_key
 from attnport.exporter.tokens.real import run_real_tokens
-from attnport.masks import MaskSpec
-from attnport.onnx_graph import dims_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
+from attnport.onnx_graph import dims_of, ir
 
 REAL_TOKENS, BLOCKS = "the pass that leaves padding out", "attention in blocks"
 """Names of steps of a lowering that can be left out: they stand among those of attentions, and in messages."""
@@ -105,8 +100,6 @@ class Lowering(abc.ABC):
         """Writes one attention in the target's form, before `build.before`.
 
         Args:
-            build: Of the graph.
-            masks: Writes masks, which attentions share.
             attention: In one layout; a sink is already the bias of key 0.
             plan: The precision plan, whose types are written later.
 
@@ -145,9 +138,7 @@ class Lowering(abc.ABC):
 
         Args:
             model: As exported. It is changed, so pass a copy.
-            counted: The attentions counted at export.
             plan: One of `plans`, or `auto` if the target takes fp16.
-            masks: The mask contracts of the graph's inputs.
             sizes: The usual size of each named dim, by which a target may choose its form.
             islands: The names of the nodes that stay in float32 under the plan `auto`, as a search found them.
             without: The attentions that stay as exported, and `REAL_TOKENS` or `BLOCKS` if that step is left out, each
@@ -187,7 +178,6 @@ class Lowering(abc.ABC):
 
         Args:
             model: As `fuse_graph` leaves it.
-            plan: The precision plan.
             islands: The names of the nodes that stay in float32 under the plan `auto`.
 
         Raises:
@@ -207,15 +197,9 @@ class Lowering(abc.ABC):
         sizes: Mapping[str, int] | None = None,
         without: Mapping[str, str] | None = None,
     ) -> Lowered:
-        """The first step of `lower`: writes the attentions in the target's form. A search repeats only the second step.
+        """The first step of `lower`, with its arguments: writes the attentions in the target's form.
 
-        Args:
-            model: As exported; changed in place.
-            counted: The attentions counted at export.
-            plan: The precision plan, by which a target may choose its form.
-            masks: The mask contracts of the graph's inputs.
-            sizes: The usual size of each named dim.
-            without: As of `lower`.
+        A search repeats only the second step. By its plan, a target may choose a form.
         """
         self._prepare(model)
         recognition = recognise(model, counted, masks=masks)
@@ -274,7 +258,7 @@ class Lowering(abc.ABC):
         inline_functions(model)
         if self.widens:
             widen(model)
-        rewrites.apply_all(model)
+        apply_all(model)
         infer_sizes(model)
 
     def _write(

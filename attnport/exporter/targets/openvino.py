@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,9 +14,7 @@ from attnport.exporter.forms.standard import attention_op, form_name, in_blocks
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.sizes import infer_sizes
 from attnport.exporter.targets.base import Lowering, Written
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir
 
 
 class OpenVino(Lowering):
@@ -117,8 +115,6 @@ def write_out_softplus(model: ir.Model) -> int:
 
     Returns how many were replaced.
     """
-    import onnx_ir as ir
-
     build, count = Builder(model), 0
     for node in list(model.graph):
         x, old = node.inputs[0] if node.inputs else None, node.outputs[0]

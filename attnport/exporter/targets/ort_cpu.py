@@ -24,12 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from attnport.artifacts import MANY
-from attnport.contrib import CONTRIB
 from attnport.exporter.builder import Builder
 from attnport.exporter.contrib.group_query import group_query_attention, why_not_group_query
 from attnport.exporter.contrib.multi_head import hides_keys_alone, multi_head_attention, why_not_multi_head
@@ -37,11 +36,8 @@ from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.forms.standard import attention_op, form_name, in_blocks
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.targets.base import Lowering, Written
-from attnport.onnx_graph import attribute, attributes_of, dims_of, known_size, made_by
+from attnport.onnx_graph import CONTRIB, attribute, attributes_of, dims_of, ir, known_size, made_by, passes
 from attnport_bundle.format.decoder import IN_PLACE
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 LONG, LONG_MASKED = 256, 1024
 """Usual numbers of keys from which the runtime's own operators are used. `LONG`: with the causal mask, and where only
@@ -125,8 +121,6 @@ def update_in_place(model: ir.Model) -> None:
     Args:
         model: As lowered, with its types, and with every cache an input and what follows it an output.
     """
-    import onnx_ir.passes.common as passes
-
     found = [cached for node in model.graph if (cached := _cached(node)) is not None]
     caches = [past for cached in found for past in cached.pasts]
     lengths = _lengths(model, caches)
@@ -149,8 +143,6 @@ def update_in_place(model: ir.Model) -> None:
 
 def _cached(node: ir.Node) -> _Cached | None:
     """The attention of a node, if `GroupQueryAttention` can compute a step of it."""
-    import onnx_ir as ir
-
     if node.op_type != "Attention" or node.domain or len(node.inputs) != 4 or len(node.outputs) != 1:
         return None
     q, k, v, mask = node.inputs
@@ -231,8 +223,6 @@ class _Places:
 
     def __init__(self, build: Builder, lengths: _Lengths) -> None:
         """Writes them before `build.before`."""
-        import onnx_ir as ir
-
         self.total = build.size(lengths.mask, 1)
         self.new = build.size(lengths.ids, 1)
         self.past = build.op("Sub", self.total, self.new, name="past")
@@ -247,7 +237,6 @@ class _Places:
 
     def no_key(self, mask: ir.Value) -> ir.Value:
         """Where a row of a mask `[B|1,H|1,S,T]` hides every key, bool `[B|1,H|1,S,1]`; once for all attentions."""
-        import onnx_ir as ir
 
         def write() -> ir.Value:
             most = self._build.op("ReduceMax", mask, self._build.const([-1], np.int64), name="most", keepdims=1)
@@ -257,8 +246,6 @@ class _Places:
 
 
 def _sizes_from_elsewhere(cached: _Cached, places: _Places) -> None:
-    import onnx_ir as ir
-
     for past, whole in zip(cached.pasts, cached.wholes, strict=True):
         for value, length in ((past, places.past), (whole, places.total)):
             for user, at in list(value.uses()):
@@ -281,8 +268,6 @@ def _read_tokens_alone(build: Builder, cached: _Cached, places: _Places) -> None
 
 def _write(build: Builder, cached: _Cached, places: _Places) -> None:
     """Replaces an attention and what puts its cache together, by an `If` of both ways unless one token is all."""
-    import onnx_ir as ir
-
     node, step = cached.node, _step(cached, places)
     outputs = list(step.outputs)
     if places.is_step is None:
@@ -312,8 +297,6 @@ class _Branch:
     def op(self, op_type: str, *inputs: ir.Value | None, name: str = "", outputs: int = 1, domain: str = "",
            **attributes: Any) -> tuple[ir.Value, ...]:  # fmt: skip
         """Adds a node; `name` is what it is called, if not by its number."""
-        import onnx_ir as ir
-
         name = name or f"{self._name}/{len(self._nodes)}"
         node = ir.node(op_type, list(inputs), attributes, domain=domain, num_outputs=outputs, name=name)
         for at, out in enumerate(node.outputs):
@@ -323,16 +306,12 @@ class _Branch:
 
     def sizes(self, sizes: Sequence[int]) -> ir.Value:
         """A constant of sizes."""
-        import onnx_ir as ir
-
         (found,) = self.op("Constant", value_ints=list(sizes))
         found.dtype = ir.DataType.INT64
         return found
 
     def graph(self, *outputs: ir.Value) -> ir.Graph:
         """The graph with these outputs."""
-        import onnx_ir as ir
-
         return ir.Graph([], list(outputs), nodes=self._nodes, name=self._name)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,10 +22,7 @@ from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.forms.standard import attention_op, form_name
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.targets.base import Lowering, Written
-from attnport.onnx_graph import dims_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import attribute, constant_of, dims_of, ir, made_by, scalar
 
 _OF_SIZES = ("Squeeze", "Unsqueeze", "Gather", "Slice", "Reshape", "Add", "Sub", "Mul", "Div", "Min", "Max", "Cast")
 
@@ -110,20 +107,13 @@ def keep_sizes_on_host(model: ir.Model) -> int:
 
 def _leading_rows(build: Builder, node: ir.Node) -> ir.Value | None:
     """`Slice(table, [0], [size], [0])` for `Gather(table, Range(0, size, 1))`; None for another node."""
-    import onnx_ir as ir
-
-    if node.op_type != "Gather" or node.domain or ("axis" in node.attributes and node.attributes["axis"].as_int()):
+    if node.op_type != "Gather" or node.domain or attribute(node, "axis", 0):
         return None
-    indices = node.inputs[1].producer() if node.inputs[1] is not None else None
-    if (
-        indices is None
-        or indices.op_type != "Range"
-        or _number(indices.inputs[0]) != 0
-        or _number(indices.inputs[2]) != 1
-    ):
+    indices = made_by(node.inputs[1], "Range")
+    if indices is None or scalar(indices.inputs[0]) != 0 or scalar(indices.inputs[2]) != 1:
         return None
-    squeeze = indices.inputs[1].producer() if indices.inputs[1] is not None else None
-    size = squeeze.inputs[0] if squeeze is not None and squeeze.op_type == "Squeeze" else None
+    squeeze = made_by(indices.inputs[1], "Squeeze")
+    size = None if squeeze is None else squeeze.inputs[0]
     if size is None or not _is_size(size) or size.shape is None or size.shape.rank() != 1:
         return None
     if size.dtype != ir.DataType.INT64:
@@ -136,8 +126,6 @@ def _leading_rows(build: Builder, node: ir.Node) -> ir.Value | None:
 
 def _moved_range(build: Builder, node: ir.Node) -> ir.Value | None:
     """`Range(start + size, limit + size, 1)` for `Range(start, limit, 1) + size`; None for another node."""
-    import onnx_ir as ir
-
     if node.op_type not in ("Add", "Sub") or node.domain:
         return None
     one, other = node.inputs
@@ -150,7 +138,7 @@ def _moved_range(build: Builder, node: ir.Node) -> ir.Value | None:
     while ranged is not None and ranged.op_type == "Unsqueeze" and ranged.inputs[0] is not None:
         shapes.append(ranged)
         ranged = ranged.inputs[0].producer()
-    if ranged is None or ranged.op_type != "Range" or _number(ranged.inputs[2]) != 1:
+    if ranged is None or ranged.op_type != "Range" or scalar(ranged.inputs[2]) != 1:
         return None
     if other.shape is None or one.shape is None or other.shape.rank() > one.shape.rank():
         return None
@@ -170,21 +158,13 @@ def _input_size(build: Builder, node: ir.Node) -> ir.Value | None:
     value = node.inputs[0] if node.op_type == "Shape" and not node.domain else None
     if value is None or value.is_graph_input() or value.shape is None or "start" not in node.attributes:
         return None
-    start = node.attributes["start"].as_int()
-    end = node.attributes["end"].as_int() if "end" in node.attributes else len(value.shape)
-    dims = list(value.shape)[start:end]
+    dims = list(value.shape)[attribute(node, "start", 0) : attribute(node, "end", len(value.shape))]
     name = None if len(dims) != 1 or isinstance(dims[0], int) else dims[0].value
     for given in build.model.graph.inputs:
         for axis, dim in enumerate(given.shape or ()):
             if name is not None and not isinstance(dim, int) and dim.value == name:
                 return build.size(given, axis)
     return None
-
-
-def _number(value: ir.Value | None) -> int | None:
-    """A constant with one element; None for another value."""
-    tensor = value.const_value if value is not None else None
-    return int(tensor.numpy().reshape(())) if tensor is not None and tensor.size == 1 else None
 
 
 def _is_size(value: ir.Value | None) -> bool:
@@ -251,8 +231,8 @@ def _rotation(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value] | None:
 
 def _operands(value: ir.Value | None, op_type: str) -> tuple[ir.Value, ir.Value] | None:
     """The inputs of the node of an operator that computes a value; None if it is another one."""
-    node = value.producer() if value is not None else None
-    if node is None or node.op_type != op_type or node.domain:
+    node = made_by(value, op_type)
+    if node is None:
         return None
     first, second = node.inputs
     return None if first is None or second is None else (first, second)
@@ -271,7 +251,7 @@ def _halved(first: ir.Value, second: ir.Value) -> ir.Value | None:
     if half * 2 != sizes[3] or any(value.shape is None or value.shape[-1] != half for value in (first, second)):
         return None
     if one.op_type == "Split":
-        axis = one.attributes["axis"].as_int() if "axis" in one.attributes else 0
+        axis = attribute(one, "axis", 0)
         return x if one is other and axis in (-1, 3) and (first.index(), second.index()) == (0, 1) else None
     if one.op_type != "Slice":
         return None
@@ -281,10 +261,7 @@ def _halved(first: ir.Value, second: ir.Value) -> ir.Value | None:
 
 def _bounds(node: ir.Node) -> tuple[int, int]:
     """From where to where a `Slice` reads the last of four axes by steps of 1; (-1, -1) if it does something else."""
-    numbers = [
-        None if value is None or value.const_value is None else value.const_value.numpy().tolist()
-        for value in node.inputs[1:]
-    ]
+    numbers = [None if (array := constant_of(value)) is None else array.tolist() for value in node.inputs[1:]]
     if len(numbers) < 3 or numbers[2] not in ([-1], [3]) or (len(numbers) == 4 and numbers[3] != [1]):
         return -1, -1
     start, end = numbers[:2]

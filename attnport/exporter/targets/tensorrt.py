@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,10 +30,7 @@ from attnport.exporter.fusion.mask import Factor
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.precision.islands import STAYS
 from attnport.exporter.targets.base import Lowering, Written
-from attnport.onnx_graph import dims_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import dims_of, ir
 
 LEAST_DEPTH, MOST_DEPTH, STEP = 16, 256, 8
 """Head dims with a fused kernel: at 8 and 257 there is none, at 12 and 20 a mask makes the builder fail (1.7.1)."""
@@ -61,8 +58,6 @@ class TensorRt(Lowering):
         Raises:
             CannotLower: the head counts do not say how often a key/value head is repeated.
         """
-        import onnx_ir as ir
-
         compute = ir.DataType[PLANS[plan].half.upper()] if PLANS[plan].islands else None
         changes: list[str] = []
         key_depth, value_depth = _head_dims(attention)
@@ -284,8 +279,6 @@ def _tiled(
 
 def _guarded(build: Builder, value: ir.Value) -> ir.Value:
     """The value with zero in place of NaN."""
-    import onnx_ir as ir
-
     empty = build.op("IsNaN", value, name="no_key", dtype=ir.DataType.BOOL)
     return build.op("Where", empty, build.like(0.0, value), value, name="guard", dtype=value.dtype)
 
@@ -310,7 +303,8 @@ def _masked(
     keep = _keep(masks, attention)
     sink = sink_bias(build, masks, attention, compute)
     low = -np.inf
-    if bias is not None and keep is not None and _of_indices(bias) and _uses_queries(attention):
+    of_queries = any("i" in axes_of(factor.keep) for factor in attention.mask.factors)
+    if bias is not None and keep is not None and of_queries and _of_indices(bias):
         bias = build.op("Where", keep, bias, build.like(low, bias), name="mask", dtype=compute)
         keep = None
     for term in (bias, sink):
@@ -334,8 +328,6 @@ def _keep(masks: MaskWriter, attention: Attention) -> ir.Value | None:
     A mask of comparisons between indices bounds the tiles of a row and needs no map. A mask over queries and keys that
     an input contains is read by the kernel as it is; an operator on it would write it to memory again.
     """
-    import onnx_ir as ir
-
     keep = masks.keep(attention)
     factors = [factor.keep for factor in attention.mask.factors]
     compared = all(
@@ -348,10 +340,6 @@ def _keep(masks: MaskWriter, attention: Attention) -> ir.Value | None:
     return masks.build.once(
         ("mapped", keep), lambda: masks.build.op("Equal", keep, true, name="mask/mapped", dtype=ir.DataType.BOOL)
     )
-
-
-def _uses_queries(attention: Attention) -> bool:
-    return any("i" in axes_of(factor.keep) for factor in attention.mask.factors)
 
 
 def _of_indices(bias: ir.Value) -> bool:
@@ -383,8 +371,6 @@ def _computing(value: ir.Value, through: Collection[str]) -> Iterator[ir.Node]:
 
 def _capped(build: Builder, scores: ir.Value, cap: float) -> ir.Value:
     """`cap tanh(scores / cap)` as `cap - 2 cap / (exp(2 scores / cap) + 1)`, in float32; exact where exp overflows."""
-    import onnx_ir as ir
-
     float32 = ir.DataType.FLOAT
     up = _stays(build.op("Cast", scores, name="softcap_in", dtype=float32, to=float32))
     twice = _stays(build.op("Mul", up, build.like(2.0 / cap, up), name="softcap_twice"))
@@ -423,8 +409,6 @@ class _NarrowMaskWriter(MaskWriter):
     """
 
     def _operation(self, expr: Op, attention: Attention) -> ir.Value:
-        import onnx_ir as ir
-
         if expr.name not in _COMPARISONS or not all(map(_narrows, expr.args)):
             return super()._operation(expr, attention)
         left, right = expr.args
@@ -443,8 +427,6 @@ class _NarrowMaskWriter(MaskWriter):
 
     def _same(self, left: Read, right: Read, attention: Attention) -> ir.Value:
         """Whether two int64 numbers are equal, by their lower and their upper words."""
-        import onnx_ir as ir
-
         parts = []
         for word in (self._lower, self._upper):
             inputs = [word(self._write(number, attention)) for number in (left, right)]
@@ -452,13 +434,9 @@ class _NarrowMaskWriter(MaskWriter):
         return self._shared("And", *parts)
 
     def _lower(self, value: ir.Value) -> ir.Value:
-        import onnx_ir as ir
-
         return self.build.once(("lower", value), lambda: self.build.cast(value, ir.DataType.INT32, "mask/lower"))
 
     def _upper(self, value: ir.Value) -> ir.Value:
-        import onnx_ir as ir
-
         def write() -> ir.Value:
             lower = self.build.cast(self._lower(value), ir.DataType.INT64, "mask/lower64")
             rest = self.build.op("Sub", value, lower, name="mask/upper64")
@@ -469,8 +447,6 @@ class _NarrowMaskWriter(MaskWriter):
 
     def _narrow(self, expr: Expr, attention: Attention) -> ir.Value:
         """A whole number as an int32 tensor of rank 4 (or a scalar constant)."""
-        import onnx_ir as ir
-
         build, int32 = self.build, ir.DataType.INT32
 
         def write() -> ir.Value:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,10 +27,7 @@ from attnport.exporter.tokens.rows import (
     tokens_of,
 )
 from attnport.masks import MaskSpec
-from attnport.onnx_graph import attribute, constant_of, node_axes, node_axis, perm_of, scalar
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import attribute, constant_of, ir, node_axes, node_axis, perm_of, scalar
 
 
 class Axes(NamedTuple):
@@ -68,8 +65,6 @@ def constants_of_padding(graph: ir.Graph, tokens: Tokens, mask: ir.Value, kept: 
     Args:
         mask: The padding mask; it is not zero for tokens (`kept`) or for padding.
     """
-    import onnx_ir as ir
-
     known: dict[ir.Value, float] = {}
     if kept:
         known[mask] = 0.0
@@ -175,8 +170,6 @@ def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: C
 
     Args:
         graph: Before attentions are written, as `infer_sizes` leaves it: equal sizes have equal names.
-        attentions: Those recognised in it.
-        masks: The mask contracts of the graph's inputs.
 
     Returns:
         By name of the attention, why: the node that lets other rows see them.
@@ -246,11 +239,7 @@ class _Walk:
         return axes
 
     def from_output(
-        self,
-        graph: ir.Graph,
-        start: Recognised,
-        attentions: Mapping[ir.Node, Recognised],
-        hiding: Collection[ir.Node],
+        self, graph: ir.Graph, start: Recognised, attentions: Mapping[ir.Node, Recognised], hiding: Collection[ir.Node]
     ) -> None:
         """Follows the rows of padding of an attention's output; each attention of `attentions` is one step.
 

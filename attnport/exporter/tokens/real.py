@@ -8,7 +8,7 @@ and at outputs. Rows of padding are zero in outputs; elsewhere they hold anythin
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,7 @@ from attnport.exporter.tokens.rows import (
     works_on_tokens,
 )
 from attnport.masks import MaskSpec
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import ir, passes
 
 _SCOPE, _COUNT = "real_tokens/", "_tokens"
 """What the names of the nodes of one mask begin with, and what the name of the dim that counts its tokens ends with."""
@@ -152,8 +150,6 @@ class _Rewrite:
 
     def _write_places(self, kept: bool, picked: Collection[int]) -> None:
         """Which rows of `[batch*seq]` are computed, and for each of these the row of the result to take."""
-        import onnx_ir as ir
-
         build, int64 = self.build, ir.DataType.INT64
         batch, seq = self.tokens.batch, self.tokens.seq
         real = build.cast(self.mask, ir.DataType.BOOL, "real")
@@ -185,8 +181,6 @@ class _Rewrite:
 
     def run(self, region: Collection[ir.Node]) -> None:
         """Changes the operands of the region's nodes, and what reads their results."""
-        import onnx_ir.passes.common as passes
-
         entered: dict[Any, ir.Value] = {}
         for node in region:
             self.build.before = node
@@ -293,8 +287,6 @@ class _Rewrite:
 
     def _put_back(self, node: ir.Node, region: Collection[ir.Node]) -> None:
         """Puts the rows of a result back for what reads it outside of the region."""
-        import onnx_ir as ir
-
         for value in node.outputs:
             outside = [(user, at) for user, at in value.uses() if user not in region]
             dims, is_output = sizes_of(value), value.is_graph_output()

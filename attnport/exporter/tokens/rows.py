@@ -5,13 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from attnport.contrib import CONTRIB
-from attnport.onnx_graph import attribute, constant_of, dims_of, is_constant, node_axes, node_axis, perm_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import CONTRIB, attribute, constant_of, dims_of, ir, is_constant, node_axes, node_axis, perm_of
 
 ELEMENTWISE = {
     *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Where", "Min", "Max", "Sum", "Mean", "PRelu"),

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnport.exporter.translations import Translation, opset
+import torch
 
-_INT64 = 7
+from attnport.exporter.translations import Translation, op
 
 
 def table() -> dict[Any, Translation]:
     """The operators of this file."""
-    import torch
-
     aten = torch.ops.aten
     return {
         aten.sort.stable: sort,
@@ -28,9 +26,11 @@ def table() -> dict[Any, Translation]:
     }
 
 
+_INT64 = 7
+
+
 def sort(self: Any, stable: Any = True, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
     """Sorted, and the places before. `TopK` has the smaller index first where numbers are equal, as a stable sort."""
-    op = opset()
     count = op.Shape(self, start=_axis(self, dim), end=_axis(self, dim) + 1)
     values, indices = op.TopK(self, count, axis=_axis(self, dim), largest=int(descending), sorted=1)
     return values, indices
@@ -48,7 +48,6 @@ def cummin(self: Any, dim: int) -> tuple[Any, Any]:
 
 def _running(self: Any, dim: int, *, largest: bool) -> tuple[Any, Any]:
     """Compares every pair of a row, as no ONNX operator has a running maximum: `[..., N]` becomes `[..., N, N]`."""
-    op = opset()
     axis, rank = _axis(self, dim), len(self.shape)
     order = [*(at for at in range(rank) if at != axis), axis]
     back = [order.index(at) for at in range(rank)]
@@ -72,7 +71,6 @@ def _running(self: Any, dim: int, *, largest: bool) -> tuple[Any, Any]:
 
 def kthvalue(self: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
     """The k-th smallest number, counted from 1, and where it is."""
-    op = opset()
     values, indices = sort(self, True, dim)
     place = op.Constant(value_int=k - 1)
     return _at(values, place, self, dim, keepdim), _at(indices, place, self, dim, keepdim)
@@ -80,7 +78,6 @@ def kthvalue(self: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[A
 
 def median(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
     """The middle number, the lower of two, and where it is."""
-    op = opset()
     values, indices = sort(self, True, dim)
     count = op.Squeeze(op.Shape(self, start=_axis(self, dim), end=_axis(self, dim) + 1))
     middle = op.Div(op.Sub(count, op.Constant(value_int=1)), op.Constant(value_int=2))
@@ -93,7 +90,6 @@ def searchsorted(
     """How many numbers of a sorted row are below each of `self`."""
     if sorter is not None:
         raise ValueError("searchsorted with a sorter has no translation.")
-    op = opset()
     last = op.Constant(value_ints=[-1])
     wanted = op.Unsqueeze(self, last)
     row = sorted_sequence
@@ -104,7 +100,6 @@ def searchsorted(
 
 
 def _at(value: Any, place: Any, of: Any, dim: int, keepdim: bool) -> Any:
-    op = opset()
     axis = _axis(of, dim)
     found = op.Gather(value, place, axis=axis)
     return op.Unsqueeze(found, op.Constant(value_ints=[axis])) if keepdim else found

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attnport.exporter.translations import Translation, opset
+import torch
+
+from attnport.exporter.translations import Translation, op
 from attnport.patches import Patch
-
-if TYPE_CHECKING:
-    import torch
 
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 """The gates of each kind, by the name of its function in torch."""
@@ -39,7 +38,6 @@ def _layers(
     batch_first: bool,
 ) -> tuple[Any, ...]:
     """The last layer's output, and the last states of all layers."""
-    op = opset()
     ways, each = 1 + both_ways, 4 if biases else 2
     x_TBI = op.Transpose(x, perm=[1, 0, 2]) if batch_first else x
     last: list[list[Any]] = [[] for _ in hidden]
@@ -59,7 +57,6 @@ def _layers(
 
 
 def _layer(kind: str, given: tuple[Any, ...], width: int, both_ways: bool) -> tuple[Any, ...]:
-    op = opset()
     direction = "bidirectional" if both_ways else "forward"
     if kind == "lstm":
         found: tuple[Any, ...] = op.LSTM(*given, hidden_size=width, direction=direction)
@@ -74,7 +71,6 @@ def _layer(kind: str, given: tuple[Any, ...], width: int, both_ways: bool) -> tu
 
 def _reordered(kind: str, weight: Any) -> Any:
     """A weight `[gates * H, ...]` with its gates in ONNX's order."""
-    op = opset()
     if kind not in _ORDERS:
         return weight
     gates = op.Split(weight, num_outputs=_GATES[kind], axis=0)
@@ -83,13 +79,12 @@ def _reordered(kind: str, weight: Any) -> Any:
 
 def _stacked(parts: Sequence[Any]) -> Any:
     """A tensor of each direction, one behind the other along a new first axis."""
-    op = opset()
     first = [op.Unsqueeze(part, _ints(0)) for part in parts]
     return op.Concat(*first, axis=0) if len(first) > 1 else first[0]
 
 
 def _ints(value: int) -> Any:
-    return opset().Constant(value_ints=[value])
+    return op.Constant(value_ints=[value])
 
 
 def kept_whole() -> tuple[Patch, ...]:
@@ -107,8 +102,6 @@ def _operator(kind: str) -> Any:
 
 def _called(kind: str, torchs: Any, *args: Any) -> Any:
     """The operator's results; torch's own for packed sequences and projections, which it does not compute."""
-    import torch
-
     if len(args) != 9 or not isinstance(args[2], list | tuple):
         return torchs(*args)
     given, hidden, weights, biases, layers, dropout, train, both_ways, batch_first = args
@@ -122,8 +115,6 @@ def _called(kind: str, torchs: Any, *args: Any) -> Any:
 @functools.cache
 def _operators() -> Any:
     """Defines the operators, once in a process."""
-    import torch
-
     for kind in _GATES:
         torch.library.define(
             f"attnport::{kind}",
@@ -136,8 +127,6 @@ def _operators() -> Any:
 
 
 def _compute(kind: str, x: torch.Tensor, hidden: list[torch.Tensor], *others: Any) -> Any:
-    import torch
-
     weights, biases, layers, both_ways, batch_first = others
     function = getattr(torch._C._VariableFunctions, kind)
     states = hidden if kind == "lstm" else hidden[0]

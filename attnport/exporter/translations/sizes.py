@@ -1,22 +1,27 @@
-"""Arithmetic of sizes that torch's exporter translates wrongly or for constants alone."""
+"""Arithmetic of sizes that torch's exporter translates wrongly or for constants alone, and the squeeze of one axis.
+
+Such a squeeze does nothing in torch where that axis has another size than 1; torch.onnx writes ONNX's Squeeze for every
+size, which fails at any other than 1.
+"""
 
 from __future__ import annotations
 
 import operator
 from typing import Any
 
-from attnport.exporter.translations import Translation, opset
+import torch
+
+from attnport.exporter.translations import Translation, op
 
 
 def table() -> dict[Any, Translation]:
     """The operators of this file."""
-    import torch
-
     aten = torch.ops.aten
     return {
         operator.floordiv: floordiv,
         aten.remainder.Scalar: remainder,
         aten.repeat_interleave.self_int: repeat_interleave,
+        aten.squeeze.dim: squeeze,
     }
 
 
@@ -25,7 +30,6 @@ def floordiv(self: Any, other: Any) -> Any:
 
     What is surely positive stays a plain `Div`: sizes are read out of the graph later.
     """
-    op = opset()
     quotient = op.Div(self, other)
     if not _may_be_negative(self):
         return quotient
@@ -51,14 +55,12 @@ def remainder(self: Any, other: Any) -> Any:
 
     if isinstance(other, int | float):
         torchlib: Any = core.aten_remainder
-        return torchlib(self, opset().CastLike(other, self))
-    op = opset()
+        return torchlib(self, op.CastLike(other, self))
     return op.Mod(self, op.CastLike(other, self))
 
 
 def repeat_interleave(self: Any, repeats: Any, dim: Any = None, output_size: Any = None) -> Any:
     """Each element several times, which may be a size."""
-    op = opset()
     value, axis = (op.Reshape(self, op.Constant(value_ints=[-1])), 0) if dim is None else (self, int(dim))
     rank = 1 if dim is None else len(self.shape)
     axis %= rank
@@ -69,3 +71,13 @@ def repeat_interleave(self: Any, repeats: Any, dim: Any = None, output_size: Any
     before = [op.Shape(value, start=0, end=axis)] if axis else []
     after = [op.Shape(value, start=axis + 1)] if axis + 1 < rank else []
     return op.Reshape(tiled, op.Concat(*before, op.Constant(value_ints=[-1]), *after, axis=0))
+
+
+def squeeze(x: Any, dim: int) -> Any:
+    """The trace has decided it: an axis that was 1 is the number 1, and of a symbol the trace requires that it is not.
+
+    Only a symbol or another number leaves the tensor as it is; where nothing is known of the shape, the axis goes.
+    """
+    if x.shape is not None and (len(x.shape) == 0 or x.shape[dim] != 1):
+        return op.Identity(x)
+    return op.Squeeze(x, op.Constant(value_ints=[dim]))

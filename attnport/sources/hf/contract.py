@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnport.artifacts import IOContract
+from attnport.artifacts import Dim, IOContract, MaskSpec, TensorSpec
 from attnport.budget import Budget
-from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError
 from attnport.example_values import example
-from attnport.masks import MaskSpec
 from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf.files import TokenizerOf
 from attnport.sources.hf.inputs import (
@@ -124,7 +122,6 @@ def contract_of(subject: Subject, declared: Sequence[str], *, free_sides: bool =
     """How a model is run, and its contract, found in its forward, its configs and runs of it.
 
     Args:
-        subject: The model.
         declared: `--dim` declarations; those of images make an image's sides dynamic, or fix them.
         free_sides: Let an image's sides be dynamic where the model takes other sizes than that of its config.
 
@@ -197,15 +194,7 @@ def _with_sides(inputs: Inputs, trial: Trial, declared: Mapping[str, Dim], *, fr
 def _observed(
     name: str, inputs: Inputs, trial: Trial, longest: Mapping[str, int], declared: Sequence[str]
 ) -> tuple[Call, IOContract]:
-    """The contract of a model with these inputs, by runs of it: the ranges of dims, and the outputs.
-
-    Args:
-        name: What errors call the model.
-        inputs: Its inputs.
-        trial: Runs it.
-        longest: The longest sequences.
-        declared: `--dim` declarations.
-    """
+    """The contract of a model with these inputs, by runs of it: the ranges of dims, and the outputs."""
     wanted = parse_dims(declared)
     dims = tuple(
         dim
@@ -284,11 +273,7 @@ _UNLIMITED = 512
 def text_contract(
     name: str, module: HubModel, config: Any, tokenizer: TokenizerOf, declared: Sequence[str]
 ) -> tuple[Call, IOContract]:
-    """How a text model is run, and its contract; parameters and errors are those of `text_inputs`.
-
-    Args:
-        name: What errors call the model.
-    """
+    """How a text model, called `name` in errors, is run, and its contract; all else as of `text_inputs`."""
     inputs, dims, masks = text_inputs(config, module, tokenizer, declared)
     outputs = observe_outputs(module.named, inputs, dims, name)
     call = Call(run_whole, tuple(spec.name for spec in inputs))
@@ -315,12 +300,6 @@ def text_inputs(
 
     Type ids are an input where the model's tokenizer makes them, and the model takes them; else the model runs with its
     own default.
-
-    Args:
-        config: The model's config.
-        module: The model.
-        tokenizer: The tokenizer beside its weights.
-        declared: `--dim` declarations.
 
     Raises:
         UsageError: a declared dim is unknown, or beyond the model's limit.
@@ -403,7 +382,6 @@ def see(run: Callable[..., dict[str, torch.Tensor]], vocab: int, padding: int | 
 
     Args:
         run: `input_ids` and `attention_mask` `[B,T]` to outputs by name.
-        vocab: The number of ids.
         padding: The id of padding, which does not occur, since positions may depend on it.
     """
     known = [each for each in range(vocab) if each != padding]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from attnport.artifacts import IOContract, Window
-from attnport.dims import Dim, TensorSpec
+import torch
+
+from attnport.artifacts import Dim, IOContract, MaskSpec, TensorSpec, Window
 from attnport.errors import SpecError, first_line
-from attnport.masks import MaskSpec
 from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf.contract import Subject, text_inputs
 from attnport.sources.hf.files import TokenizerOf
@@ -57,12 +57,6 @@ def past_contract(
     subject: Subject, config: Any, tokenizer: TokenizerOf, declared: Sequence[str]
 ) -> tuple[Call, IOContract]:
     """How a decoder is run with its cache, and its contract.
-
-    Args:
-        subject: The model.
-        config: Its config.
-        tokenizer: The tokenizer beside its weights.
-        declared: `--dim` declarations.
 
     Raises:
         SpecError: what the model keeps cannot be given to it, or it is not causal.
@@ -124,8 +118,6 @@ def _caches(names: tuple[str, str], sizes: Sizes, lengths: Sequence[str | int]) 
     """The inputs for keys and values, layer by layer.
 
     Args:
-        names: Patterns of the names of keys and of values.
-        sizes: Their heads and widths.
         lengths: By layer, the dim of its tokens.
     """
     return [
@@ -140,12 +132,7 @@ def _windows(model: Any, sizes: Sizes, most: int) -> Windows | None:
 
     None, too, if the model makes its masks or positions of the cache of the first layer, or ignores masks that it is
     given: then its logits change with one token of padding that the layers with a window do not keep.
-
-    Args:
-        most: The longest text.
     """
-    import torch
-
     windows = _windows_of(model, len(sizes))
     if windows is None or windows.places >= most - 1:
         return None
@@ -181,10 +168,8 @@ def _remembering(
     """How a model is run that keeps something else than keys and values, and its contract.
 
     Args:
-        ids: Its tokens.
         masks: Its masks over what it keeps and new tokens.
         texts: The range of a text's tokens.
-        declared: `--dim` declarations.
         generating: What its contract says of how it generates.
     """
     model = subject.model
@@ -216,8 +201,6 @@ def _padding_matters(model: Any, sizes: Sizes) -> bool:
 
     A model may count it as positions, even where it is masked, or take its place in the cache for something else.
     """
-    import torch
-
     empty = {}
     for at, pair in enumerate(sizes):
         for name, (heads, width) in zip(OWN, pair, strict=True):
@@ -241,7 +224,6 @@ def _ends(model: Any, vocab: int) -> tuple[int, ...]:
 
 def _sizes(place: str, model: Any, vocab: int) -> Sizes:
     """The sizes of keys and values of a decoder alone; raises SpecError where it keeps something else."""
-    import torch
     from transformers.cache_utils import DynamicCache
 
     ids_BS = torch.arange(3)[None] % vocab
@@ -253,7 +235,6 @@ def _sizes(place: str, model: Any, vocab: int) -> Sizes:
 
 def _cross_sizes(place: str, model: Any, source: int, width: int) -> tuple[Sizes, Sizes]:
     """The sizes of keys and values of a decoder's own tokens and of its encoder's; raises as `_sizes` does."""
-    import torch
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
     cache: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -265,8 +246,6 @@ def _cross_sizes(place: str, model: Any, source: int, width: int) -> tuple[Sizes
 
 def _fill(place: str, model: Any, run: Callable[[], Any]) -> None:
     """Runs a model that writes into a cache; raises SpecError if it does not take it."""
-    import torch
-
     try:
         with torch.no_grad():
             run()
@@ -295,9 +274,7 @@ def cross_contract(subject: Subject, plain: IOContract, declared: Sequence[str])
     """How a decoder is run behind its encoder's keys and values, and its contract.
 
     Args:
-        subject: The model.
         plain: The contract of the decoder behind the encoder's hidden states, without a cache.
-        declared: `--dim` declarations.
 
     Raises:
         SpecError: the model keeps something else than keys and values of every token.
@@ -353,11 +330,7 @@ class Windows:
 
 
 def _windows_of(model: Any, layers: int) -> Windows | None:
-    """The windows by which transformers cuts a model's cache; None if it cuts no layer's.
-
-    Args:
-        layers: How many layers have a cache.
-    """
+    """The windows by which transformers cuts a model's cache; None if it cuts no layer's."""
     from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 
     config = model.config.get_text_config(decoder=True)
@@ -382,8 +355,6 @@ def _takes_padding(model: Any, memory: Memory, vocab: int) -> bool:
         UnknownCache: without padding, too, a pass over all tokens gives something else; or the model needs more than
             was found of what it keeps.
     """
-    import torch
-
     ids_BS, begins = (torch.arange(12).reshape(2, 6) * 5 + 3) % vocab, (0, 2)
     mask_BS = torch.tensor([[1] * 6, [0] * 2 + [1] * 4])
     steps = range(6) if memory.has_states else (2, 3, 4, 5)
@@ -455,8 +426,6 @@ def _length(path: Path, shape: tuple[int, ...], longer: tuple[int, ...]) -> int 
 
 def _run(model: Any, argument: str, vocab: int, tokens: int, given: Any) -> Any:
     """What a model keeps after a run."""
-    import torch
-
     ids_BS = (torch.arange(_BATCH * tokens).reshape(_BATCH, tokens) + 1) % vocab
     with torch.no_grad():
         out = model(input_ids=ids_BS, use_cache=True, **({} if given is None else {argument: given}))

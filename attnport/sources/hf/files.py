@@ -303,8 +303,6 @@ def read_tokenizer(place: str, config: Any, *, lower: bool = False) -> Tokenizer
     is taken as it is.
 
     Args:
-        place: The folder or the id.
-        config: The model's config.
         lower: Texts are in lower case, as sentence-transformers' `do_lower_case` has it.
     """
     file = find(place, _TOKENIZER)

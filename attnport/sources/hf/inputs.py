@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
 from attnport.example_values import example
@@ -22,8 +24,6 @@ from attnport.sources.hf.files import find, read_json
 from attnport.sources.parsing import parse_input
 
 if TYPE_CHECKING:
-    import torch
-
     from attnport.sources.hf.modules import HubModel
 
 
@@ -133,8 +133,6 @@ class Trial:
 
     def outputs(self, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
         """The outputs; None, and `problem` says why, where the model does not run."""
-        import torch
-
         try:
             with torch.no_grad():
                 return self.module.named(**feeds)
@@ -213,10 +211,6 @@ def candidates(
     """The inputs that a model may take, by the table.
 
     Args:
-        text: What errors call the model.
-        accepted: What its forward takes.
-        main: Its main input.
-        numbers: The numbers in its configs.
         other: Forms that replace those of the table, by input; none = it is not given.
 
     Raises:
@@ -249,11 +243,6 @@ def _known_forms(name: str, forms: Sequence[str], numbers: Numbers) -> tuple[Ten
 def choose(text: str, known: Candidates, trial: Trial) -> Inputs:
     """The first inputs with which a model runs, with masks or else without, of those that it may take.
 
-    Args:
-        text: What errors call the model.
-        known: What it may take.
-        trial: Runs it.
-
     Raises:
         SpecError: it runs with none.
     """
@@ -264,8 +253,7 @@ def choose(text: str, known: Candidates, trial: Trial) -> Inputs:
                 return _own_batch(_used(inputs, trial), known.main, trial)
             first = first or f"{', '.join(map(str, inputs.tensors))}: {trial.problem}"
     raise SpecError(
-        f"{text}: it does not run on the inputs that its forward and its config suggest: {first}",
-        hint=DECLARE,
+        f"{text}: it does not run on the inputs that its forward and its config suggest: {first}", hint=DECLARE
     )
 
 
@@ -284,8 +272,6 @@ def _used(inputs: Inputs, trial: Trial) -> Inputs:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor | None) -> bool:
-    import torch
-
     return other is not None and one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
@@ -308,7 +294,6 @@ def usual_dims(inputs: Inputs, longest: Mapping[str, int], usual: Mapping[str, i
     """The usual range of every dim, of which trying may leave a part.
 
     Args:
-        longest: The longest sequences.
         usual: The sides of images, and the samples of a second.
     """
     high, wide, samples = usual.get("height", 224), usual.get("width", 224), usual.get("samples", 16000)
@@ -418,8 +403,6 @@ def numbers_of(config: Any, processor: Mapping[str, Any], *, types: bool) -> Num
     """The numbers in a model's configs, and of the texts that it reads and those that it writes.
 
     Args:
-        config: Its config.
-        processor: The config of its processor.
         types: Whether its tokenizer makes type ids.
     """
     reads = _inside(config, "text_config", "encoder", "encoder_config")

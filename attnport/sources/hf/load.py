@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim
+from attnport.artifacts import Dim, IOContract, ModelSpec, Source
 from attnport.errors import SpecError, UsageError, first_line
 from attnport.optional import require
 from attnport.sources.declare import declared_arguments, observed_spec

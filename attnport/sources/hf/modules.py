@@ -99,12 +99,7 @@ def run_whole(model: Any, tensors: dict[str, torch.Tensor], **constants: Any) ->
 
 
 def run_lengthened(model: Any, tensors: dict[str, torch.Tensor], *, run: Run, fewest: int, **constants: Any) -> Any:
-    """A model that needs some samples of each item: the mask of one with fewer is taken to keep its first ones.
-
-    Args:
-        run: Runs the model.
-        fewest: The fewest samples.
-    """
+    """A model that needs some samples of each item: the mask of one with fewer is taken to keep its first ones."""
     if (mask_BT := tensors.get("attention_mask")) is not None:
         first_T = torch.arange(mask_BT.shape[1], device=mask_BT.device) < fewest
         short_B1 = mask_BT.sum(-1, keepdim=True) < fewest
@@ -123,7 +118,6 @@ def encoder_output(hidden_BSD: torch.Tensor, mask_BS: torch.Tensor | None = None
     """Wraps an encoder's hidden states in the output class that its decoder expects; all other fields are None.
 
     Args:
-        hidden_BSD: The hidden states.
         mask_BS: Which tokens are no padding; None where the encoder does not say it.
     """
     from transformers.modeling_outputs import MoEModelOutput
@@ -206,8 +200,6 @@ class HubModel(nn.Module):
     """A model of transformers, or a part of it: tensors by name in, tensors by name out.
 
     Args:
-        model: The model.
-        run: Runs it.
         head: What sentence-transformers puts behind it.
     """
 
@@ -374,7 +366,6 @@ def two_masks(
 
     Args:
         layers: Which have the window.
-        cache: Keys and values by layer.
         mask_BT: Which tokens are real, `[batch, past+seq]`.
         near_BK: Which are among the last places and the new ones, `[batch, kept+seq]`.
     """
@@ -401,7 +392,6 @@ def run_with_memory(
     Args:
         tensors: `input_ids [batch,1]`, or `[batch,seq]`; `attention_mask [batch,past+1]`, or `[batch,1]` of a model
             without a cache of every token; and what is kept, by `Kept.name`.
-        memory: What the model keeps.
         most: The number of positions, where there is a table of them.
     """
     if memory.has_states and _MASK in tensors and tensors[_IDS].shape[1] > 1:
@@ -503,8 +493,6 @@ class Memory:
         """What the model keeps after a pass, by the names of outputs. States stay zero until a text begins.
 
         Args:
-            given: What the model was given.
-            out: What it returned.
             mask_BT: Whether tokens are real; the last ones count.
         """
         left = out.get(self.argument, given)

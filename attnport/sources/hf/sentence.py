@@ -292,7 +292,6 @@ class Pooling(nn.Module):
         """Pools `[B,T,E]` over the tokens that masks `[B,T]` keep, to `[B,E]`; several modes give a multiple of E.
 
         Args:
-            hidden_BTE: The vectors of tokens.
             attention_mask_BT: Nonzero for real tokens.
             pooled_mask_BT: Nonzero for those of them that are pooled; None = all.
         """

@@ -46,31 +46,6 @@ def _mod(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return torch.fmod(a, b) if call.get("fmod") else torch.remainder(a, b)
 
 
-@operator("Pow")
-def _pow(call: Call, base: Tensor, exponent: Tensor) -> Tensor:
-    return torch.pow(base, exponent).to(base.dtype)  # the result has the type of the base
-
-
-@operator("Max")
-def _max(call: Call, *tensors: Tensor) -> Tensor:
-    return functools.reduce(torch.maximum, tensors)
-
-
-@operator("Min")
-def _min(call: Call, *tensors: Tensor) -> Tensor:
-    return functools.reduce(torch.minimum, tensors)
-
-
-@operator("Sum")
-def _sum(call: Call, *tensors: Tensor) -> Tensor:
-    return functools.reduce(torch.add, tensors)
-
-
-@operator("Mean")
-def _mean(call: Call, *tensors: Tensor) -> Tensor:
-    return functools.reduce(torch.add, tensors) / len(tensors)
-
-
 @operator("Clip")
 def _clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     # Up to opset 10 the bounds are attributes, and so is their type Python's.
@@ -83,11 +58,6 @@ def _clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None 
     return x if bounds[1] is None else torch.minimum(x, bounds[1].to(x.dtype))
 
 
-@operator("Where")
-def _where(call: Call, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(condition, a, b)
-
-
 @operator("IsInf")
 def _is_inf(call: Call, x: Tensor) -> Tensor:
     none = torch.zeros_like(x, dtype=torch.bool)
@@ -95,49 +65,9 @@ def _is_inf(call: Call, x: Tensor) -> Tensor:
     return up | (torch.isneginf(x) if call.get("detect_negative", 1) else none)
 
 
-@operator("BitShift")
-def _shift(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    return a << b if call.get("direction") == "LEFT" else a >> b
-
-
-@operator("LeakyRelu")
-def _leaky_relu(call: Call, x: Tensor) -> Tensor:
-    return functional.leaky_relu(x, call.get("alpha", 0.01))
-
-
-@operator("PRelu")
-def _prelu(call: Call, x: Tensor, slope: Tensor) -> Tensor:
-    return torch.where(x < 0, x * slope, x)
-
-
-@operator("Elu")
-def _elu(call: Call, x: Tensor) -> Tensor:
-    return functional.elu(x, call.get("alpha", 1.0))
-
-
-@operator("HardSigmoid")
-def _hard_sigmoid(call: Call, x: Tensor) -> Tensor:
-    return torch.add(x * call.get("alpha", 0.2), call.get("beta", 0.5)).clamp(0, 1)
-
-
-@operator("Gelu")
-def _gelu(call: Call, x: Tensor) -> Tensor:
-    return functional.gelu(x, approximate=call.get("approximate", "none"))
-
-
-@operator("Swish")
-def _swish(call: Call, x: Tensor) -> Tensor:
-    return x * torch.sigmoid(x * call.get("alpha", 1.0))
-
-
 @operator("Cast")
 def _cast(call: Call, x: Tensor) -> Tensor:
     return x.to(call.type(call.get("to")))
-
-
-@operator("CastLike")
-def _cast_like(call: Call, x: Tensor, like: Tensor) -> Tensor:
-    return x.to(like.dtype)
 
 
 @operator("Dropout")
@@ -145,3 +75,23 @@ def _dropout(call: Call, x: Tensor, *rest: Tensor | None) -> Any:
     if len(rest) > 1 and rest[1] is not None and bool(rest[1].item()):
         raise NotImplementedError("Dropout in training mode")
     return (x, torch.ones_like(x, dtype=torch.bool)) if call.outputs > 1 else x
+
+
+OPERATORS.update(
+    {
+        "Pow": lambda call, base, exponent: torch.pow(base, exponent).to(base.dtype),  # as the standard has it
+        "Max": lambda call, *tensors: functools.reduce(torch.maximum, tensors),
+        "Min": lambda call, *tensors: functools.reduce(torch.minimum, tensors),
+        "Sum": lambda call, *tensors: functools.reduce(torch.add, tensors),
+        "Mean": lambda call, *tensors: functools.reduce(torch.add, tensors) / len(tensors),
+        "Where": lambda call, condition, a, b: torch.where(condition, a, b),
+        "BitShift": lambda call, a, b: a << b if call.get("direction") == "LEFT" else a >> b,
+        "LeakyRelu": lambda call, x: functional.leaky_relu(x, call.get("alpha", 0.01)),
+        "PRelu": lambda call, x, slope: torch.where(x < 0, x * slope, x),
+        "Elu": lambda call, x: functional.elu(x, call.get("alpha", 1.0)),
+        "HardSigmoid": lambda call, x: torch.add(x * call.get("alpha", 0.2), call.get("beta", 0.5)).clamp(0, 1),
+        "Gelu": lambda call, x: functional.gelu(x, approximate=call.get("approximate", "none")),
+        "Swish": lambda call, x: x * torch.sigmoid(x * call.get("alpha", 1.0)),
+        "CastLike": lambda call, x, like: x.to(like.dtype),
+    }
+)

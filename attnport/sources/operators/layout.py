@@ -6,17 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnport.sources.operators.base import Call, axes_of, numbers, operator
+from attnport.sources.operators.base import OPERATORS, Call, axes_of, numbers, operator
 
 
 @operator("Shape")
 def _shape(call: Call, x: Tensor) -> Tensor:
     return call.whole(list(x.shape)[slice(call.get("start", 0), call.get("end"))])
-
-
-@operator("Size")
-def _size(call: Call, x: Tensor) -> Tensor:
-    return torch.tensor(x.numel(), device=call.device)
 
 
 @operator("Reshape")
@@ -37,11 +32,6 @@ def _flatten(call: Call, x: Tensor) -> Tensor:
     return x.reshape(x.shape[:axis].numel(), x.shape[axis:].numel())
 
 
-@operator("Transpose")
-def _transpose(call: Call, x: Tensor) -> Tensor:
-    return x.permute(tuple(call.get("perm", range(x.ndim - 1, -1, -1))))
-
-
 @operator("Squeeze")
 def _squeeze(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
     if axes is None and "axes" not in call.attributes:
@@ -56,11 +46,6 @@ def _unsqueeze(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
     for axis in axes_of(call, axes, x.ndim + count):
         x = x.unsqueeze(axis)
     return x
-
-
-@operator("Concat")
-def _concat(call: Call, *tensors: Tensor) -> Tensor:
-    return torch.cat(tensors, dim=call.get("axis", 1))
 
 
 @operator("Split")
@@ -165,11 +150,6 @@ def _expand(call: Call, x: Tensor, shape: Tensor) -> Tensor:
     return x.expand([own if size == 1 else size for own, size in zip(whole, sizes, strict=True)])
 
 
-@operator("Tile")
-def _tile(call: Call, x: Tensor, repeats: Tensor) -> Tensor:
-    return x.repeat(numbers(repeats))
-
-
 @operator("Pad")
 def _pad(
     call: Call, x: Tensor, pads: Tensor | None = None, value: Tensor | None = None, axes: Tensor | None = None
@@ -206,11 +186,6 @@ def _constant_of_shape(call: Call, shape: Tensor) -> Tensor:
     return value.to(call.device).reshape(()).expand(numbers(shape)).clone()
 
 
-@operator("Range")
-def _range(call: Call, start: Tensor, limit: Tensor, step: Tensor) -> Tensor:
-    return torch.arange(start.item(), limit.item(), step.item(), dtype=start.dtype, device=call.device)
-
-
 @operator("OneHot")
 def _one_hot(call: Call, indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
     size = int(depth.item())
@@ -220,11 +195,6 @@ def _one_hot(call: Call, indices: Tensor, depth: Tensor, values: Tensor) -> Tens
     hot = indices.long().remainder(size).unsqueeze(axis) == classes
     inside = ((indices >= -size) & (indices < size)).unsqueeze(axis)
     return torch.where(hot & inside, values[1], values[0])
-
-
-@operator("NonZero")
-def _non_zero(call: Call, x: Tensor) -> Tensor:
-    return torch.nonzero(x).T if x.ndim else torch.nonzero(x.reshape(1)).T
 
 
 @operator("Trilu")
@@ -278,3 +248,17 @@ def _reverse_sequence(call: Call, x: Tensor, lengths: Tensor) -> Tensor:
     moved = x.movedim((batch, time), (0, 1))
     rows = torch.arange(moved.shape[0], device=x.device).reshape(-1, 1)
     return moved[rows, places].movedim((0, 1), (batch, time))
+
+
+OPERATORS.update(
+    {
+        "Size": lambda call, x: torch.tensor(x.numel(), device=call.device),
+        "Transpose": lambda call, x: x.permute(tuple(call.get("perm", range(x.ndim - 1, -1, -1)))),
+        "Concat": lambda call, *tensors: torch.cat(tensors, dim=call.get("axis", 1)),
+        "Tile": lambda call, x, repeats: x.repeat(numbers(repeats)),
+        "Range": lambda call, start, limit, step: torch.arange(
+            start.item(), limit.item(), step.item(), dtype=start.dtype, device=call.device
+        ),
+        "NonZero": lambda call, x: torch.nonzero(x).T if x.ndim else torch.nonzero(x.reshape(1)).T,
+    }
+)

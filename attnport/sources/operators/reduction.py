@@ -11,8 +11,6 @@ from torch.nn import functional
 
 from attnport.sources.operators.base import OPERATORS, Call, axes_of, numbers, operator
 
-Reduce = Callable[[Tensor, tuple[int, ...], bool], Tensor]
-
 
 def _product(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
     for axis in sorted(axes, reverse=True):
@@ -22,14 +20,6 @@ def _product(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
 
 def _sum(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
     return torch.sum(x, tuple(axes), keepdim=keep, dtype=x.dtype) if axes else x
-
-
-def _root_of_squares(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
-    return torch.sqrt(_sum(x * x, axes, keep))
-
-
-def _logarithm(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
-    return torch.log(_sum(x, axes, keep))
 
 
 def _extreme(function: Callable[..., Tensor], x: Tensor, axes: Sequence[int], keep: bool, end: str) -> Tensor:
@@ -52,9 +42,9 @@ _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "ReduceMax": lambda x, axes, keep: _extreme(torch.amax, x, axes, keep, "min"),
     "ReduceMin": lambda x, axes, keep: _extreme(torch.amin, x, axes, keep, "max"),
     "ReduceL1": lambda x, axes, keep: _sum(x.abs(), axes, keep),
-    "ReduceL2": _root_of_squares,
+    "ReduceL2": lambda x, axes, keep: torch.sqrt(_sum(x * x, axes, keep)),
     "ReduceSumSquare": lambda x, axes, keep: _sum(x * x, axes, keep),
-    "ReduceLogSum": _logarithm,
+    "ReduceLogSum": lambda x, axes, keep: torch.log(_sum(x, axes, keep)),
     "ReduceLogSumExp": lambda x, axes, keep: torch.logsumexp(x, axes, keepdim=keep),
 }  # fmt: skip
 
@@ -101,16 +91,6 @@ def _over(call: Call, x: Tensor, function: Callable[..., Tensor]) -> Tensor:
     return function(x.reshape(x.shape[:axis].numel(), -1), dim=-1).reshape(x.shape)
 
 
-@operator("Softmax")
-def _softmax(call: Call, x: Tensor) -> Tensor:
-    return _over(call, x, torch.softmax)
-
-
-@operator("LogSoftmax")
-def _log_softmax(call: Call, x: Tensor) -> Tensor:
-    return _over(call, x, torch.log_softmax)
-
-
 def layer_norm(
     x: Tensor, scale: Tensor | None, bias: Tensor | None, axis: int = -1, epsilon: float = 1e-5, centred: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,11 +123,6 @@ def _batch_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor
     return functional.batch_norm(x, mean, variance, scale, bias, training=False, eps=call.get("epsilon", 1e-5))
 
 
-@operator("InstanceNormalization")
-def _instance_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    return functional.group_norm(x, x.shape[1], scale, bias, call.get("epsilon", 1e-5))
-
-
 @operator("GroupNormalization")
 def _group_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     groups = call.get("num_groups")
@@ -162,11 +137,14 @@ def _lp_norm(call: Call, x: Tensor) -> Tensor:
     return torch.where(norm == 0, torch.zeros_like(x), x / norm)
 
 
-@operator("GlobalAveragePool")
-def _global_average(call: Call, x: Tensor) -> Tensor:
-    return x.mean(tuple(range(2, x.ndim)), keepdim=True)
-
-
-@operator("GlobalMaxPool")
-def _global_largest(call: Call, x: Tensor) -> Tensor:
-    return x.amax(tuple(range(2, x.ndim)), keepdim=True)
+OPERATORS.update(
+    {
+        "Softmax": lambda call, x: _over(call, x, torch.softmax),
+        "LogSoftmax": lambda call, x: _over(call, x, torch.log_softmax),
+        "InstanceNormalization": lambda call, x, scale, bias: functional.group_norm(
+            x, x.shape[1], scale, bias, call.get("epsilon", 1e-5)
+        ),
+        "GlobalAveragePool": lambda call, x: x.mean(tuple(range(2, x.ndim)), keepdim=True),
+        "GlobalMaxPool": lambda call, x: x.amax(tuple(range(2, x.ndim)), keepdim=True),
+    }
+)

@@ -202,6 +202,16 @@ def _float_added(q: Any, k: Any, v: Any, hidden: Any) -> Any:
     return (scores(q, k) + torch.where(hidden > 0.5, -2e4, 0.0)[:, None, None, :].to(q.dtype)).softmax(-1) @ v
 
 
+def _float_subtracted(q: Any, k: Any, v: Any, hidden: Any) -> Any:
+    return (scores(q, k) - torch.where(hidden > 0.5, 2e4, 0.0)[:, None, None, :].to(q.dtype)).softmax(-1) @ v
+
+
+def _float_added_before_scale(q: Any, k: Any, v: Any, hidden: Any) -> Any:
+    """Only times the scale is the number large enough to hide a key."""
+    low = torch.where(hidden > 0.5, -3e3, 0.0)[:, None, None, :].to(q.dtype)
+    return ((q @ k.transpose(-1, -2) + low) * 4).softmax(-1) @ v
+
+
 def _typed(dtype: str) -> IOContract:
     return contract(X, TensorSpec("mask", dtype, ("batch", "seq")), masks=(PADDING,))
 
@@ -261,6 +271,8 @@ CASES: dict[str, Case] = {
     "float_hides": projected(_float_hides, contract(X, HIDDEN), "padding(hidden)"),
     "float_keeps": projected(_float_keeps, contract(X, HIDDEN), "padding(hidden)", call=SDPA),
     "float_added": projected(_float_added, contract(X, HIDDEN), "padding(hidden)"),
+    "float_subtracted": projected(_float_subtracted, contract(X, HIDDEN), "padding(hidden)"),
+    "float_added_before_scale": projected(_float_added_before_scale, contract(X, HIDDEN), "padding(hidden)"),
     "cross": projected(_masked_fill, CROSS, "padding(mask)"),
     "cross_expanded": projected(_expanded, CROSS, "padding(mask)"),
 }

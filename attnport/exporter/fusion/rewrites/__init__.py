@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from attnport import registry
+from attnport.registry import all_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def modules() -> list[ModuleType]:
     """The rewrites: every file of this folder."""
-    return [registry.module(__name__, name, "rewrite") for name in registry.names(__name__)]
+    return all_of(__name__)
 
 
 def apply_all(model: ir.Model) -> int:

@@ -6,13 +6,8 @@ that a kernel can compute: the product with v is computed twice, but the scores 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from attnport.exporter.builder import Builder
-from attnport.onnx_graph import dims_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import dims_of, ir
 
 _SAME = {"Cast", "Identity", "Dropout"}
 

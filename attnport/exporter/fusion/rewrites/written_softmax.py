@@ -7,13 +7,9 @@ over the last axis, and `exp(log_softmax(x))`. The division may also come after 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from attnport.exporter.builder import Builder
-from attnport.onnx_graph import attribute, dims_of, made_by, reduced, scalar
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import attribute, dims_of, ir, made_by, reduced, scalar
 
 
 def apply(model: ir.Model) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from attnport.exporter.fusion.formula import Axis, Const
 from attnport.exporter.fusion.indices import (
@@ -21,10 +20,7 @@ from attnport.exporter.fusion.indices import (
 )
 from attnport.exporter.fusion.mask import MaskReader
 from attnport.exporter.fusion.recognise import Context, NotRecognised, Recognised
-from attnport.onnx_graph import attribute, dims_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import attribute, dims_of, ir
 
 OP_TYPE = "Attention"
 _OPTIONAL_INPUTS = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}
@@ -67,19 +63,8 @@ def match(node: ir.Node, context: Context) -> Recognised:
     reader = MaskReader(layout, context.masks)
     _read_mask(node, layout, reader)
     output = Located(node.outputs[0], (batch.axis, head.axis, ROW, DEPTH))
-    return Recognised(
-        "",
-        node,
-        node,
-        layout,
-        query(layout, q),
-        k,
-        v,
-        scale,
-        reader.read(q, k),
-        output,
-        attribute(node, "softcap", 0.0),
-    )
+    mask, softcap = reader.read(q, k), attribute(node, "softcap", 0.0)
+    return Recognised("", node, node, layout, query(layout, q), k, v, scale, mask, output, softcap)
 
 
 def _keys(layout: Layout, value: ir.Value | None, dims: list[int | str | None]) -> Located:

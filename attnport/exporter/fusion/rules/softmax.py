@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, op
 from attnport.exporter.fusion.indices import (
     DEPTH,
@@ -34,10 +32,7 @@ from attnport.exporter.fusion.recognise import (
     read_probabilities,
     read_scores,
 )
-from attnport.onnx_graph import attribute, dims_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from attnport.onnx_graph import attribute, dims_of, ir
 
 OP_TYPE = "Softmax"
 MAX_SPLITS = 4
@@ -102,13 +97,7 @@ class Unsplit(Exception):
 
 
 def _read(
-    node: ir.Node,
-    product: ir.Node,
-    p: ir.Value,
-    values: ir.Value,
-    transposed: bool,
-    layout: Layout,
-    context: Context,
+    node: ir.Node, product: ir.Node, p: ir.Value, values: ir.Value, transposed: bool, layout: Layout, context: Context
 ) -> Recognised:
     """Reads the attention for one layout; raises Unsplit if a leading axis has to be split into two."""
     v = at_product(values, layout.raw, *((DEPTH, KEY) if transposed else (KEY, DEPTH)))

@@ -1,31 +1,40 @@
-"""Sums, means and maxima of rows of a table, one result for each bag of indices, as `nn.EmbeddingBag` gives them.
+"""Rows of tables: those of each bag of indices joined, and those of each group times a matrix of its own.
 
-torch.onnx 2.13 writes a loop that holds its results in a sequence; inlined, the loop has the type of a tensor, and
-ONNX Runtime refuses the file.
+torch.onnx 2.13 writes `nn.EmbeddingBag` as a loop that holds its results in a sequence; inlined, the loop has the type
+of a tensor, and ONNX Runtime refuses the file.
+
+transformers 5 computes experts with products of sorted rows. `aten._grouped_mm` has no ONNX form
+(https://github.com/microsoft/onnxscript/issues/2795); on CPUs transformers calls an operator of its own instead, which
+no exporter knows.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from attnport.exporter.translations import Translation, opset
+import torch
 
-_INT64, _BOOL = 7, 9
-_SUM, _MEAN, _MAX = 0, 1, 2
+from attnport.exporter.translations import Translation, op
 
 
 def table() -> dict[Any, Translation]:
-    """The operators of this file; they differ in what is done without a gradient."""
-    import torch
-
+    """The operators of this file, that of transformers if it is there; those of bags differ in their gradients."""
     aten = torch.ops.aten
-    found = (
-        aten.embedding_bag.default,
-        aten.embedding_bag.padding_idx,
-        aten._embedding_bag.default,
-        aten._embedding_bag_forward_only.default,
-    )
-    return dict.fromkeys(found, embedding_bag)
+    found: dict[Any, Translation] = {
+        aten.embedding_bag.default: embedding_bag,
+        aten.embedding_bag.padding_idx: embedding_bag,
+        aten._embedding_bag.default: embedding_bag,
+        aten._embedding_bag_forward_only.default: embedding_bag,
+    }
+    for library, name in (("aten", "_grouped_mm"), ("transformers", "grouped_mm_fallback")):
+        packet = getattr(getattr(torch.ops, library), name, None)
+        if packet is not None:
+            found[packet.default] = grouped_mm
+    return found
+
+
+_INT64, _BOOL = 7, 9
+_SUM, _MEAN, _MAX = 0, 1, 2
 
 
 def embedding_bag(
@@ -45,7 +54,6 @@ def embedding_bag(
     are `padding_idx` do not count, and a bag without any other has zeros. The three other results are for gradients
     alone, and nothing reads them.
     """
-    op = opset()
     unused = op.Identity(indices)  # torch.onnx writes shapes of its own on what is returned
     first, width = op.Constant(value_ints=[0]), op.Shape(weight, start=1, end=2)
     begins = op.Cast(offsets, to=_INT64)
@@ -85,5 +93,27 @@ def embedding_bag(
 
 
 def _filled(value: float, like: Any, shape: Any) -> Any:
-    op = opset()
     return op.Expand(op.CastLike(op.Constant(value_float=value), like), shape)
+
+
+def grouped_mm(mat_a: Any, mat_b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """Rows `[M,K]`, sorted by group, each times its group's matrix of `[G,K,N]`: `[M,N]`.
+
+    A group's rows end at its element of `offs`; torch leaves rows behind the last end undefined, and here they belong
+    to the last group. Gathering a matrix for each row instead would take `M*K*N` numbers.
+    """
+    groups = mat_b.shape[0]
+    if not isinstance(groups, int) or len(mat_a.shape) != 2 or offs is None or out_dtype is not None:
+        raise ValueError(f"grouped_mm of {mat_a.shape} and {mat_b.shape} is not supported; expected [M,K], [G,K,N].")
+    first = op.Constant(value_ints=[0])
+    one = op.Constant(value_int=1)
+    rows = op.Squeeze(op.Shape(mat_a, start=0, end=1), first)
+    begin = op.Constant(value_int=0)
+    parts = []
+    for group in range(groups):
+        at = op.Constant(value_int=group)
+        end = rows if group == groups - 1 else op.Cast(op.Gather(offs, at, axis=0), to=7)
+        part = op.MatMul(op.Gather(mat_a, op.Range(begin, end, one), axis=0), op.Gather(mat_b, at, axis=0))
+        parts.append(part if bias is None else op.Add(part, op.Gather(bias, at, axis=0)))
+        begin = end
+    return op.Concat(*parts, axis=0)
