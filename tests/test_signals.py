@@ -128,7 +128,7 @@ def test_a_signal_that_a_library_swallows_ends_the_verb(number: int, monkeypatch
 
     assert listed(monkeypatch, swallow).exit_code == CODES[signal.Signals(number)]
 
-    def work(given: Any, output: Path, *, progress: Any, **options: Any) -> None:
+    def work(given: Any, output: Path, how: Any, *, progress: Any, **options: Any) -> None:
         with contextlib.suppress(KeyboardInterrupt):
             kill(number)
         progress("the next step")

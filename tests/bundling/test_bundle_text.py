@@ -175,9 +175,9 @@ def test_a_text_of_no_token_is_padding_alone(tmp_path: Path) -> None:
 def test_what_is_no_text_is_refused_by_its_number(tmp_path: Path) -> None:
     tokenizer = Tokenizer(save(tmp_path, "byte_pairs"), ALL)
     for wrong, words in (
-        (None, r"texts\[1\]: got None; expected text\."),
-        (7, r"texts\[1\]: got 7; expected text\."),
-        (b"a", r"texts\[1\]: got b'a'; expected text\."),
+        (None, r"texts\[1\]: got None; expected text, or a pair of texts\."),
+        (7, r"texts\[1\]: got 7; expected text, or a pair of texts\."),
+        (b"a", r"texts\[1\]: got b'a'; expected text, or a pair of texts\."),
         ("a\ud800", r"texts\[1\]: got half of a surrogate pair; expected text\."),
     ):
         with pytest.raises(FeedError, match=words):
@@ -194,7 +194,9 @@ class Unsaid:
 
 
 def test_what_cannot_be_printed_is_refused_as_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(FeedError, match=r"texts\[1\]: got a Unsaid that cannot be printed; expected text\."):
+    with pytest.raises(
+        FeedError, match=r"texts\[1\]: got a Unsaid that cannot be printed; expected text, or a pair of texts\."
+    ):
         Tokenizer(save(tmp_path, "byte_pairs"), ALL).encode(["a", Unsaid()])  # type: ignore[list-item]
 
 

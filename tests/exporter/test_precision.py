@@ -93,7 +93,7 @@ def test_an_input_that_must_be_float32_is_not_rounded() -> None:
 
 def test_control_flow_is_refused_by_name() -> None:
     branches = "then_branch = a () => (float[N] t) { t = Sqrt(x) }, else_branch = b () => (float[N] e) { e = Abs(x) }"
-    with pytest.raises(ExportError, match=r"plan fp16: node .* is control flow \(If\)"):
+    with pytest.raises(ExportError, match=r"precision fp16: node .* is control flow \(If\)"):
         apply_plan(graph(f"y = If (c) <{branches}>", "bool c, float[N] x"), "fp16")
 
 

@@ -27,7 +27,6 @@ from attnport.exporter import capture
 from attnport.exporter.naming import SCOPES
 from attnport.folder.workspace import change
 from attnport.parities import Finding
-from attnport.parity import layers as layer_errors
 from attnport.parity.evaluate import Means
 from attnport.parity.layers import Traced, findings
 from attnport.processes.isolated import Limits
@@ -370,7 +369,7 @@ def test_a_case_that_only_the_options_make_is_searched_as_it_was_checked(
     row = dataclasses.replace(row, cases=tuple(one for one in row.cases if one.case == shape))
     assert row.cases
     asked: list[Traced] = []
-    monkeypatch.setattr(layer_errors, "layers", asked.append)
+    monkeypatch.setattr(checking, "layers", asked.append)
     report = ParityReport("FAIL", {"ort_cpu": row}, {}, ())
     (found,) = checking.bisect(layered, report, options, Means(), force=True).findings
     assert (found.module, found.case) == ("layers.1.up", shape)

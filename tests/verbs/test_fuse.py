@@ -14,7 +14,6 @@ import pytest
 
 from attnport.artifacts import FusionTable
 from attnport.errors import ArtifactError, FusionMissing, IntegrityError, UnavailableError
-from attnport.exporter.fusion import rewrites
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.targets import base as lowerings
 from attnport.exporter.targets.base import BLOCKS, REAL_TOKENS, Written
@@ -212,7 +211,7 @@ def test_a_model_that_the_runtime_refuses_ends_nothing_and_every_attention_has_t
     def spoilt(model: ir.Model) -> None:
         model.graph[-1].op_type = "NoSuchOperator"
 
-    monkeypatch.setattr(rewrites, "apply_all", spoilt)
+    monkeypatch.setattr(lowerings, "apply_all", spoilt)
     report = fuse(folder, targets=["ort_cpu", "onnx"])
     for key in ("ort_cpu", "onnx"):
         (item,) = report.targets[key].items
