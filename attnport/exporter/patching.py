@@ -138,9 +138,10 @@ def _spaced(linspace: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
     def called(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
         if not isinstance(steps, torch.SymInt):
             return linspace(start, end, steps, dtype=dtype, **options)
-        last = torch.full((), steps - 1, dtype=torch.float64).clamp(min=1)
-        shares = torch.arange(steps, dtype=torch.float64) / last
-        return (start + (end - start) * shares).to(dtype or torch.get_default_dtype())
+        size: Any = steps  # whose type torch's own signatures do not have
+        last = torch.full((), size - 1, dtype=torch.float64).clamp(min=1)
+        spaced: torch.Tensor = start + (end - start) * torch.arange(size, dtype=torch.float64) / last
+        return spaced.to(dtype or torch.get_default_dtype())
 
     return called
 
@@ -152,7 +153,8 @@ def _of_size(name: str) -> Callable[..., Any]:
     def called(number: Any, *base: float) -> Any:
         if not isinstance(number, torch.SymInt | torch.SymFloat):
             return plain(number, *base)
-        found = of_tensor(torch.full((), number, dtype=torch.float64))
+        size: Any = number
+        found = of_tensor(torch.full((), size, dtype=torch.float64))
         return found / plain(*base) if base else found
 
     return called

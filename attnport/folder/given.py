@@ -324,8 +324,8 @@ class Given:
             contract = IOContract(specs, (), here, masks)
             refuse_frozen(adapted(module, arguments, names), contract, tensors)
         further = [dim for dim in tried if dim.name not in ranges]
-        names = {dim.name for each in own.values() for dim in each if said_by(dim) == "module"} - set(ranges)
-        fixable = tuple(Dim(name, *[start[name]] * 3) for name in sorted(names & set(start)))
+        froze = {str(getattr(dim, "name", "")) for each in own.values() for dim in each if said_by(dim) == "module"}
+        fixable = tuple(Dim(name, *[start[name]] * 3) for name in start if name in froze - set(ranges))
         return arguments, ranges | {dim.name: dim for dim in further}, (*notes, *steps_note(further), *limits), fixable
 
 
