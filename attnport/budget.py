@@ -110,7 +110,11 @@ class Budget:
 
     def runs_cheaply(self, sizes: Sizes, runs: Callable[[Sizes], bool]) -> bool:
         """Whether the model runs at sizes that take a small share; many are tried to explain an error."""
-        return self.cost(sizes).share <= _LITTLE and bool(self.reach(sizes, runs))
+        return self.cheap(sizes) and bool(self.reach(sizes, runs))
+
+    def cheap(self, sizes: Sizes) -> bool:
+        """Whether running the model at these sizes takes a small share."""
+        return self.cost(sizes).share <= _LITTLE
 
     def _run(self, sizes: Sizes, runs: Callable[[Sizes], bool]) -> bool:
         with contextlib.suppress(_DidNotRun), self.measured(sizes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,11 +14,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from attnport.errors import SpecError, first_line
+from attnport.user_code import place_of
 
 PYTHON = "<python> "
 """What a declared text begins with that stands for an object, and not for itself."""
 _MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.arange)
 _TRACED = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SOME, _EVERY = (torch.any, torch.Tensor.any), (torch.all, torch.Tensor.all)
+_READ = (torch.Tensor.__bool__, torch.Tensor.item)
 
 
 class Known(torch.Tensor):
@@ -65,12 +69,35 @@ class Computing(TorchFunctionMode):
 
     The results are known tensors too, so `.item()`, `.tolist()` and the lengths of `split` give numbers, which torch
     can use as sizes. A call that takes known and traced tensors gets the known ones as constants of the graph.
+
+    A graph has one way where code such as `if not mask.any():` has two: ESM, and what else follows fairseq, leaves out
+    a mask that hides nothing. `some` says which.
+
+    Attributes:
+        decided: The lines of code at which a way was chosen.
     """
+
+    def __init__(self, some: bool | None = None) -> None:
+        """`some`: what `any` gives in a condition, and `all` does not; None = what the values say."""
+        super().__init__()
+        self._some = some
+        self._answers: dict[int, tuple[torch.Tensor, bool]] = {}
+        self.decided: dict[str, None] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Calls `func` with the known tensors among its arguments as they are, or as constants."""
+        if func in _READ and id(args[0]) in self._answers:
+            self.decided[place_of(traceback.extract_stack()).strip()] = None
+            return self._answers[id(args[0])][1]
+        result = self._computed(func, args, kwargs)
+        asks = self._some is not None and (func in _SOME or func in _EVERY)
+        if asks and isinstance(result, torch.Tensor) and not isinstance(result, Known):
+            self._answers[id(result)] = result, self._some == (func in _SOME)
+        return result
+
+    def _computed(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         given = pytree.tree_map_only(slice, _numbered, (args, kwargs or {}))
         leaves = pytree.tree_leaves(given)
         tensors = [each for each in leaves if isinstance(each, torch.Tensor)]

@@ -7,8 +7,9 @@ as a table, and `patched` makes and undoes them. Two threads would undo each oth
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 _LOCK = threading.RLock()
@@ -51,3 +52,17 @@ def patched(*tables: Callable[[], Iterable[Patch]]) -> Iterator[None]:
                     setattr(owner, name, value)
                 elif name in vars(owner):
                     delattr(owner, name)
+
+
+def everywhere(written: Mapping[Callable[..., Any], Callable[..., Any]]) -> Iterator[Patch]:
+    """Patches that replace functions wherever they were imported to, but not in the packages that define them.
+
+    Args:
+        written: By function, the one in its place.
+    """
+    replaced = {id(of): new for of, new in written.items()}
+    inner = tuple(f"{of.__module__.partition('.')[0]}." for of in written)
+    for name, scope in list(sys.modules.items()) if written else ():
+        for place, held in list(vars(scope).items()) if hasattr(scope, "__dict__") else ():
+            if id(held) in replaced and (not name.startswith(inner) or name == "torch.nn.functional"):
+                yield Patch(scope, place, replaced[id(held)])

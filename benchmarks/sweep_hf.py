@@ -99,7 +99,7 @@ def measure(wanted: Mapping[str, str], given: argparse.Namespace) -> None:
             known = read(given.to).get(kind, {}).get(side)
             if not due(known, digest(side), given.again or ("all" if given.types else None)):
                 continue
-            result = measured(side, kind, wanted_class, given.limit_s)
+            result = measured(functools.partial(SIDES[side], kind, wanted_class), given.limit_s)
             with locked(given.to.parent):  # the other workers write too
                 found = read(given.to)
                 found.setdefault(kind, {})[side] = {**result, "of": digest(side)}
@@ -179,7 +179,7 @@ def preload() -> None:
     transformers.utils.logging.set_verbosity_error()
 
 
-def measured(side: str, kind: str, class_name: str, limit_s: int) -> dict[str, Any]:
+def measured(task: Callable[[], dict[str, Any]], limit_s: int) -> dict[str, Any]:
     """What one side makes of one type, in a process of its own."""
     began = time.monotonic()
     reading, writing = os.pipe()
@@ -187,7 +187,7 @@ def measured(side: str, kind: str, class_name: str, limit_s: int) -> dict[str, A
     if child == 0:
         os.setsid()
         os.close(reading)
-        _child(writing, lambda: SIDES[side](kind, class_name))
+        _child(writing, task)
     os.close(writing)
     text, late = _read_until(reading, began + limit_s)
     with contextlib.suppress(ProcessLookupError):

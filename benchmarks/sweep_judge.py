@@ -13,11 +13,18 @@ NUDGES = 8
 it is right: a model that keeps its best queries swaps them where two scores are almost equal."""
 
 
-def wrong(path: Path, model: Any, feeds: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> str:
+def wrong(
+    path: Path,
+    model: Any,
+    feeds: Sequence[Mapping[str, Any]],
+    names: Sequence[str] | None = None,
+    padding: Sequence[str] = ("decoder_attention_mask", "attention_mask"),
+) -> str:
     """What is wrong with a graph at the first of the sizes at which something is; "" if nothing is.
 
     Args:
         names: The module's outputs that the graph has, in order; None = all of them.
+        padding: The inputs that say which rows are padding, with ones for the others.
     """
     import onnxruntime as ort
 
@@ -40,7 +47,7 @@ def wrong(path: Path, model: Any, feeds: Sequence[Mapping[str, Any]], names: Seq
             got = session.run(None, {name: value.numpy() for name, value in values.items() if name in taken})
         except Exception as err:
             return f"at {at} ONNX Runtime raised {' '.join(str(err).split())[:300]}"
-        masks = [values[name] for name in ("decoder_attention_mask", "attention_mask") if name in values]
+        masks = [values[name].flatten(1) for name in padding if name in values]
         of_sound = bool({"input_features", "input_values"} & values.keys()) and "input_ids" not in values
         problem = differs(got, wanted, masks, of_sound=of_sound)
         for seed in range(NUDGES) if problem else ():

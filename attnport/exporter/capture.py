@@ -15,13 +15,13 @@ import math
 import re
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from attnport.artifacts import IOContract, SourceAttention, TensorSpec
-from attnport.dims import Symbol
+from attnport.dims import Dim, Symbol
 from attnport.errors import ExportError, first_line
 from attnport.example_values import example
 from attnport.exporter.complex_numbers import split_complex
@@ -36,6 +36,7 @@ from attnport.exporter.portable import name_padded_axes, write_out_rotary
 from attnport.exporter.torch_graph import choose_by_masks, promote, share_heads, slice_splits, to_rank_4, widen_masks
 from attnport.exporter.translations import tables
 from attnport.known import Computing, known
+from attnport.options import advised
 from attnport.patches import patched
 from attnport.user_code import place_in_trace, raised_in
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+_DECIDED = "decided"
+"""The lines of code, in the data beside a torch graph, at which one of two ways was chosen; see `Computing`."""
 _FEW = 16
 """The most numbers of a buffer that may decide sizes, such as a stride."""
 
@@ -69,9 +72,12 @@ def trace(
             with patched(located):
                 program = _exported(module, contract, feeds, chosen=True)
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
-        by_values = "data-dependent" in str(err)
-        if (read := _retraced(module, contract, feeds, computing=by_values, strict=not by_values)) is not None:
-            return read, guards(read, contract)
+        ways: list[dict[str, bool]] = [{"strict": True}]
+        if "data-dependent" in str(err):
+            ways = [{"computing": True}, {"computing": True, "some": False}, *ways]
+        for way in ways:
+            if (read := _retraced(module, contract, feeds, **way)) is not None:
+                return read, guards(read, contract)
         raise untraceable(err, "torch.export cannot trace the module") from err
     frozen = constants(program, contract)
     if (frozen or pinned(program)) and (read := _retraced(module, contract, feeds, strict=True)) is not None:
@@ -96,6 +102,7 @@ def _retraced(
     *,
     strict: bool = False,
     computing: bool = False,
+    some: bool = True,
 ) -> torch.export.ExportedProgram | None:
     """Traces the module in another way; None if that fails too, or if the graph is right at one size alone.
 
@@ -104,23 +111,26 @@ def _retraced(
     Args:
         strict: torch reads the code, in which `len(x)` and `int(x.shape[i])` stay sizes.
         computing: What follows from numbers alone is computed meanwhile, so that it can decide sizes; see `Computing`.
+        some: Then also: what `any` gives in a condition, and `all` does not.
     """
+    mode = Computing(some)
     try:
-        with _computing(module) if computing else contextlib.nullcontext():
+        with patched(located), _computing(module, mode) if computing else contextlib.nullcontext():
             program = _exported(module, contract, feeds, chosen=True, strict=strict)
+        program.graph_module.meta[_DECIDED] = tuple(mode.decided)
     except Exception:  # torch raises errors of any type; the first try's is the one to tell
         return None
     return None if constants(program, contract) or pinned(program) else program
 
 
 @contextlib.contextmanager
-def _computing(module: torch.nn.Module) -> Iterator[None]:
+def _computing(module: torch.nn.Module, mode: Computing) -> Iterator[None]:
     """Has a module's forward compute what follows from numbers, and from its buffers of whole numbers, alone."""
     made = vars(module).get("forward")
     forward = module.forward
 
     def computed(*args: Any, **kwargs: Any) -> Any:
-        with Computing():
+        with mode:
             return forward(*args, **kwargs)
 
     computed.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]  # torch.export binds by it
@@ -151,6 +161,9 @@ def _exported(
     dims: dict[str, Any] = {
         dim.name: torch.export.Dim.STATIC
         if dim.min == dim.max
+        # Of a range of two patches, torch would take those that are not one for two.
+        else torch.export.Dim.AUTO
+        if chosen and dim.max < 3 * dim.step
         else torch.export.Dim.AUTO(min=dim.min, max=dim.max)
         if chosen
         else torch.export.Dim(dim.name, min=dim.min, max=dim.max)
@@ -217,9 +230,8 @@ _SIZES = (
 
 def _one_size(contract: IOContract, frozen: Collection[str]) -> str:
     """What to declare where one size is enough."""
-    spec = next(spec for spec in contract.inputs if set(frozen) & set(spec.dims))
-    dims = tuple("SIZE" if dim in frozen else dim for dim in spec.dims)
-    return f"Where one size is enough, declare it: {replace(spec, dims=dims)}."
+    usual = [contract.dim(name) for name in frozen]
+    return f"Where one size is enough: {advised('dims', [Dim(dim.name, *[dim.opt] * 3) for dim in usual])}"
 
 
 def _advice(problem: str, table: Sequence[tuple[str, str]] = _SIZES) -> str:
@@ -248,6 +260,7 @@ class Capture:
 
     Attributes:
         reads: The first line of code that makes sizes of values, as ` (model.py, line 7: x[mask])`; "" if none does.
+        decided: Lines of code that ask for the values of a mask, of whose two ways the graph has one.
     """
 
     model: ir.Model
@@ -255,6 +268,7 @@ class Capture:
     outputs: tuple[TensorSpec, ...]
     guards: tuple[Guard, ...] = ()
     reads: str = ""
+    decided: tuple[str, ...] = ()
 
 
 def traced_sizes(io_contract: IOContract) -> dict[str, int]:
@@ -277,8 +291,9 @@ def _distinct(io_contract: IOContract, primes: tuple[int, ...]) -> dict[str, int
     sizes: dict[str, int] = {}
     for dim, large in zip(io_contract.dims, itertools.chain(primes, itertools.count(primes[-1] + 2, 2)), strict=False):
         wanted = large if dim.opt < large else large + dim.opt  # a second of sound has 16000 samples
-        size = max(dim.at_least(min(wanted, dim.max - dim.step)), min(2, dim.max))
-        while size in sizes.values() and size - dim.step >= max(dim.min, 2):
+        most = dim.max - dim.step if dim.max >= 3 * dim.step else dim.max  # one step is one patch
+        size = max(dim.at_least(min(wanted, most)), min(2, dim.max))
+        while size in sizes.values() and size - dim.step >= max(dim.min, 2 * dim.step):
             size -= dim.step
         sizes[dim.name] = size
     return sizes
@@ -307,7 +322,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
         ExportError: torch cannot export the module, a dim froze (the message names the dim and its inputs), or nothing
             tells the size of an output.
     """
-    exported, attentions, traced, guards = _graph_of(module, contract, opset)
+    exported, attentions, traced, guards, decided = _graph_of(module, contract, opset)
     model: ir.Model = exported.model
     if len(model.graph.outputs) != len(contract.outputs):
         raise ExportError(
@@ -334,7 +349,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     settle_sizes(model)
     name_outputs(model, sized)
     strip(model)
-    return Capture(model, attentions, outputs, guards, reads)
+    return Capture(model, attentions, outputs, guards, reads, decided)
 
 
 def _register_constants(model: ir.Model) -> None:
@@ -448,7 +463,9 @@ def _has_effect(node: torch.fx.Node) -> bool:
 
 def _graph_of(
     module: torch.nn.Module, contract: IOContract, opset: int
-) -> tuple[torch.onnx.ONNXProgram, tuple[SourceAttention, ...], tuple[TensorSpec, ...], tuple[Guard, ...]]:
+) -> tuple[
+    torch.onnx.ONNXProgram, tuple[SourceAttention, ...], tuple[TensorSpec, ...], tuple[Guard, ...], tuple[str, ...]
+]:
     with quiet(), torch.no_grad():
         program, guards = _traced(module, contract)
         _refuse_flex_attention(program)
@@ -487,7 +504,7 @@ def _graph_of(
             ) from err
     if exported is None:
         raise ExportError("torch.onnx returned no model.")
-    return exported, attentions, outputs, guards
+    return exported, attentions, outputs, guards, program.graph_module.meta.get(_DECIDED, ())
 
 
 def _root(err: BaseException) -> str:

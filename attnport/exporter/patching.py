@@ -1,8 +1,8 @@
 """What is changed in torch, transformers and onnxscript while a module is traced and translated, and then put back.
 
 Each function that returns a tuple of `Patch` is one table. `patched` enters tables under one lock, and undoes them when
-its block ends. Tables that are subjects of their own are in `loops` and `translations.recurrent`, for a trace, and in
-`decomposing`, for the translation to ONNX. What stays changed in the copy of a module is in
+its block ends. Tables that are subjects of their own are in `loops`, `named_axes` and `translations.recurrent`, for a
+trace, and in `decomposing`, for the translation to ONNX. What stays changed in the copy of a module is in
 `sources.hf.modules.make_traceable`.
 """
 
@@ -24,13 +24,14 @@ from onnxscript.rewriter import _matcher
 from torch import nn
 from torch.backends import mha
 from torch.export import _trace
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimConstraints, ShapeEnv
 from torch.nn.modules import transformer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from attnport.exporter.loops import all_experts, scanned
+from attnport.exporter.named_axes import named_axes
 from attnport.exporter.translations.recurrent import kept_whole
-from attnport.patches import Patch, alone, patched
+from attnport.patches import Patch, alone, everywhere, patched
 from attnport.user_code import place_of
 
 if TYPE_CHECKING:
@@ -63,11 +64,12 @@ def traceable(module: Any) -> Iterator[None]:
     - Experts of transformers' models are computed by `grouped_mm`, or in a loop over all of them (see `loops`).
     - Recurrences of transformers' models are scans (see `loops`); LSTM, GRU and RNN are one operator each (see
       `translations.recurrent`).
+    - Operations of einx keep sizes (see `named_axes`).
     - Torch's own obstacles are out of the way (see `obstacles`).
 
     Other threads that run such modules meanwhile get the same numbers, only more slowly.
     """
-    with patched(obstacles, scanned, all_experts, kept_whole):
+    with patched(obstacles, scanned, all_experts, named_axes, kept_whole):
         experts = [part for part in module.modules() if getattr(part, "_can_set_experts_implementation", bool)()]
         before = [part.get_experts_implementation() for part in experts]
         try:
@@ -85,9 +87,13 @@ def obstacles() -> tuple[Patch, ...]:
     - `nn.TransformerEncoder` and `nn.TransformerDecoder` inspect a mask to see whether it is causal, and a trace cannot
       branch on a tensor's elements. A mask is treated as causal only if the caller says so; the numbers are the same.
     - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
+    - `scaled_dot_product_attention` takes no condition on sizes for `is_causal`, as Whisper's decoder gives it.
+    - A logarithm or exponential of a size is a number, and so a constant; it becomes a tensor, as Enformer's range of
+      positions does. `linspace` of as many steps as a size, as of Perceiver's positions, is written with `arange`.
     - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
       nothing.
-    - torch.export prints the whole graph so far when it fails.
+    - torch.export prints the whole graph so far when it fails. The words that it would suggest ranges with are not
+      always found, which it asserts; nobody reads them here.
     """
     cast: Callable[..., Any] = nn.Module._apply
 
@@ -99,7 +105,59 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
         Patch(nn.Module, "_apply", kept),
         Patch(_trace, "print", lambda *args, **kwargs: None),
+        Patch(DimConstraints, "solve", _without_assertions(DimConstraints.solve)),
+        *_settled_attention(),
+        Patch(torch, "linspace", _spaced(torch.linspace)),
+        *(Patch(math, name, _of_size(name)) for name in ("log", "log2", "log10", "log1p", "exp")),
     )
+
+
+def _without_assertions(solve: Callable[[Any], None]) -> Callable[[Any], None]:
+    def solved(constraints: Any) -> None:
+        with contextlib.suppress(AssertionError):
+            solve(constraints)
+
+    return solved
+
+
+def _settled_attention() -> Iterator[Patch]:
+    """Patches that decide what `is_causal` is."""
+    attention = nn.functional.scaled_dot_product_attention
+
+    def settled(*args: Any, **options: Any) -> torch.Tensor:
+        if "is_causal" in options:
+            options["is_causal"] = bool(options["is_causal"])
+        return attention(*args, **options)
+
+    return everywhere({attention: settled})
+
+
+def _spaced(linspace: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`torch.linspace` whose steps may be a size of a trace."""
+
+    def called(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
+        if not isinstance(steps, torch.SymInt):
+            return linspace(start, end, steps, dtype=dtype, **options)
+        size: Any = steps  # whose type torch's own signatures do not have
+        last = torch.full((), size - 1, dtype=torch.float64).clamp(min=1)
+        spaced: torch.Tensor = start + (end - start) * torch.arange(size, dtype=torch.float64) / last
+        return spaced.to(dtype or torch.get_default_dtype())
+
+    return called
+
+
+def _of_size(name: str) -> Callable[..., Any]:
+    """A function of `math` that gives a tensor for a size of a trace."""
+    plain, of_tensor = getattr(math, name), getattr(torch, name)
+
+    def called(number: Any, *base: float) -> Any:
+        if not isinstance(number, torch.SymInt | torch.SymFloat):
+            return plain(number, *base)
+        size: Any = number
+        found = of_tensor(torch.full((), size, dtype=torch.float64))
+        return found / plain(*base) if base else found
+
+    return called
 
 
 def _keeps(to: Callable[[torch.Tensor], torch.Tensor], module: torch.nn.Module) -> bool:

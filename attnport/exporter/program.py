@@ -69,7 +69,9 @@ def write_program(name: str, module: torch.nn.Module, contract: IOContract) -> P
     weights, arrays = _weights(narrow_program)
     called_with = narrow_program.call_spec.in_spec
     inputs = [str(key) for key in called_with.child(1).context] if called_with is not None else []
-    code = wide_program.graph.python_code("self").src.strip()
+    written = wide_program.graph.python_code("self")
+    own = [name for name, value in written.globals.items() if getattr(value, "__module__", "") == "math"]
+    code = "".join(f"{name} = math.{written.globals[name].__name__}\n" for name in own) + written.src.strip()
     code = code.replace(repr(_DTYPE), "self.dtype").replace(repr(_DEVICE), "self.device")
     head = _HEAD.format(name=name.replace("\\", "/").replace('"', "'"), inputs=tuple(inputs), weights=tuple(weights))
     return Program(f"{head}{code}\n", arrays)

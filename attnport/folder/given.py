@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.cases.choosing import read_feeds
-from attnport.dims import Dim, Symbol
+from attnport.dims import Dim, Symbol, said_by
 from attnport.errors import ExportError, UsageError
 from attnport.folder.loading import load, with_outputs
 from attnport.options import Note, Option, Progress
@@ -207,16 +207,16 @@ class Given:
         if isinstance(self.model, ModelSpec):
             return self._of_spec(self.model, dims, outputs)
         if (source := self._source) is not None:
-            notes = tuple[str, ...]()
+            notes, fixable = tuple[str, ...](), tuple[Dim, ...]()
             if self._examples:
                 with reading(source.text):
                     module = self._made(source)
-                arguments, ranges, notes = self._found(module, inputs, dims, progress)
+                arguments, ranges, notes, fixable = self._found(module, inputs, dims, progress)
                 # As later commands load it, from the manifest.
                 inputs, dims = tuple(map(text_of, arguments.leaves)), tuple(map(str, ranges.values()))
                 source = dataclasses.replace(source, inputs=inputs, dims=dims)
             spec = load(source)
-            return dataclasses.replace(spec, notes=(*spec.notes, *notes))
+            return dataclasses.replace(spec, notes=(*spec.notes, *notes), fixable=(*spec.fixable, *fixable))
         if not isinstance(self.model, nn.Module):
             raise UsageError(
                 f"got {type(self.model).__name__} for the model; expected a torch.nn.Module, a SPEC or a ModelSpec."
@@ -226,12 +226,12 @@ class Given:
                 f"the inputs of {self.name} are not known.",
                 hint="Give examples, args=(x, mask), or declare them: inputs={'x': 'float32[batch,seq,256]'}.",
             )
-        module, notes = kept_copy(self.model), tuple[str, ...]()
+        module, notes, fixable = kept_copy(self.model), tuple[str, ...](), tuple[Dim, ...]()
         if self._examples:
-            arguments, ranges, notes = self._found(own_copy(module), inputs, dims, progress)
+            arguments, ranges, notes, fixable = self._found(own_copy(module), inputs, dims, progress)
         else:
             arguments, ranges = declared_arguments(self.name, module, inputs, dims)
-        return memory_spec(module, arguments, ranges, outputs, precision_of(self.model), notes)
+        return memory_spec(module, arguments, ranges, outputs, precision_of(self.model), notes, fixable)
 
     @property
     def _examples(self) -> bool:
@@ -274,14 +274,15 @@ class Given:
 
     def _found(
         self, module: nn.Module, inputs: Sequence[str], dims: Sequence[str], progress: Progress
-    ) -> tuple[Arguments, dict[str, Dim], tuple[str, ...]]:
-        """What the forward is called with by the examples, the ranges of dims, and what users are told.
+    ) -> tuple[Arguments, dict[str, Dim], tuple[str, ...], tuple[Dim, ...]]:
+        """What the forward is called with by the examples, the ranges of dims, what users are told, and the dims that
+        torch's trace freezes, with the sizes of the examples, for the case that no graph keeps them.
 
         Dims are first those that torch's trace keeps dynamic; then runs of the module at other sizes decide. Dims get
         names, inputs get marks and, if they need them, the values of their examples. Further runs give the ranges.
         """
         from attnport.exporter.capture import refuse_frozen
-        from attnport.sources.moving import Trials, from_zero, frozen, grown, in_truth, joined
+        from attnport.sources.moving import Trials, from_zero, frozen, grown, immovable, in_truth, joined
 
         arguments, examples = of_examples(module, self._positional, self._named)
         beside = parse_beside(inputs)
@@ -303,22 +304,29 @@ class Given:
         tensors = grown(Trials(examples, call), kept)
         trials = Trials(tensors, call)
         highs = called(self.name, "the examples", hint, lambda: vocabularies(call, tensors))
-        traced = _traced(adapted(module, arguments, names), tensors, chosen, kept)
-        sizes, notes = in_truth(joined(traced, trials), trials, kept)
+        known = immovable(trials, [*kept, *chosen])
+        traced = _traced(adapted(module, arguments, names), tensors, chosen, [*kept, *known])
+        sizes, notes = in_truth(joined(traced, trials), trials, kept, known)
         own = named_dims(from_zero(sizes, examples), tensors, declared)
         arguments = with_dims(arguments, own, highs, beside)
         arguments = with_needed_values(arguments, call, tensors, [name for name in beside if beside[name].forced])
         ranges, start = parse_dims(dims), trials.sizes(own)
-        ranges = dim_ranges({name: each for name, each in own.items() if name not in declared}, tensors, ranges)
+        within = dim_ranges({name: each for name, each in own.items() if name not in declared}, tensors, ranges)
         tried, limits = found_ranges(
-            list(start), ranges, lambda sizes: trials.shapes(own, sizes) is not None, start=start
+            list(start), ranges, lambda sizes: trials.shapes(own, sizes) is not None, start=start, limits=within
         )
         if frozen(sizes):
             specs = tuple(held.spec for held in arguments.inputs)
-            contract = IOContract(specs, (), tried, tuple(held.mask for held in arguments.inputs if held.mask))
+            masks = tuple(held.mask for held in arguments.inputs if held.mask)
+            here = tuple(
+                dataclasses.replace(dim, opt=start[dim.name]) if dim.takes(start[dim.name]) else dim for dim in tried
+            )
+            contract = IOContract(specs, (), here, masks)
             refuse_frozen(adapted(module, arguments, names), contract, tensors)
         further = [dim for dim in tried if dim.name not in ranges]
-        return arguments, ranges | {dim.name: dim for dim in further}, (*notes, *steps_note(further), *limits)
+        froze = {str(getattr(dim, "name", "")) for each in own.values() for dim in each if said_by(dim) == "module"}
+        fixable = tuple(Dim(name, *[start[name]] * 3) for name in start if name in froze - set(ranges))
+        return arguments, ranges | {dim.name: dim for dim in further}, (*notes, *steps_note(further), *limits), fixable
 
 
 PAST = "with-past"

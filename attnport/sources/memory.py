@@ -54,6 +54,7 @@ def memory_spec(
     outputs: Sequence[str] = (),
     precision: str = "",
     notes: Sequence[str] = (),
+    fixable: Sequence[Dim] = (),
 ) -> ModelSpec:
     """The ModelSpec of a module in memory, which `kept_copy` made.
 
@@ -62,6 +63,7 @@ def memory_spec(
         outputs: Those that are wanted; none = all.
         precision: The precision that it was in before `kept_copy`; "" = float32.
         notes: What users are to know of how it is taken.
+        fixable: As of `ModelSpec`.
 
     Raises:
         UsageError, SpecError: as `declare.observed_spec`.
@@ -73,7 +75,7 @@ def memory_spec(
     spec = observed_spec(name, text, ran, lambda: own_copy(module), arguments, ranges, outputs, precision)
     inputs, dims = map(text_of, arguments.leaves), map(str, ranges.values())
     source = Source(text, tuple(inputs), tuple(dims), outputs=tuple(outputs))
-    return hold(dataclasses.replace(spec, source=source, notes=(*spec.notes, *notes)))
+    return hold(dataclasses.replace(spec, source=source, notes=(*spec.notes, *notes), fixable=tuple(fixable)))
 
 
 def hold(spec: ModelSpec) -> ModelSpec:

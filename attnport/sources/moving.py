@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -120,17 +121,69 @@ def _placed(tensors: Mapping[str, torch.Tensor], places: Mapping[Axis, Any]) -> 
     }
 
 
-def in_truth(dims: Dims, trials: Trials, kept: Collection[Axis]) -> tuple[dict[str, tuple[Any, ...]], tuple[str, ...]]:
+def immovable(trials: Trials, kept: Collection[Axis]) -> dict[Axis, str]:
+    """The axes of which the module takes one size alone, and what it raises at another.
+
+    torch may look for minutes into sizes that nobody can change. Of several inputs, one may be as long as two others
+    are together, so that only a trace tells.
+    """
+    fixed: dict[Axis, str] = {}
+    if len(trials.tensors) > 1:
+        return fixed
+    dims, why_fixed = _placed(trials.tensors, {}), _asking(trials, _placed(trials.tensors, {}))
+    for axis, size in trials.axes().items():
+        reasons: list[str | None] = []
+        for group in trials.groups(axis) if size > 1 and axis not in kept else ():
+            tried, name = _as_one(dims, group, axis, kept)
+            reasons.append(why_fixed(tried, name) if name else "it goes with others")
+        if reasons and all(reasons):
+            fixed[axis] = str(reasons[0])
+    return fixed
+
+
+def in_truth(
+    dims: Dims, trials: Trials, kept: Collection[Axis], known: Mapping[Axis, str] = MappingProxyType({})
+) -> tuple[dict[str, tuple[Any, ...]], tuple[str, ...]]:
     """The dims: dynamic where the module takes other sizes, fixed where it does not; and what users are to know of it.
 
     Args:
         dims: Those of torch's trace.
         kept: Axes that are to keep the size that they have.
+        known: As `immovable` gives them.
     """
     found = {name: tuple(own) for name, own in dims.items()}
-    base = trials.shapes(found, {})
-    fixed: dict[Axis, str] = {}
+    why_fixed = _asking(trials, found)
+    fixed = dict(known)
     failed: set[tuple[Axis, ...]] = set()
+
+    for name in trials.sizes(found):
+        chosen = any(said_by(dim) == "user" and dim.name == name for own in found.values() for dim in own)
+        if not chosen and (problem := why_fixed(found, name)) is not None:
+            places = [(each, axis) for each, own in found.items() for axis, dim in enumerate(own)
+                      if not isinstance(dim, int) and dim.name == name]  # fmt: skip
+            fixed |= dict.fromkeys(places, problem)
+            size = trials.sizes(found)[name]
+            found = {each: tuple(_with_size(dim, name, size) for dim in own) for each, own in found.items()}
+    for axis, size in trials.axes().items():
+        if not isinstance(found[axis[0]][axis[1]], int) or axis in kept or axis in known:
+            continue
+        groups = [group for group in trials.groups(axis) if size > 1 and group not in failed]
+        tried, why = _moved_with(found, axis, groups, kept, why_fixed)
+        if tried is None:
+            failed |= set(groups)
+            fixed[axis] = fixed.get(axis) or why
+        else:
+            found = tried
+    return found, (*_fixed_note(fixed, trials), *_limits(found, trials))
+
+
+def _asking(trials: Trials, dims: Dims) -> Callable[[Dims, str], str | None]:
+    """A function that says why a dim has one size.
+
+    Args:
+        dims: Any that go with the examples.
+    """
+    base = trials.shapes(dims, {})
 
     def why_fixed(tried: Dims, name: str) -> str | None:
         """Why a dim has one size: what the module raises with another one; None where it takes others."""
@@ -146,25 +199,7 @@ def in_truth(dims: Dims, trials: Trials, kept: Collection[Axis]) -> tuple[dict[s
             problem = problem or (trials.problem if shapes is None else "")
         return problem or "what is more is cut off"
 
-    for name in trials.sizes(found):
-        chosen = any(said_by(dim) == "user" and dim.name == name for own in found.values() for dim in own)
-        if not chosen and (problem := why_fixed(found, name)) is not None:
-            places = [(each, axis) for each, own in found.items() for axis, dim in enumerate(own)
-                      if not isinstance(dim, int) and dim.name == name]  # fmt: skip
-            fixed |= dict.fromkeys(places, problem)
-            size = trials.sizes(found)[name]
-            found = {each: tuple(_with_size(dim, name, size) for dim in own) for each, own in found.items()}
-    for axis, size in trials.axes().items():
-        if not isinstance(found[axis[0]][axis[1]], int) or axis in kept:
-            continue
-        groups = [group for group in trials.groups(axis) if size > 1 and group not in failed]
-        tried, why = _moved_with(found, axis, groups, kept, why_fixed)
-        if tried is None:
-            failed |= set(groups)
-            fixed[axis] = fixed.get(axis) or why
-        else:
-            found = tried
-    return found, (*_fixed_note(fixed, trials), *_limits(found, trials))
+    return why_fixed
 
 
 def _moved_with(

@@ -209,17 +209,20 @@ def _input(text: str, path: Path, rest: str) -> Input:
 
 
 def parse_dim(text: str) -> Dim:
-    """Reads `seq=1:128:512` (min, opt, max) or `seq=4:128:512:4` (and a step); min may be 0, for empty inputs.
+    """Reads `seq=1:128:512` (min, opt, max), `seq=4:128:512:4` (and a step) or `seq=64` (one size); min may be 0, for
+    empty inputs.
 
     Raises:
         UsageError: the text cannot be read.
     """
+    if alone := re.fullmatch(r"\s*(\w+)\s*=\s*([1-9]\d{0,17})\s*", text):
+        return Dim(alone[1], *[int(alone[2])] * 3)
     match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,18}):(\d{1,18}):(\d{1,18})(?::(\d{1,18}))?\s*", text)
     if not match:
         raise UsageError(
             f"dim {text!r} cannot be read.",
-            hint="Write DIM=MIN:OPT:MAX, for example seq=1:128:512, or for one size seq=128:128:128; "
-            "DIM=MIN:OPT:MAX:STEP for multiples of a number.",
+            hint="Write DIM=MIN:OPT:MAX, for example seq=1:128:512; DIM=MIN:OPT:MAX:STEP for multiples of a number; or "
+            "DIM=SIZE for one size.",
         )
     dim = Dim(match[1], *map(int, match.groups("1")[1:]))
     if dim.opt < 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from attnport.budget import Budget
 from attnport.dims import Dim
@@ -31,10 +32,12 @@ def found_ranges(
     runs: Callable[[Sizes], bool],
     budget: Budget | None = None,
     start: Mapping[str, int] | None = None,
+    limits: Mapping[str, Dim] = MappingProxyType({}),
 ) -> tuple[tuple[Dim, ...], tuple[str, ...]]:
     """The range of every dim, in the order of `names`: as declared, or as far as the module runs.
 
     Args:
+        limits: By dim, the range within which it is tried; by default that of its name.
         runs: Whether the module runs at given sizes of all dims. It is taken to run at all sizes between two at which
             it runs; or at all multiples of a number, if it runs at no size beside the first one.
         budget: What the module takes; None = not known yet. A range ends where larger sizes may not fit.
@@ -47,7 +50,7 @@ def found_ranges(
         SpecError: it runs at one size of a dim alone.
     """
     budget = budget or Budget([_BATCH])
-    wanted = {name: declared.get(name) or usual_range(name) for name in names}
+    wanted = {name: declared.get(name) or limits.get(name) or usual_range(name) for name in names}
     if start is None:
         start = _start(names, declared, runs, budget)
     else:
@@ -85,6 +88,9 @@ def found_ranges(
             raise SpecError(f"dim {name!r} is frozen in the module: it runs at no size above {name}={start[name]}.")
         wanted[name] = found
     _fit_together(wanted, lengths, start, budget, runs)
+    if len(lengths) > 1:
+        together = _together(wanted, lengths, start, budget, runs)
+        wanted, usual = wanted | together, usual | together
     return tuple(wanted.values()), _left_out(wanted, usual, budget)
 
 
@@ -136,6 +142,28 @@ def _fit_together(
             dims[dim.name] = replace(dim, opt=min(dim.opt, dim.at_least(most // 2)))
 
 
+def _together(
+    dims: Mapping[str, Dim], lengths: Sequence[str], start: Sizes, budget: Budget, runs: Callable[[Sizes], bool]
+) -> dict[str, Dim]:
+    """The ranges halved until the module runs at all largest lengths at once; none where it does at none above `start`,
+    or where that takes long to know.
+
+    A table of as many positions as a picture has patches takes a high picture or a wide one.
+    """
+    most = {name: dims[name].max for name in lengths}
+    while any(size > start[name] for name, size in most.items()):
+        answer = budget.reach({**start, **most}, runs) if budget.cheap({**start, **most}) else None
+        if answer is None:
+            return {}
+        if answer:
+            break
+        most = {name: max(start[name], size // 2 // dims[name].step * dims[name].step) for name, size in most.items()}
+    else:
+        return {}
+    shorter = {name: size for name, size in most.items() if size < dims[name].max}
+    return {name: replace(dims[name], opt=min(dims[name].opt, size), max=size) for name, size in shorter.items()}
+
+
 def _left_out(dims: Mapping[str, Dim], usual: Mapping[str, Dim], budget: Budget) -> tuple[str, ...]:
     """Says which sizes were not tried; `usual` are the ranges that the module may have."""
     ends = {name: usual[name].max // dim.step * dim.step for name, dim in dims.items()}
@@ -158,7 +186,7 @@ def range_by_trying(dim: Dim, start: int, runs: Callable[[int], bool | None]) ->
             be tried.
     """
     least, step = dim.min, 1
-    if not runs(least):
+    if not runs(least) or (least > 1 and least < start and not runs(least + 1)):
         step = _step(start, dim, runs)
         least = _first(runs, -(-least // step) * step, start, step, True)
     most = dim.max // step * step

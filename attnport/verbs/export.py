@@ -305,6 +305,8 @@ def _made(
         note_own_half(captured.model)
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
         guards, reads = captured.guards, captured.reads
+        for place in captured.decided:
+            note(f"the graph has one of two ways {place}, that of a mask which hides some elements and not all")
         if left := sorted({node.op_type for node in captured.model.graph if node.domain}):
             note(f"{', '.join(left)}: left as they are, so that only runtimes that have them run the graph")
         del captured  # the graph holds the module's weights

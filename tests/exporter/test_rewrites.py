@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common as passes
 import pytest
 from onnx.reference import ReferenceEvaluator
 from written_graphs import written
 
 from attnport.exporter.fusion import rewrites
-from attnport.exporter.fusion.rewrites import differences, einsum, written_softmax
+from attnport.exporter.fusion.rewrites import apart_terms, differences, einsum, written_softmax
 
 SIZES = {"b": 2, "h": 3, "i": 4, "j": 5, "d": 6, "g": 2, "r": 3, "e": 7}
 EQUATIONS = [
@@ -155,7 +156,36 @@ def test_other_exponentials_and_sums_stay(name: str) -> None:
 
 def test_every_rewrite_is_found_by_its_file() -> None:
     assert [module.__name__.rsplit(".")[-1] for module in rewrites.modules()] == [
+        "apart_terms",
         "differences",
         "einsum",
         "written_softmax",
     ]
+
+
+def test_terms_by_row_and_by_column_are_added_to_flat_scores() -> None:
+    body = """s = MatMul(x0, x1)
+        apart = Reshape(s, five)
+        rows = Unsqueeze(x2, four)
+        columns = Unsqueeze(x3, three)
+        first = Add(apart, rows)
+        second = Add(columns, first)
+        y = Reshape(second, flat)
+    """
+    shapes = [[2, 6, 4], [2, 4, 12], [2, 2, 3, 3], [2, 2, 3, 4]]
+    constants = {"five": np.array([2, 2, 3, 3, 4]), "flat": np.array([2, 6, 12]), "four": [4], "three": [3]}
+    model = text(shapes, body, 3, **constants)
+    random = np.random.default_rng(0)
+    feeds = {f"x{at}": random.standard_normal(shape).astype(np.float32) for at, shape in enumerate(shapes)}
+    expected = run(model, feeds)
+    assert apart_terms.apply(model) == 1
+    passes.RemoveUnusedNodesPass()(model)
+    assert [len(node.outputs[0].shape or ()) for node in model.graph if node.op_type == "Add"] == [3, 3]
+    np.testing.assert_allclose(run(model, feeds), expected, rtol=1e-6)
+
+
+def test_a_term_that_widens_the_scores_is_left() -> None:
+    body = "s = MatMul(x0, x1)\n wide = Unsqueeze(s, ends)\n total = Add(wide, x2)\n y = Reshape(total, flat)"
+    shapes = [[2, 6, 4], [2, 4, 3], [2, 6, 3, 5, 1]]
+    model = text(shapes, body, 3, ends=[3, 4], flat=np.array([2, 6, 15]))
+    assert apart_terms.apply(model) == 0

@@ -101,7 +101,9 @@ class Unrolled(Layer):
 def test_a_dim_that_no_trace_keeps_is_refused_by_its_name_and_may_be_declared_fixed() -> None:
     with pytest.raises(ExportError, match=r"dim 'seq' of input 'x' \(axis 1\) froze .*test_moving.py, line") as caught:
         Given(Unrolled().eval(), (X,)).spec()
-    assert "declare it: x=float32[batch,SIZE,32]" in str(caught.value.hint)
+    assert "dims=['seq=9:9:9']" in str(caught.value.hint)
+    spec = Given(Unrolled().eval(), (X,), dims="seq=9").spec()
+    assert [dim.max for dim in spec.io.dims if dim.name == "seq"] == [9]
     assert inputs_of(Given(Unrolled().eval(), (X,), inputs={"x": "float32[batch,9,32]"}).spec()) == [
         "x=float32[batch,9,32]"
     ]

@@ -51,6 +51,22 @@ def test_a_declared_range_stays_and_its_usual_size_is_tried() -> None:
     ]
 
 
+def test_lengths_that_share_a_table_are_halved_together() -> None:
+    def runs(sizes: Sizes) -> bool:
+        rows, columns = sizes["height"] / 8, sizes["width"] / 8
+        return rows.is_integer() and columns.is_integer() and rows * columns <= 16
+
+    assert found(runs, "height", "width") == ["height=8:32:32:8", "width=8:32:32:8"]
+    assert not found_ranges(["height", "width"], {}, runs)[1]
+
+
+def test_a_limit_is_no_declaration() -> None:
+    limits = {"height": Dim("height", 1, 32, 32)}
+    for limit in (limits, {"height": Dim("height", 8, 32, 32)}):
+        dims, _ = found_ranges(["height"], {}, lambda sizes: sizes["height"] % 8 == 0, None, {"height": 16}, limit)
+        assert [str(dim) for dim in dims] == ["height=8:32:32:8"]
+
+
 def test_dims_are_changed_one_at_a_time() -> None:
     seen: list[Sizes] = []
 
