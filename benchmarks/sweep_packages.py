@@ -356,11 +356,11 @@ def limits(io: Any, made: Made, names: Sequence[str], notes: Sequence[str]) -> l
             check_shapes(io, {name: value.numpy() for name, value in values.items()},
                          {name: str(value.dtype).removeprefix("torch.") for name, value in values.items()})  # fmt: skip
         except FeedError as err:
-            axes = [f"axis {axis} of {spec.name}" for spec in io.inputs for axis, dim in enumerate(spec.dims)
-                    if isinstance(dim, int) and dim != values[spec.name].shape[axis]]  # fmt: skip
-            dims = [dim.name for dim in io.dims if dim.name in str(err)]
-            noted = all(any(axis in note for note in notes) for axis in axes) if axes else any(
-                name in note for name in dims for note in notes)  # fmt: skip
+            names_of = {dim.name for dim in io.dims if dim.name in str(err)}
+            axes = {f"axis {axis} of {spec.name}": dim for spec in io.inputs for axis, dim in enumerate(spec.dims)
+                    if dim in names_of or (isinstance(dim, int) and dim != values[spec.name].shape[axis])}  # fmt: skip
+            noted = all(any(axis in note or (str(dim) in names_of and str(dim) in note) for note in notes)
+                        for axis, dim in axes.items())  # fmt: skip
             found.append(f"{err}" + ("" if noted else " (without a note)"))
     return list(dict.fromkeys(found))
 

@@ -90,14 +90,18 @@ def listed(names: list[str]) -> str:
 
 def table(made: Results) -> Iterator[str]:
     """A row for each module."""
-    yield f"| module |{''.join(f' {title} | s |' for title in SIDES.values())} fused | memory |"
+    yield f"| module |{''.join(f' {title} | s |' for title in SIDES.values())} fused: ONNX Runtime, OpenVINO | memory |"
     yield f"|{'-|' * (3 + 2 * len(SIDES))}"
     for name, sides in made.items():
         cells = [name]
         for side in SIDES:
             cells += [cell(sides[side]), f"{sides[side].get('export_s', 0):.1f}"] if side in sides else ["", ""]
         tables = [sides[side] for side in OURS if sides.get(side, {}).get("fused")]
-        fused = [f"{number}/{tables[-1]['attentions']}" for number in tables[-1]["fused"].values()] if tables else []
+        fused = (
+            [f"{number}/{tables[-1]['attentions']}" for number in map(tables[-1]["fused"].get, TARGETS)]
+            if tables
+            else []
+        )
         peak = max((side.get("peak_mib", 0) for name, side in sides.items() if name in OURS), default=0)
         yield f"| {' | '.join([*cells, ' '.join(fused), f'{peak} MiB'])} |"
 
