@@ -7,6 +7,7 @@ SIGKILL to itself around its N-th rename in F (0 = never).
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import runpy
 import shutil
@@ -58,6 +59,7 @@ def in_child(act: Callable[[], None]) -> int:
     """Runs `act` in a forked process; returns its exit code, negative for the signal that ended it."""
     child = os.fork()
     if child == 0:
+        gc.disable()  # a session left by an earlier test would wait forever for its threads, which are not in the child
         code = 1
         try:
             act()
