@@ -370,12 +370,6 @@ def test_a_file_that_is_misspelt_is_asked_about(tmp_path: Path) -> None:
     refused(call("export", f"{tmp_path / 'tagge.py'}:make", "-o", tmp_path / "out"), "Is it tagger.py?")
 
 
-def test_a_fixed_size_of_a_dim_is_shown(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text("import torch\n\ndef make():\n    return torch.nn.Linear(4, 2)\n")
-    spec, given = f"{tmp_path / 'net.py'}:make", ("--input", "x=float32[batch,4]", "--dim", "batch=8")
-    refused(call("export", spec, "-o", tmp_path / "out", *given), "for one size seq=128:128:128")
-
-
 def test_a_name_of_the_hub_that_may_be_a_folder_is_told_to_be_looked_for_there(tmp_path: Path) -> None:
     result = call("export", "nobody/no-such-model", "-o", tmp_path / "out")
     refused(result, "there is no folder nobody/no-such-model here")

@@ -356,5 +356,5 @@ def test_a_dict_for_args_and_a_tensor_for_a_declaration_are_refused_with_words(t
         attnport.export(Weights(), tmp_path / "out", args={"ids": x})
     with pytest.raises(UsageError, match="inputs: got Tensor for ids; expected a declaration"):
         attnport.export(Weights(), tmp_path / "out", inputs={"ids": x})  # type: ignore[dict-item]
-    with pytest.raises(UsageError, match="dim 'seq=128' cannot be read"):
-        attnport.export(Weights(), tmp_path / "out", args=x, dims={"seq": 128})
+    with pytest.raises(UsageError, match="dim 'seq=long' cannot be read"):
+        attnport.export(Weights(), tmp_path / "out", args=x, dims={"seq": "long"})

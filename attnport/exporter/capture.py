@@ -72,9 +72,9 @@ def trace(
             with patched(located):
                 program = _exported(module, contract, feeds, chosen=True)
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
-        ways: list[dict[str, bool]] = [{"strict": True}]
-        if "data-dependent" in str(err):
-            ways = [{"computing": True}, {"computing": True, "some": False}, *ways]
+        # Strict mode takes a value of the example for a constant or a size, so it is no way around such a value.
+        by_values = "data-dependent" in str(err)
+        ways = [{"computing": True}, {"computing": True, "some": False}] if by_values else [{"strict": True}]
         for way in ways:
             if (read := _retraced(module, contract, feeds, **way)) is not None:
                 return read, guards(read, contract)

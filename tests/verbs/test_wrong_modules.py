@@ -28,7 +28,7 @@ class Base(nn.Module):
 class IfValues(Base):
     def forward(self, x, mask):
         h = self.linear(x)
-        if mask.all():  # HERE
+        if mask.sum() > 9:  # HERE
             return h
         return h * mask[..., None]
 
