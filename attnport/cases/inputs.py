@@ -205,7 +205,8 @@ def _repeating(array: Array, spec: TensorSpec, batch: str | None) -> Array:
 
 def _larger(array: Array) -> Array:
     """Floats times `LARGE`: -inf, which hides a key, is still -inf. Integers and booleans are unchanged."""
-    return array if array.dtype.kind in "bi" else (array.astype(np.float64) * LARGE).astype(array.dtype)
+    # Without axes, a product of NumPy is no array.
+    return array if array.dtype.kind in "bi" else np.asarray(array.astype(np.float64) * LARGE).astype(array.dtype)
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def test_an_unknown_model_is_not_found(client: Any, feeds: Any) -> None:
 def test_versions_stand_side_by_side_under_their_names(client: Any, model: Model, small: Path) -> None:
     assert client.is_model_ready("two")
     with load(small) as second:
-        own = second.embed(TEXTS)
+        own = second.predict(TEXTS)
     answer = client.infer("two", tensors(client, texts(TEXTS))).as_numpy("logits")
     np.testing.assert_allclose(answer, own, atol=2e-5)
     first = client.infer("minilm", tensors(client, texts(TEXTS)), model_version="").as_numpy(VECTOR)
