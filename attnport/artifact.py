@@ -83,11 +83,17 @@ def _method(verb: Callable[..., T]) -> Callable[..., T]:
     def method(self: Artifact, *args: Any, **options: Any) -> T:
         return verb(self.folder, *args, **options)
 
+    _take_signature(method, verb)
+    return method
+
+
+def _take_signature(method: Callable[..., Any], verb: Callable[..., Any], *more: Parameter) -> None:
+    """Gives a method the signature of its verb, without the folder and with further parameters."""
     taken = signature(verb)
     _, *others = taken.parameters.values()
     own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-    method.__signature__ = taken.replace(parameters=[own, *others])  # type: ignore[attr-defined]  # what help() reads
-    return method
+    parameters = [own, *others, *more]
+    method.__signature__ = taken.replace(parameters=parameters)  # type: ignore[attr-defined]  # what help() reads
 
 
 class Artifact:
@@ -188,14 +194,8 @@ class Artifact:
         return str(html([doc.Table(manifest.name, doc.columns("what", "value"), doc.rows(rows))]))
 
 
-def _completed(method: Callable[..., Any], verb: Callable[..., Any], *more: Parameter) -> None:
-    """Gives a method that passes its options on the signature of its verb, for help and completion."""
-    taken = signature(_method(verb))
-    method.__signature__ = taken.replace(parameters=[*taken.parameters.values(), *more])  # type: ignore[attr-defined]
-
-
-_completed(Artifact.check, check, Parameter("module", Parameter.KEYWORD_ONLY, default=None))
-_completed(Artifact.report, report)
+_take_signature(Artifact.check, check, Parameter("module", Parameter.KEYWORD_ONLY, default=None))
+_take_signature(Artifact.report, report)
 
 
 class Running:

@@ -182,7 +182,7 @@ class Model:
         """The documents by their score for a query, the best first, as sentence-transformers' `rank` gives them.
 
         Returns:
-            For each document its place among those given, `corpus_id`, and its `score`; of the best `top_k`, if given.
+            A dict for each of the best `top_k` documents: `corpus_id`, its place in `documents`, and `score`.
 
         Raises:
             FeedError: the model gives a score for each of several classes; else as `predict`.

@@ -40,8 +40,8 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 sys.path.append(str(ROOT / ".cache" / "published" / "site-packages"))
 
 from package_modules import MODULES, Given, Published  # noqa: E402  # it lies beside this file
-from sweep_hf import due, locked, measured, preload, read, told, write  # noqa: E402
-from sweep_judge import wrong  # noqa: E402
+from sweep_hf import due, locked, measured, preload, read, told, write  # noqa: E402  # likewise
+from sweep_judge import wrong  # noqa: E402  # likewise
 
 RESULTS = HERE / "sweep_packages.json"
 TARGETS = ("ort_cpu", "openvino")

@@ -77,7 +77,7 @@ def aligned(description: str, given: tuple[Any, ...]) -> list[Any] | None:
         return None
     if not all(_AXIS.fullmatch(name) for name in named) or any(len(set(own)) < len(own) for own in axes):
         return None
-    # The rest has as many axes wherever it stands.
+    # "..." stands for the same number of axes in every value.
     rests = {value.dim() - len(own) + 1 for value, own in zip(given, axes, strict=True)
              if "..." in own and isinstance(value, torch.Tensor)}  # fmt: skip
     if len(rests) > 1:

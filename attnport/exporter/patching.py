@@ -1,4 +1,4 @@
-"""What is changed in torch, transformers and onnxscript while a module is traced and translated, and then put back.
+"""Changes to torch, transformers and onnxscript during the trace and translation of a module, undone afterwards.
 
 Each function that returns a tuple of `Patch` is one table. `patched` enters tables under one lock, and undoes them when
 its block ends. Tables that are subjects of their own are in `loops`, `named_axes` and `translations.recurrent`, for a

@@ -71,7 +71,7 @@ def doctor(
     installed = {name: version(name) for name in ONNX_RUNTIMES} | packages
     progress("probing every runtime, which takes up to a minute the first time")
     every = [base.get(name) for name in base.names()]
-    # One that crashes, hangs or raises is listed as not available, with its last output.
+    # A runtime that crashes, hangs or raises is listed as not available, with its last output.
     runtimes = tuple(isolated.probe_all(every, isolated.Limits(_TIMEOUT_S), refresh=refresh).values())
     return DoctorReport(
         attnport=__version__,

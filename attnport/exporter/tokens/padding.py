@@ -164,7 +164,7 @@ def picked_positions(
 
 
 def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: Collection[MaskSpec]) -> dict[str, str]:
-    """The attentions in which other rows may see a row without an allowed key: all for which that is not ruled out.
+    """The attentions whose rows without an allowed key may be seen by other rows, as far as that is not ruled out.
 
     Such a row may be set to zero only where nothing sees it, unless the module gives zero (or NaN) there too.
 
