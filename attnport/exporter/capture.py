@@ -117,7 +117,8 @@ def _retraced(
     try:
         with patched(located), _computing(module, mode) if computing else contextlib.nullcontext():
             program = _exported(module, contract, feeds, chosen=True, strict=strict)
-        program.graph_module.meta[_DECIDED] = tuple(mode.decided)
+        way = "any() is true and all() is false" if some else "any() is false and all() is true"
+        program.graph_module.meta[_DECIDED] = tuple(f"{place}, where {way}" for place in mode.decided)
     except Exception:  # torch raises errors of any type; the first try's is the one to tell
         return None
     return None if constants(program, contract) or pinned(program) else program
@@ -260,7 +261,7 @@ class Capture:
 
     Attributes:
         reads: The first line of code that makes sizes of values, as ` (model.py, line 7: x[mask])`; "" if none does.
-        decided: Lines of code that ask for the values of a mask, of whose two ways the graph has one.
+        decided: Lines of code that ask for the values of a mask, and which of their two ways the graph has.
     """
 
     model: ir.Model

@@ -306,7 +306,7 @@ def _made(
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
         guards, reads = captured.guards, captured.reads
         for place in captured.decided:
-            note(f"the graph has one of two ways {place}, that of a mask which hides some elements and not all")
+            note(f"the graph has one of two ways {place}")
         if left := sorted({node.op_type for node in captured.model.graph if node.domain}):
             note(f"{', '.join(left)}: left as they are, so that only runtimes that have them run the graph")
         del captured  # the graph holds the module's weights

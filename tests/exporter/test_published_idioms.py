@@ -112,6 +112,25 @@ def test_a_way_that_was_chosen_is_told() -> None:
     )
     assert len(found.decided) == 1
     assert "if not padding.any():" in found.decided[0]
+    assert found.decided[0].endswith("where any() is true and all() is false")
+
+
+class RefusesNaN(Words):
+    """As modules that look at what they are given."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        if torch.isnan(x).any():
+            raise ValueError("NaN")
+        return x
+
+
+def test_the_way_that_does_not_raise_is_taken_and_named() -> None:
+    found = capture.capture(
+        RefusesNaN().eval(), IOContract((IDS,), (TensorSpec("output", "float32", (1,)),), DIMS, ()), observed=True
+    )
+    (place,) = found.decided
+    assert place.endswith("where any() is false and all() is true")
 
 
 @pytest.fixture
