@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import arguments, batches
 from . import feeds as feeding
-from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing
+from .errors import BundleError, BundleWarning, FeedError, IntegrityError, NumbersOff, RuntimeMissing
 from .feeds import described, from_file, to_file
 from .format import files
 from .format.contract import Verdict
@@ -172,8 +172,9 @@ class Model:
             FeedError: the model gives no scores; else as `embed`.
             BundleError: as `embed`.
         """
-        output = batches.scoring(self.io)
-        arguments.require(bool(output), "predict", ", ".join(map(str, self.io.outputs)), "an output scores or logits")
+        if not (output := batches.scoring(self.io)):
+            got = ", ".join(map(str, self.io.outputs))
+            raise FeedError(f"predict: got the outputs {got}; expected scores or logits, a row for each text.")
         return batches.embedded(self.run, self.io, output, self._text().encode, texts, tokens)
 
     def rank(
