@@ -168,15 +168,15 @@ template <class T> void check_range(const TensorSpec& spec, const Input& input, 
 }
 
 void check_values(const IO& io, const TensorSpec& spec, const Input& input, const Known& known) {
-    std::optional<std::int64_t> last = spec.high ? std::optional(*spec.high - 1) : std::nullopt;
+    std::int64_t last = spec.high.value_or(0) - 1;  // -1 without a limit: compilers warn of an optional here
     for (const Mask& mask : io.masks) {
-        const bool counts = !last && mask.carries == "lengths" && mask.input == spec.name && mask.keys;
+        const bool counts = last < 0 && mask.carries == "lengths" && mask.input == spec.name && mask.keys;
         const Dim* const keys = counts ? find_named(io.dims, *mask.keys) : nullptr;
-        if (keys != nullptr) last = known[static_cast<std::size_t>(keys - io.dims.data())];
+        if (keys != nullptr) last = known[static_cast<std::size_t>(keys - io.dims.data())].value_or(-1);
     }
-    if (!last || input.place() != Place::Cpu) return;
-    if (spec.dtype == DType::Int64) check_range<std::int64_t>(spec, input, *last);
-    if (spec.dtype == DType::Int32) check_range<std::int32_t>(spec, input, *last);
+    if (last < 0 || input.place() != Place::Cpu) return;
+    if (spec.dtype == DType::Int64) check_range<std::int64_t>(spec, input, last);
+    if (spec.dtype == DType::Int32) check_range<std::int32_t>(spec, input, last);
 }
 
 /// The bits of 0, 1 and -Inf in a dtype; an integer or boolean has no -Inf, and the manifest asks for none.
