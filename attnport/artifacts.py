@@ -259,7 +259,7 @@ class Form:
     integers: IntegerPlan | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EngineRecord(Printed):
     """A TensorRT engine: its form, target, version, and memory.
 
@@ -310,7 +310,7 @@ class FusionItem:
     cost: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FusionTable(Printed):
     """All attentions of the source on one target.
 
@@ -334,7 +334,7 @@ class FusionTable(Printed):
         return "not proven" if self.proved_by is None else f"{self.fused}/{self.attentions}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FusionReport(Printed):
     """`fusion.json`: a table for each target (`target`, or `target.plan` for a plan other than the default)."""
 
@@ -352,7 +352,7 @@ class Stage:
     seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Manifest(Printed):
     """`attnport.json`: the content of a folder, with the SHA-256 of every file.
 

@@ -69,7 +69,8 @@ def example(
     Args:
         given: The values that it has, as of `packed`; "" = others.
         shape: In place of that at `sizes`.
-        least: Whole numbers are random from it on; None = they are 1, where that is below `spec.high`.
+        least: Whole numbers are random from it on; None = they are 1, where that is below `spec.high`; of booleans,
+            the last of a row is false.
 
     Raises:
         UsageError: as `continued`.
@@ -84,7 +85,10 @@ def example(
     if dtype.is_floating_point:
         return torch.randn(lengths, generator=generator).to(dtype)
     if least is None:
-        return torch.full(lengths, min(1, high - 1), dtype=dtype)
+        ones = torch.full(lengths, min(1, high - 1), dtype=dtype)
+        if dtype == torch.bool and lengths and lengths[-1] > 1:
+            ones[..., -1] = False  # a mask that hides every key, as one of all `True` may, is refused by some modules
+        return ones
     return torch.randint(least, high, lengths, generator=generator).to(dtype)
 
 

@@ -69,7 +69,7 @@ class LatencyRow:
         return [self.samples_ns[start : start + self.calls] for start in range(0, len(self.samples_ns), self.calls)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LatencyReport(Printed):
     """`latency.json`: rows by workload, then by runtime; `settings` records threads, spinning, seed and machine.
 
@@ -120,7 +120,7 @@ class Candidate:
     ms: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TuneReport(Printed):
     """`tune.json`: every candidate, and the latencies behind the choice.
 

@@ -180,7 +180,7 @@ def overall(runtimes: Mapping[str, RuntimeParity], forms: Mapping[str, RuntimePa
     return "FAIL" if "FAIL" in verdicts else "PASS" if passes else "NOT_RUN"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ParityReport(Printed):
     """`parity.json`.
 
@@ -279,7 +279,7 @@ class Finding:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bisected(Printed):
     """What `check --bisect` gives: the report, and a finding for each runtime or form that failed."""
 

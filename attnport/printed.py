@@ -17,10 +17,10 @@ class Printed:
         about: The artifact folder that its commands are for; None if it is not known.
     """
 
-    as_text: ClassVar[Callable[[Any], str]] = repr
+    as_text: ClassVar[Callable[[Any], str]] = object.__repr__
     about: ClassVar[Path | None] = None
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:  # what a prompt of Python shows of a value that is not kept
         return Printed.as_text(self)
 
     def _repr_html_(self) -> str:

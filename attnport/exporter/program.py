@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _DTYPE, _DEVICE = "attnport dtype", "attnport device"
+_LIMITS = {f"attnport {name}": name for name in ("min", "max", "eps", "tiny")}
 _HEAD = '''"""{name}, as torch.export traced it: written by attnport export, and run as its reference."""
 
 import operator
@@ -73,6 +74,8 @@ def write_program(name: str, module: torch.nn.Module, contract: IOContract) -> P
     own = [name for name, value in written.globals.items() if getattr(value, "__module__", "") == "math"]
     code = "".join(f"{name} = math.{written.globals[name].__name__}\n" for name in own) + written.src.strip()
     code = code.replace(repr(_DTYPE), "self.dtype").replace(repr(_DEVICE), "self.device")
+    for mark, limit in _LIMITS.items():
+        code = code.replace(repr(mark), f"torch.finfo(self.dtype).{limit}")
     head = _HEAD.format(name=name.replace("\\", "/").replace('"', "'"), inputs=tuple(inputs), weights=tuple(weights))
     return Program(f"{head}{code}\n", arrays)
 
@@ -110,20 +113,29 @@ def _follow_types(wide: torch.fx.Graph, narrow: torch.fx.Graph) -> None:
         raise ExportError(f"the module cannot be written as a program: {why}.")
 
     def followed(mine: Any, theirs: Any) -> Any:
-        if isinstance(mine, torch.dtype) and mine != theirs:
-            return _DTYPE
-        if isinstance(mine, torch.device):
-            return _DEVICE
         if isinstance(mine, list | tuple):
             if len(mine) != len(theirs):
                 raise ExportError("the module cannot be written as a program: its graph depends on the type.")
             return type(mine)(followed(*pair) for pair in zip(mine, theirs, strict=True))
-        return mine
+        return _of_type(mine, theirs)
 
     for mine, theirs in pairs:
         if mine.op == "call_function":
             mine.args = followed(tuple(mine.args), tuple(theirs.args))
             mine.kwargs = {key: followed(value, theirs.kwargs.get(key)) for key, value in mine.kwargs.items()}
+
+
+def _of_type(wide: Any, narrow: Any) -> Any:
+    """An argument as it is written; a number of the module's type as one of `torch.finfo`, else as fits in both."""
+    if isinstance(wide, torch.dtype) and wide != narrow:
+        return _DTYPE
+    if isinstance(wide, torch.device):
+        return _DEVICE
+    if not isinstance(wide, float) or wide == narrow:
+        return wide
+    limits = [torch.finfo(dtype) for dtype in (torch.float64, torch.float32)]
+    marks = (mark for mark, name in _LIMITS.items() if [getattr(one, name) for one in limits] == [wide, narrow])
+    return next(marks, narrow)
 
 
 def _weights(program: torch.export.ExportedProgram) -> tuple[list[str], dict[str, np.ndarray[Any, Any]]]:

@@ -49,7 +49,7 @@ class ChangeRow:
     change: Interval | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RegressionReport(Printed):
     """How a model's latency changed between two reports, or between the reports of several pairs of runs.
 

@@ -258,7 +258,9 @@ def report(
     absent: Mapping[str, str] = MappingProxyType({}),
 ) -> ParityReport:
     """The whole report, with the verdict of all rows."""
-    return ParityReport(overall(runtimes, forms), dict(runtimes), dict(forms), tuple(notes), dict(absent))
+    return ParityReport(
+        overall(runtimes, forms), dict(runtimes), dict(forms), tuple(dict.fromkeys(notes)), dict(absent)
+    )
 
 
 def _better(one: Errors, other: Errors | None) -> Errors:

@@ -45,6 +45,8 @@ State = tuple[int, int, int] | None
 """A file's size, time of change, and time of change of its entry; None where there is no file."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
+_METADATA = (".egg-info", ".dist-info")
+"""Endings of folders that installers write; a package of a checkout has one beside its code."""
 _STANDARD = tuple(
     f"{place}{os.sep}"
     for path in (Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib"))
@@ -312,6 +314,7 @@ def _counts(path: str) -> bool:
         or path.startswith((*_SYSTEM, *_STANDARD))
         or path in sys.path  # which may name a file of modules
         or _INSTALLED.intersection(Path(path).parts)
+        or any(part.endswith(_METADATA) for part in Path(path).parts)
         or (Path(path).exists() and not Path(path).is_file())
     )
 
@@ -350,8 +353,11 @@ def _kind(module: str) -> str:
     file = _file(module)
     if file is None:
         return ""
-    if _INSTALLED.intersection(Path(file).parts):
-        return "installed" if _distributions(module) else "own"
+    parts = Path(file).parts
+    if installed := _INSTALLED.intersection(parts):
+        # Its folder tells what it came with; some libraries give modules inside of it names of their own.
+        folder = parts[parts.index(installed.pop()) + 1]
+        return "installed" if _distributions(module) or _distributions(folder) else "own"
     return "" if file.startswith(_STANDARD) else "own"
 
 

@@ -53,7 +53,7 @@ _NOT_LISTED = "The manifest does not name this file; audit it by itself, or remo
 _WEIGHTS = "Export the module without it, as attnport export does unless --with-weights is given."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AuditReport(Printed):
     """What `audit` found.
 

@@ -36,7 +36,7 @@ class Problem:
     mend: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DoctorReport(Printed):
     """The report of `attnport doctor`.
 

@@ -29,7 +29,7 @@ _SHOWN = 200
 """The letters at the end of the first text that are shown while it grows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Generated(Printed):
     """What `attnport generate` found.
 

@@ -67,7 +67,7 @@ class Piece:
     latency: LatencyReport | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GpuReport(Printed):
     """What was measured.
 

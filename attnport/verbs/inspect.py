@@ -39,7 +39,7 @@ class EngineFacts:
     record: EngineRecord | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection(Printed):
     """What `attnport inspect` found.
 

@@ -31,7 +31,7 @@ _USE = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Listing(Printed):
     """Descriptions by name, sorted."""
 

@@ -56,7 +56,7 @@ class MachineResult:
     report: ParityReport | LatencyReport | TuneReport | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MachinesReport(Printed):
     """A verb's results by machine, and for each machine by artifact.
 

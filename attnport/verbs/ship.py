@@ -68,7 +68,7 @@ class StageResult:
     exit_code: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ShipResult(Printed):
     """The result of `ship`; a report is None if its stage did not write one."""
 
@@ -165,7 +165,8 @@ class _Ship:
 
         optional.require(ENGINE_TARGET)
         record, table = build(self.folder, ENGINE_TARGET, ENGINE_PLAN, force=self.force, progress=self.progress)
-        require_fused({record.form: table})
+        if self.require:
+            require_fused({record.form: table})
         return f"{record.file}, {record.size_bytes / 2**20:.0f} MiB, {table} fused"
 
     def tune(self) -> str:

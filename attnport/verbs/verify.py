@@ -36,7 +36,7 @@ class VerifyRow:
     detail: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VerifyResult(Printed):
     """The result of `verify`.
 

@@ -203,12 +203,32 @@ def test_temporary_files_and_those_of_the_system_do_not_count(place: Path) -> No
     assert list(depends(write(place / "temporary.py", scale=code))) == ["temporary.py"]
 
 
+def test_what_an_installer_writes_beside_code_is_no_part_of_a_model(place: Path) -> None:
+    code = "scale = 2.0; names = [path.read_text() for path in HERE.glob('*.egg-info/*')]"
+    file = write(place / "metadata.py", scale=code)
+    before = depends(file)
+    (place / "mine.egg-info").mkdir()
+    (place / "mine.egg-info" / "entry_points.txt").write_text("[console_scripts]")
+    assert depends(file) == before
+
+
 def install(place: Path, version: str, code: str, *, files: str = "mylib.py") -> None:
     site = place / "site-packages"
     (site / f"mylib-{version}.dist-info").mkdir(parents=True)
     (site / files).write_text(code)
     (site / f"mylib-{version}.dist-info" / "METADATA").write_text(f"Name: mylib\nVersion: {version}\n")
     (site / f"mylib-{version}.dist-info" / "RECORD").write_text(f"{files},sha256={hash(code)},9\n")
+
+
+def test_a_module_inside_an_installed_package_is_none_of_the_users_whatever_its_name(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "site-packages" / "mylib").mkdir(parents=True)
+    install(place, "1.0", "SCALE = 2.0\n", files="mylib/_shared.py")
+    monkeypatch.syspath_prepend(str(place / "site-packages" / "mylib"))
+    monkeypatch.setattr(digests, "_owners", lambda: {"mylib": ["mylib"]})
+    file = write(place / "uses_shared.py", "import _shared", "scale = _shared.SCALE")
+    assert list(depends(file)) == ["uses_shared.py"]
 
 
 def test_the_version_of_an_installed_package_counts_and_so_does_its_code(

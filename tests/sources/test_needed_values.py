@@ -123,3 +123,22 @@ def test_a_model_of_transformers_takes_examples_from_a_file(tmp_path: Path) -> N
     lacking = CliRunner().invoke(cli, [*command[:-1], str(tmp_path / "none.npz")])
     assert lacking.exit_code == 2
     assert "none.npz cannot be read" in lacking.output
+
+
+class Nested(nn.Module):
+    """PyTorch's own encoder as it is made by default: with a mask it packs the keys, and refuses a mask of none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x, src_key_padding_mask=mask)
+
+
+@pytest.mark.parametrize("polarity", ["keep", "hide"])
+def test_a_mask_of_either_meaning_hides_some_keys_where_a_module_is_tried(polarity: str) -> None:
+    declared = ["x=float32[batch,seq,16]", f"mask=bool[batch,seq]:padding:{polarity}"]
+    (output,) = Given(Nested().eval(), inputs=declared).spec().io.outputs
+    assert output.dims == ("batch", "seq", 16)

@@ -73,6 +73,24 @@ def test_a_stored_program_computes_what_the_module_does_in_every_type(spec: Mode
         torch.testing.assert_close(got, expected)
 
 
+class Limits(nn.Module):
+    """Numbers of the module's type, as masks and norms of published modules have them."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        small = torch.finfo(x.dtype)
+        scores = x.masked_fill(mask[..., None] == 0, small.min) + (1 - mask)[..., None].to(x.dtype) * (small.min / 4)
+        return scores.softmax(1) / (x.norm() + small.eps)
+
+
+def test_the_limits_of_a_type_are_those_of_the_type_that_a_program_computes_in(tmp_path: Path) -> None:
+    x, mask = torch.randn(2, 3, 8), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    again = stored(Given(Limits(), (x, mask)).spec(), tmp_path)
+    for dtype in (torch.float32, torch.float64):
+        with torch.no_grad():
+            (got,), expected = again.make().to(dtype)(x=x.to(dtype), mask=mask), Limits()(x.to(dtype), mask)
+        torch.testing.assert_close(got, expected)
+
+
 def test_a_changed_program_is_not_run(spec: ModelSpec, tmp_path: Path) -> None:
     source = dataclasses.replace(spec.source, code_digest="another")
     stored(dataclasses.replace(spec, source=source), tmp_path)

@@ -53,7 +53,7 @@ class Verbs:
         self.failing: dict[str, Exception] = {}
         self.given: dict[str, dict[str, Any]] = {}
         self.idle = False
-        self.fusion = FusionReport({"ort_cpu": FUSED})
+        self.fusion, self.table = FusionReport({"ort_cpu": FUSED}), FUSED
         self.parity = tiny.on(open_folder(folder), PARITY)
 
     def does(self, verb: str, value: Callable[[], Any]) -> Callable[..., Any]:
@@ -85,7 +85,7 @@ def verbs(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Verbs:
     checked = VerifyResult("app", "bundle", "PASS", 0, (VerifyRow("a", "PASS", ""),))
     values: dict[str, Callable[[], Any]] = {
         "fuse": lambda: made.fusion,
-        "build": lambda: (ENGINE, FUSED),
+        "build": lambda: (ENGINE, made.table),
         "check": lambda: made.parity,
         "bench": lambda: LATENCY,
         "bundle": lambda: tiny_artifact / "bundle",
@@ -178,6 +178,9 @@ def test_a_parity_failure_and_a_missed_fusion_are_found_in_the_reports(verbs: Ve
     verbs.parity = tiny.on(open_folder(verbs.folder), failed)
     assert ship("tiny", verbs.folder).exit_code == 4
     verbs.parity, verbs.fusion = passed, FusionReport({"ort_cpu": MISSED})
+    assert ship("tiny", verbs.folder).exit_code == 0
+    assert ship("tiny", verbs.folder, require=True).exit_code == 5
+    verbs.fusion, verbs.table = FusionReport({"ort_cpu": FUSED}), MISSED  # of the engine
     assert ship("tiny", verbs.folder).exit_code == 0
     assert ship("tiny", verbs.folder, require=True).exit_code == 5
 
