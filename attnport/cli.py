@@ -192,7 +192,9 @@ def bench(
             metavar="BEFORE AFTER",
         ),
     ] = (),
-    fail_on_regression: Annotated[bool, Option("With --compare: exit 7 if something became slower.")] = False,
+    fail_on_regression: Annotated[
+        bool, Option("With --compare: exit 7 if something became slower, or nothing could be compared.")
+    ] = False,
 ) -> Finish:
     """Compare the latency of runtimes, with intervals.
 

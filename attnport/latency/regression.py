@@ -22,6 +22,8 @@ from attnport.reporting.document import interval, milliseconds
 
 WIDE = 0.05
 """The largest half width of an interval at which a slowdown that matters would be seen."""
+_UNKNOWN = 0.5
+"""The half width of an interval from which on it says nothing."""
 
 _EQUAL = ("threads", "machine", "starts")
 """The settings that must be equal."""
@@ -139,14 +141,15 @@ def _grounds(before: LatencyReport, after: LatencyReport) -> tuple[bool, list[st
         "after"
         for key in changed
     ]
-    relative = "version torch" not in changed
+    if before.weights != after.weights:
+        notes.append("the weights differ")
+    # Another model may be slower in PyTorch too, of which a ratio to that shows nothing.
+    relative = "version torch" not in changed and before.weights == after.weights
     if not relative:
         notes.append(
             f"{after.baseline} is not the same before and after, so times are compared directly: if the machine itself "
             "became slower or faster, that counts as change"
         )
-    if before.weights != after.weights:
-        notes.append("the weights differ")
     return relative, notes
 
 
@@ -207,6 +210,10 @@ def _change(
     except ValueError as err:  # the baseline has fewer rounds, as its process failed, or the file was edited
         return ChangeRow(*place, "NOT_COMPARED", f"its samples do not pair up: {err}", before_ns, after_ns)
     verdict = "slower" if change[0] > 1 else "faster" if change[2] < 1 else "no difference shown"
+    if verdict == "no difference shown" and runtime != base and half_width(change) > _UNKNOWN:
+        again = f"{len(runs)} pairs of runs are too few" if len(runs) > 1 else "give bench more time (--budget)"
+        reason = f"its change is not known within {_UNKNOWN:.0%}: {again}, or the machine is too busy"
+        return ChangeRow(*place, "NOT_COMPARED", reason, before_ns, after_ns)
     return ChangeRow(*place, "baseline" if runtime == base else verdict, "", before_ns, after_ns, change)
 
 

@@ -40,7 +40,9 @@ def compare(before: Path, after: Path, *more: tuple[Path, Path]) -> RegressionRe
 
 
 def raise_for(report: RegressionReport) -> None:
-    """Raises LatencyRegressed if anything became slower."""
+    """Raises LatencyRegressed if anything became slower, or if nothing could be compared."""
     slower = [f"{row.runtime} on {row.workload}" for row in report.rows if row.verdict == "slower"]
     if slower:
         raise LatencyRegressed(f"slower than before: {', '.join(slower)}.")
+    if report.verdict == "NOT_COMPARED":
+        raise LatencyRegressed("nothing could be compared, so that no slowdown would show.")
