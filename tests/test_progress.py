@@ -42,7 +42,7 @@ def test_the_time_left_is_measured_from_the_steps_before_but_the_first() -> None
 
     def told(message: str, at: float) -> str:
         now[0] = at
-        return left.told(message)
+        return left.with_time_left(message)
 
     assert told("ort_cpu: 1/11 a", 0) == "ort_cpu: 1/11 a"
     assert told("ort_cpu: 2/11 b", 100) == "ort_cpu: 2/11 b"  # the first loaded things
