@@ -97,6 +97,7 @@ def test_in_python_a_line_says_what_is_done_and_leaves_nothing_behind(monkeypatc
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     handler = logging.StreamHandler(terminal)
     monkeypatch.setattr(logging.getLogger("attnport"), "handlers", [handler])
+    assert callable(attnport.inspect)  # the package shows a line once one of its verbs was taken from it
     verb(work)()
     shown = terminal.getvalue()
     assert "2 of 7, fuse: writing attention" in shown
