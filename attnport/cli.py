@@ -197,7 +197,7 @@ def bench(
 
     FOLDER is measured. With --compare, reports of earlier runs are compared instead, for example of two versions.
     """
-    from attnport.verbs import compare as regression
+    from attnport.latency import regression
     from attnport.verbs.bench import raise_for
 
     folder = run.keywords["folder"]

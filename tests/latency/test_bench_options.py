@@ -15,9 +15,9 @@ from attnport.errors import UnavailableError, UsageError
 from attnport.folder.workspace import open_folder
 from attnport.jsonfile import read, to_json
 from attnport.latency import measuring
+from attnport.latency.regression import compare
 from attnport.latency.workloads import workloads
 from attnport.verbs.bench import bench, raise_for
-from attnport.verbs.compare import compare
 
 
 def call(*arguments: object) -> Result:
