@@ -16,6 +16,7 @@ from attnport.dims import Dim as Dim
 from attnport.dims import Profile as Profile
 from attnport.dims import TensorSpec as TensorSpec
 from attnport.errors import UsageError
+from attnport.example_values import without_examples
 from attnport.latencies import DEVICE_PARTS as DEVICE_PARTS
 from attnport.latencies import Candidate as Candidate
 from attnport.latencies import Interval as Interval
@@ -118,6 +119,14 @@ class Source:
             return self.text
         kind = next((kind for kind in ("hf:", "onnx:") if self.text.startswith(kind)), "")
         return kind + re.split(r"[\\/]", self.text.removeprefix(kind).rstrip("\\/"))[-1]
+
+    @property
+    def options(self) -> list[str]:
+        """The options that `export` was given, as words of a command line, without the values of examples."""
+        named = {"--input": tuple(map(without_examples, self.inputs)), "--dim": self.dims, "--outputs": self.outputs}
+        named |= {option: (text,) for option, text in (("--task", self.task), ("--part", self.part)) if text}
+        words = [word for option, texts in named.items() for text in texts for word in (option, text)]
+        return [*words, *["--trust-remote-code"] * self.trust_remote_code]
 
 
 @dataclass(frozen=True)

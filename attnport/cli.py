@@ -14,6 +14,7 @@ import click
 from attnport.console.arguments import refuse
 from attnport.console.command import Finish, Verbs
 from attnport.console.run import Reporter, complain, start
+from attnport.errors import UsageError
 from attnport.module_path import leave_current_folder
 from attnport.options import Option, command_line
 from attnport.version import __version__
@@ -140,11 +141,9 @@ def check(
     form that this runtime opens. A runtime that crashes, hangs or takes all memory in its process is NOT_RUN; the
     others are still reported.
     """
-    from attnport.errors import UsageError
     from attnport.parity.evaluate import Means
     from attnport.processes.isolated import Limits
     from attnport.verbs import check as checking
-    from attnport.verbs._saving import check_target, save
 
     options = run.keywords
     if out.as_json and kind != "table":
@@ -162,7 +161,7 @@ def check(
     if junit is not None:
         from attnport.reporting.ci import junit as as_junit
 
-        save(as_junit(report, f"attnport check {options['folder']}"), junit)
+        write(as_junit(report, f"attnport check {options['folder']}"), junit)
 
     def finish() -> None:
         if kind == "github":
@@ -200,7 +199,7 @@ def bench(
 
     FOLDER is measured. With --compare, reports of earlier runs are compared instead, for example of two versions.
     """
-    from attnport.verbs import compare as regression
+    from attnport.latency import regression
     from attnport.verbs.bench import raise_for
 
     folder = run.keywords["folder"]
@@ -217,8 +216,6 @@ def bench(
         raise click.UsageError("--fail-on-regression goes with --compare BEFORE AFTER.")
 
     from attnport.jsonfile import to_json
-    from attnport.verbs._saving import check_target
-    from attnport.verbs._saving import save as write
 
     if save is not None:
         check_target(save, "--save", regression.FILE)
@@ -306,6 +303,55 @@ def gpu_check(out: Reporter, run: Run) -> Finish:
     from attnport.verbs.gpu_check import raise_for
 
     return out.finish(run(), raise_for)
+
+
+def check_target(path: Path, option: str, example: str) -> None:
+    """Checks before the work whether its result can be saved in the file that an option names.
+
+    Args:
+        option: What named the file, such as `--save`.
+        example: A name for the file, for the hint.
+
+    Raises:
+        UsageError: `path` is a folder, its folder is missing, or no file can be made there.
+    """
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: it is a folder.", hint=f"Name a file, for example {path / example}.")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {path.parent}.", hint="Create it first.")
+    staged = _staged(path)
+    try:
+        if _in_place(path):
+            path.open("a").close()
+        else:
+            staged.touch()
+            staged.unlink()
+    except OSError as err:
+        raise UsageError(
+            f"{option} {path}: {err.strerror}.", hint="Name a file in a folder that you may write to."
+        ) from err
+
+
+def write(text: str, path: Path) -> None:
+    """Writes a file, whole or not at all; a device such as `/dev/stdout` is written to. Raises OSError."""
+    if _in_place(path):
+        path.write_text(text, encoding="utf-8")
+        return
+    staged = _staged(path)
+    try:
+        staged.write_text(text, encoding="utf-8")
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def _in_place(path: Path) -> bool:
+    """Whether it is something that a new file must not replace."""
+    return path.exists() and not path.is_file()
+
+
+def _staged(path: Path) -> Path:
+    return path.with_name(f".{path.name}.staged")
 
 
 if __name__ == "__main__":

@@ -182,7 +182,7 @@ def recover(folder: Path) -> None:
         staging.unlink(missing_ok=True)
 
 
-def settle(folder: Path) -> None:
+def undo_unfinished(folder: Path) -> None:
     """Brings a folder to a state that can be read: takes back what a killed writer did not finish.
 
     A writer at work is no obstacle while it stages (the earlier state stands) and is waited for while it renames.

@@ -264,7 +264,7 @@ tests/test_errors.py tests/test_cli.py
     - exit_code = 4
     + exit_code = 2
 tests/test_signals.py
-  attnport/console/signals.py: every signal ends a verb as Ctrl-C does
+  attnport/console/run.py: every signal ends a verb as Ctrl-C does
     - return 128 + seen[0] if seen else INTERRUPTED
     + return INTERRUPTED
 tests/verbs/test_ship.py

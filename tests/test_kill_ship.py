@@ -26,7 +26,7 @@ from attnport.bundling.model_file import external_files
 from attnport.errors import AttnportError
 from attnport.folder.workspace import open_folder
 from attnport.jsonfile import read
-from attnport.transaction import OWN, STAGING, settle
+from attnport.transaction import OWN, STAGING, undo_unfinished
 from attnport.verbs.verify import raise_for, verify
 
 HERE = Path(__file__).parent
@@ -85,7 +85,7 @@ def whole(folder: Path) -> frozenset[str] | None:
     Whole: after recovery every file is the one of the manifest, no file is under a final name without standing in it,
     models and their weights belong together, reports can be read, and a bundle in it is whole too.
     """
-    settle(folder)
+    undo_unfinished(folder)
     if not (folder / MANIFEST).exists():
         left = {path.name for path in folder.rglob("*") if not path.is_dir()} - set(OWN)
         assert not left, f"files without a manifest: {sorted(left)}"

@@ -42,7 +42,7 @@ def test_the_time_left_is_measured_from_the_steps_before_but_the_first() -> None
 
     def told(message: str, at: float) -> str:
         now[0] = at
-        return left.told(message)
+        return left.with_time_left(message)
 
     assert told("ort_cpu: 1/11 a", 0) == "ort_cpu: 1/11 a"
     assert told("ort_cpu: 2/11 b", 100) == "ort_cpu: 2/11 b"  # the first loaded things
@@ -97,6 +97,7 @@ def test_in_python_a_line_says_what_is_done_and_leaves_nothing_behind(monkeypatc
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     handler = logging.StreamHandler(terminal)
     monkeypatch.setattr(logging.getLogger("attnport"), "handlers", [handler])
+    assert callable(attnport.inspect)  # the package shows a line once one of its verbs was taken from it
     verb(work)()
     shown = terminal.getvalue()
     assert "2 of 7, fuse: writing attention" in shown

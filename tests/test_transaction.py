@@ -21,7 +21,7 @@ from generations import LAST, generation, interrupted, stage, tidy, write
 from killing import CALLS, Armed, in_child
 from representatives import representatives
 
-from attnport.transaction import STAGING, settle, transaction
+from attnport.transaction import STAGING, transaction, undo_unfinished
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_killed_at_every_call_it_holds_the_earlier_or_the_later_state(tmp_path: 
         target = _copy(spare, tmp_path / f"{at}")
         assert in_child(lambda at=at, target=target: (Armed(at, when).install(), write(target, 2))) == -signal.SIGKILL
         if target.exists():
-            settle(target)
+            undo_unfinished(target)
             found = generation(target)
             assert found in (start, 2)
             seen.add(found)
@@ -97,9 +97,9 @@ def test_killed_at_every_call_it_holds_the_earlier_or_the_later_state(tmp_path: 
     assert start in seen
 
 
-def settle_and_die(folder: Path, at: int) -> None:
+def undo_and_die(folder: Path, at: int) -> None:
     Armed(at, "after").install()
-    settle(folder)
+    undo_unfinished(folder)
 
 
 @pytest.mark.parametrize("start", [0, 1], ids=["new folder", "earlier artifact"])
@@ -111,7 +111,7 @@ def test_killed_again_and_again_while_recovering_it_still_goes_back(tmp_path: Pa
     with pytest.raises(AssertionError):
         assert generation(target) == start, "the writer was not killed half way"
     kills = 0
-    while in_child(functools.partial(settle_and_die, target, kills + 1)) == -signal.SIGKILL:
+    while in_child(functools.partial(undo_and_die, target, kills + 1)) == -signal.SIGKILL:
         kills += 1
     assert kills > 5
     assert generation(target) == start
@@ -134,7 +134,7 @@ def test_killed_at_random_moments_it_holds_one_state(tmp_path: Path) -> None:
             began, done = time.monotonic(), int(writer.stdout.readline())
             time.sleep(clock.random() * (time.monotonic() - began) / 2)  # however fast this machine is just now
             writer.kill()
-        settle(target)
+        undo_unfinished(target)
         found = generation(target)
         assert found >= done > last
         last = found
@@ -156,7 +156,7 @@ def test_a_full_disk_at_every_call_loses_nothing(tmp_path: Path, start: int) -> 
         failed = in_child(lambda at=at, target=target: (Armed(at, "before", full).install(), write(target, 2)))
         failures += failed != 0
         if target.exists():
-            settle(target)
+            undo_unfinished(target)
             assert generation(target) in ((start, 2) if failed else (2,))
         write(target, 3)
         assert generation(target) == 3
@@ -191,10 +191,10 @@ def test_a_really_full_disk_loses_nothing(tmp_path: Path) -> None:
                 write(disk / "out", 2, size)
             except OSError:
                 full += 1
-                settle(disk / "out")
+                undo_unfinished(disk / "out")
                 assert generation(disk / "out") in (1, 2)
         assert full > 2
-        settle(disk / "out")
+        undo_unfinished(disk / "out")
         assert generation(disk / "out") == 2
     finally:
         subprocess.run(["umount", disk], check=True)
@@ -267,16 +267,16 @@ def test_a_read_only_folder_is_refused_for_writing_and_open_for_reading(unprivil
     target.chmod(0o555)
     with pytest.raises(PermissionError):
         write(target, 2)
-    settle(target)
+    undo_unfinished(target)
     assert generation(target) == 1
     (target).chmod(0o755)
     (target / STAGING).rmdir()
     interrupted(target)
     target.chmod(0o555)
-    settle(target)
+    undo_unfinished(target)
     assert (target / LAST).read_text().startswith("0001"), "the manifest is renamed last"
     target.chmod(0o755)
-    settle(target)
+    undo_unfinished(target)
     assert generation(target) == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 from generations import LAST, generation, tidy, write
 from killing import in_child
 
-from attnport.transaction import LOCK, OLD, STAGING, BusyError, Transaction, locked, settle, transaction
+from attnport.transaction import LOCK, OLD, STAGING, BusyError, Transaction, locked, transaction, undo_unfinished
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_lock_file_that_its_holder_deleted_meanwhile_counts_for_nothing(
 def test_a_reader_sees_the_earlier_state_while_a_writer_stages(folder: Path) -> None:
     with transaction(folder, LAST) as staged:
         staged.path("manifest").write_text("half")
-        settle(folder)
+        undo_unfinished(folder)
         assert generation_of_final(folder) == 1
         assert staged.path("manifest").read_text() == "half", "the reader discarded a live writer's files"
 
@@ -117,7 +117,7 @@ def test_a_reader_waits_for_a_writer_that_renames(folder: Path) -> None:
             os._exit(0)
     while not any((folder / STAGING).glob(f"*/{OLD}")):
         time.sleep(0.005)
-    settle(folder)
+    undo_unfinished(folder)
     assert generation(folder) == 2
     os.waitpid(child, 0)
 
@@ -125,7 +125,7 @@ def test_a_reader_waits_for_a_writer_that_renames(folder: Path) -> None:
 def test_a_child_that_outlives_a_killed_writer_cannot_write_into_the_next_change(folder: Path) -> None:
     first = Transaction(folder, LAST)
     orphan = first.path("stray.engine")
-    settle(folder)
+    undo_unfinished(folder)
     with transaction(folder, LAST) as staged:
         staged.path(LAST).write_text("0001" * 2000)
         with pytest.raises(FileNotFoundError):

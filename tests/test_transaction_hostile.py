@@ -10,7 +10,7 @@ import pytest
 from generations import LAST, files, generation, interrupted, stage, tidy, write
 
 from attnport.errors import ArtifactError
-from attnport.transaction import ADDED, LOCK, OLD, STAGING, settle, transaction
+from attnport.transaction import ADDED, LOCK, OLD, STAGING, transaction, undo_unfinished
 from attnport.transaction import LAST as WAITING
 
 
@@ -81,7 +81,7 @@ def test_a_link_in_place_of_a_file_is_replaced_and_its_target_left_alone(folder:
 def test_a_file_moved_aside_that_is_gone_leaves_a_digest_to_tell(folder: Path) -> None:
     interrupted(folder)
     next((folder / STAGING).glob(f"*/{OLD}/weights.bin")).unlink()
-    settle(folder)
+    undo_unfinished(folder)
     assert tidy(folder)
     with pytest.raises(AssertionError, match="mixture"):
         generation(folder)
@@ -105,7 +105,7 @@ def test_a_change_from_elsewhere_is_not_taken_back_through_a_linked_subfolder(
     (folder / "sub").symlink_to(tmp_path / "home")
     unfinished(folder, kind, "sub/victim")
     with pytest.raises(ArtifactError, match="not a folder of its own"):
-        settle(folder)
+        undo_unfinished(folder)
     with pytest.raises(ArtifactError, match="not a folder of its own"):
         write(folder, 2)
     assert (tmp_path / "home/victim").read_text() == "mine"
@@ -124,7 +124,7 @@ def test_a_link_in_the_staging_folder_is_not_followed(folder: Path, tmp_path: Pa
     (folder / STAGING / linked).symlink_to(home)
     before = {path.relative_to(home) for path in home.rglob("*")}
     with contextlib.suppress(ArtifactError):
-        settle(folder)
+        undo_unfinished(folder)
     assert {path.relative_to(home) for path in home.rglob("*")} == before
 
 

@@ -1,15 +1,15 @@
 """What an ONNX file reveals, anywhere in the model: notes and names, constants that look like data, unused bytes.
 
-The walk uses the format's protobuf descriptors, so that it covers every place: main graph, branches, functions,
-training information, quantisation notes, and anything that later versions of the format add. Floating-point data cannot
-be distinguished from weights, so all floating-point numbers count as weights.
+`clean` removes its notes. The walk uses the format's protobuf descriptors, so that it covers every place: main graph,
+branches, functions, training information, quantisation notes, and anything that later versions of the format add.
+Floating-point data cannot be distinguished from weights, so all floating-point numbers count as weights.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +112,32 @@ def gives_away(key: str, value: str, builder: Builder) -> bool:
     """Whether an entry of metadata reveals something, so that `--fix` removes it."""
     noted = key != KEPT and key.startswith(_NOTES)
     return noted or bool(first_of_each(f"{key}\n{value}", builder))
+
+
+def clean(model: ModelProto, builder: Builder) -> bytes:
+    """The file's new bytes, without doc strings, revealing notes, unknown keys and unknown fields.
+
+    The protobuf message is edited directly, not through a graph library, so that nothing else changes.
+    """
+    model.DiscardUnknownFields()
+    for _, message in messages(model):
+        known = message.DESCRIPTOR.fields_by_name
+        if "doc_string" in known:
+            message.ClearField("doc_string")
+        if "metadata_props" in known:
+            _keep(message, "metadata_props", lambda entry: not gives_away(entry.key, entry.value, builder))
+        if "external_data" in known:
+            _keep(message, "external_data", lambda entry: entry.key in PLACES)
+    data: bytes = model.SerializeToString(deterministic=True)
+    return data
+
+
+def _keep(message: Message, field: str, wanted: Callable[[Any], bool]) -> None:
+    """Keeps only the wanted entries of a repeated field, in order."""
+    entries = getattr(message, field)
+    for index in reversed(range(len(entries))):
+        if not wanted(entries[index]):
+            del entries[index]
 
 
 def unknown_fields(message: Message) -> list[tuple[int, Any]]:

@@ -31,7 +31,7 @@ def replaced(out: Path, may_replace: Callable[[], None]) -> Iterator[Path]:
         UsageError: `out` cannot be written, or the disk is full.
     """
     out = out.absolute()
-    with _told(out):
+    with _errors_of_files(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         _clear(out)
         staged, lock = _stage(out)
@@ -50,13 +50,13 @@ def replaced(out: Path, may_replace: Callable[[], None]) -> Iterator[Path]:
 def refuse_unwritable(out: Path) -> None:
     """Raises UsageError where `replaced` cannot write, before the work that fills the folder."""
     out = out.absolute()
-    with _told(out):
+    with _errors_of_files(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         Path(tempfile.mkdtemp(prefix=_prefix(out), dir=out.parent)).rmdir()
 
 
 @contextmanager
-def _told(out: Path) -> Iterator[None]:
+def _errors_of_files(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as err:

@@ -245,17 +245,7 @@ def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[tuple[str
     Folders are removed as in `Source.without_folders`.
     """
     source = manifest.source
-    export = ["export", source.without_folders]
-    inputs = tuple(map(without_examples, source.inputs))
-    for option, values in (("--input", inputs), ("--dim", source.dims), ("--outputs", source.outputs)):
-        for value in values:
-            export += [option, value]
-    for option, value in (("--task", source.task), ("--part", source.part)):
-        if value:
-            export += [option, value]
-    if source.trust_remote_code:
-        export.append("--trust-remote-code")
-    lines = [] if source.in_memory else [[*export, "-o", _OUT]]
+    lines = [] if source.in_memory else [["export", source.without_folders, *source.options, "-o", _OUT]]
     for backend in backends:
         lines += [command for command in _of(backend) if command not in lines]
     return tuple(("attnport", *command) for command in lines)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Collection
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
 from attnport.console.arguments import FOLDER, as_click, refuse
-from attnport.console.run import Reporter, carry_out
-from attnport.console.spread import on_cluster
+from attnport.console.run import Reporter, carry_out, complain
 from attnport.options import Option, command_line, parameters
 
 Finish = Callable[[], None]
@@ -203,3 +203,39 @@ class Verb(click.Command):
             return self._work(out, partial(verb, **values), **own)
 
         carry_out(out, str(self.name), {**values, **own, **cluster}, work)
+
+
+def on_cluster(
+    out: Reporter,
+    verb: str,
+    folders: Sequence[Path],
+    options: Mapping[str, Any],
+    *,
+    address: Annotated[
+        str | None,
+        Option(
+            "Run on every machine of a Ray cluster, at ADDRESS, auto or local, on a copy of each FOLDER.",
+            "--ray",
+            metavar="ADDRESS",
+        ),
+    ] = None,
+) -> Finish:
+    """`--ray` of `check`, `bench` and `tune`: runs a verb for every folder on every machine of a cluster.
+
+    Args:
+        options: The arguments of the verb besides the folder.
+    """
+    from attnport.verbs.machines import on_machines
+
+    if not folders:
+        raise click.UsageError("Missing argument 'FOLDER...'.")
+    report = on_machines(verb, folders, str(address), progress=out.progress, **options)
+
+    def finish() -> None:
+        out.show(report)
+        for result in report.results:
+            if result.exit_code:
+                complain(f"{result.machine}, {result.folder}: {result.error}")
+        sys.exit(report.exit_code)
+
+    return finish

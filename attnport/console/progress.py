@@ -28,7 +28,7 @@ class TimeLeft:
         self._first = 0
         self._since: tuple[int, float] | None = None
 
-    def told(self, message: str) -> str:
+    def with_time_left(self, message: str) -> str:
         """A message with the time that is left, if it counts its steps: `checking sizes 3/20`, and some are done.
 
         The text before the count says which steps belong together.
@@ -67,7 +67,7 @@ class Line:
         from rich.cells import cell_len
 
         room = shutil.get_terminal_size().columns - 1
-        text = shortened(one_line(self._stage + self._left.told(message)), room)
+        text = shortened(one_line(self._stage + self._left.with_time_left(message)), room)
         self._erase()
         self._stream.write(text)
         self._stream.flush()

@@ -1,20 +1,26 @@
-"""Runs a verb in a terminal: its output and messages, how it ends, and its exit code."""
+"""Runs a verb in a terminal: its output and messages, how it ends, and its exit code.
+
+Ctrl-C, SIGTERM, and SIGHUP when a terminal is closed all end a verb alike.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
+import threading
 import traceback as tracebacks
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import click
 
 from attnport.console.arguments import about, check_arguments, readable
 from attnport.console.progress import TimeLeft, shortened
-from attnport.console.signals import INTERRUPTED, exit_code, ignore_signals, interrupts
 from attnport.console.streams import (
     LOST,
     SEND_ELSEWHERE,
@@ -30,6 +36,14 @@ from attnport.options import Option, typed
 if TYPE_CHECKING:
     from attnport.printed import Printed
     from attnport.reporting.document import Detail
+
+INTERRUPTED = 130
+# Python's default handlers. A signal with another handler is left alone: it was set, or ignored, on purpose.
+_UNTOUCHED = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
 
 # The object of click's context when the process ends with the verb. A caller in Python does not set it.
 OWN_PROCESS = object()
@@ -90,7 +104,7 @@ class Reporter:
             from rich.text import Text
 
             room = self._status.console.width - _SPINNER
-            self._status.update(Text(shortened(self._stage + self._left.told(message), room)))
+            self._status.update(Text(shortened(self._stage + self._left.with_time_left(message), room)))
 
     def tell(self, message: str) -> None:
         """Prints a note on stderr."""
@@ -208,6 +222,73 @@ def carry_out(out: Reporter, name: str, options: Mapping[str, Any], work: Callab
             code = exit_code(interrupted)
     if code or out.lost:
         sys.exit(code or LOST)
+
+
+def ignore_signals() -> None:
+    """Ignores further signals, so that they do not change the exit code of a process that is about to exit."""
+    for number in _UNTOUCHED:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def exit_code(seen: list[int]) -> int:
+    """The exit code that a shell reports for the first signal: 130, 143 or 129."""
+    return 128 + seen[0] if seen else INTERRUPTED
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """Records each signal that ends a verb, and raises KeyboardInterrupt.
+
+    Signals are recorded, as a library may replace the exception by one of its own. If the exception is raised in a
+    callback of Python itself, such as a destructor, Python ignores it and prints a traceback; this print is suppressed.
+    While torch is being imported, signals are postponed: an exception that passes through torch's C++ code there aborts
+    the process.
+    """
+    seen: list[int] = []
+    print_ignored = sys.unraisablehook
+
+    def ignored(what: sys.UnraisableHookArgs) -> None:
+        if not isinstance(what.exc_value, KeyboardInterrupt):
+            print_ignored(what)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if _imports_torch(frame):
+            threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+            return
+        seen.append(number)
+        current = sys.exception()
+        while current is not None:
+            # A second signal must not interrupt the cleanup after the first: killing children, deleting staged files.
+            if isinstance(current, KeyboardInterrupt):
+                return
+            current = current.__context__
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in _UNTOUCHED}
+    handled = [number for number, handler in _UNTOUCHED.items() if before[number] is handler]
+    try:
+        for number in handled:
+            signal.signal(number, note)
+    except ValueError:  # not the main thread, which has no signals
+        yield seen
+        return
+    sys.unraisablehook = ignored
+    try:
+        yield seen
+    finally:
+        sys.unraisablehook = print_ignored
+        for number in handled:
+            if signal.getsignal(number) is note:
+                signal.signal(number, before[number])
+
+
+def _imports_torch(frame: FrameType | None) -> bool:
+    """Whether the code that a signal interrupted runs because torch's own module is being imported."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def start(program: click.Group) -> None:

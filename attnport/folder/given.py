@@ -211,7 +211,7 @@ class Given:
             if self._examples:
                 with reading(source.text):
                     module = self._made(source)
-                arguments, ranges, notes, fixable = self._found(module, inputs, dims, progress)
+                arguments, ranges, notes, fixable = self._from_examples(module, inputs, dims, progress)
                 # As later commands load it, from the manifest.
                 inputs, dims = tuple(map(text_of, arguments.leaves)), tuple(map(str, ranges.values()))
                 source = dataclasses.replace(source, inputs=inputs, dims=dims)
@@ -228,7 +228,7 @@ class Given:
             )
         module, notes, fixable = kept_copy(self.model), tuple[str, ...](), tuple[Dim, ...]()
         if self._examples:
-            arguments, ranges, notes, fixable = self._found(own_copy(module), inputs, dims, progress)
+            arguments, ranges, notes, fixable = self._from_examples(own_copy(module), inputs, dims, progress)
         else:
             arguments, ranges = declared_arguments(self.name, module, inputs, dims)
         return memory_spec(module, arguments, ranges, outputs, precision_of(self.model), notes, fixable)
@@ -272,7 +272,7 @@ class Given:
             raise UsageError(f"{text} declares its own inputs; examples do not apply.", hint="Leave them out.")
         return in_float32(plain_module(text, module)).eval()
 
-    def _found(
+    def _from_examples(
         self, module: nn.Module, inputs: Sequence[str], dims: Sequence[str], progress: Progress
     ) -> tuple[Arguments, dict[str, Dim], tuple[str, ...], tuple[Dim, ...]]:
         """What the forward is called with by the examples, the ranges of dims, what users are told, and the dims that

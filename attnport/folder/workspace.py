@@ -51,7 +51,7 @@ from attnport.runtimes import base
 from attnport.runtimes.base import Key, Opening, Runtime
 from attnport.sources.digests import TOOLCHAIN, changes
 from attnport.sources.program import Stored, note
-from attnport.transaction import OWN, Transaction, settle, transaction
+from attnport.transaction import OWN, Transaction, transaction, undo_unfinished
 from attnport.version import __version__
 from attnport_bundle.format import manifest as bundle_manifest
 
@@ -75,7 +75,7 @@ def open_folder(folder: Path) -> Manifest:
     if not folder.is_dir():
         hint = "To take it over: attnport export FOLDER -o OUT" if folder.suffix == ".onnx" else _MADE_BY
         raise ArtifactError(f"{folder} is not a folder.", hint=as_command(hint, folder))
-    settle(folder)
+    undo_unfinished(folder)
     if (folder / bundle_manifest.MANIFEST).is_file():
         raise ArtifactError(
             f"{folder} is a bundle, and no artifact folder.",
@@ -289,7 +289,7 @@ def refuse_stranger(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} exists and is not a folder.", hint="Give another folder, or move it away.")
     if folder.exists() and not (folder / MANIFEST).exists():
-        settle(folder)  # a first export that was killed has left files of its own
+        undo_unfinished(folder)  # a first export that was killed has left files of its own
         strange = sorted(path.name for path in folder.iterdir() if path.name not in OWN)
         if strange:
             raise UsageError(

@@ -38,15 +38,15 @@ def by_case(row: RuntimeParity) -> Iterator[tuple[str, Verdict, str]]:
     verdicts = {case: worst([result.verdict for result in results]) for case, results in named.items()}
     for case, results in named.items():
         verdict = verdicts[case]
-        told = [_told(result) for result in results if result.verdict == verdict] if verdict != "PASS" else []
-        yield case, verdict, "; ".join(told)
+        described = [_described(result) for result in results if result.verdict == verdict] if verdict != "PASS" else []
+        yield case, verdict, "; ".join(described)
     if row.verdict != "PASS" and row.verdict not in verdicts.values():
         yield WHOLE, row.verdict, row.reason
     elif not verdicts:
         yield WHOLE, row.verdict, ""
 
 
-def _told(result: CaseResult | InvarianceResult) -> str:
+def _described(result: CaseResult | InvarianceResult) -> str:
     """The output, how far it is over its bound, and why it was not accepted."""
     parts = [result.output]
     over = result.used

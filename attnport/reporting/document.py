@@ -111,7 +111,7 @@ class Row:
     reason: str = ""
 
     @property
-    def told(self) -> int:
+    def reason_at(self) -> int:
         """The number of the cell beside which the reason stands."""
         verdicts = (place for place, cell in enumerate(self.cells) if isinstance(cell, Verdict))
         return next(verdicts, len(self.cells) - 1)

@@ -17,7 +17,6 @@ from attnport.artifacts import (
     Ran,
     Verdict,
 )
-from attnport.example_values import without_examples
 from attnport.parities import FACTORS
 from attnport.reporting import document as doc
 from attnport.reporting.document import NONE, significant
@@ -195,14 +194,8 @@ def reference(manifest: Manifest) -> list[str]:
 
 def again(manifest: Manifest, folder: str) -> list[str]:
     """The commands that make the folder again and examine it; `folder` is quoted for a shell."""
-    source = shlex.quote(manifest.source.text)
-    options = "".join(f" --input {shlex.quote(without_examples(item))}" for item in manifest.source.inputs)
-    options += "".join(f" --dim {shlex.quote(item)}" for item in manifest.source.dims)
-    options += "".join(f" --outputs {shlex.quote(item)}" for item in manifest.source.outputs)
-    options += "".join(f" --{name} {value}" for name in ("task", "part") if (value := getattr(manifest.source, name)))
-    options += " --trust-remote-code" * manifest.source.trust_remote_code
     shape = grid(manifest)
-    ship = f"attnport ship {source}{options} -o {folder}"
+    ship = f"attnport ship {shlex.join([manifest.source.text, *manifest.source.options])} -o {folder}"
     return [
         *([] if manifest.source.in_memory else [ship]),
         f"attnport fuse {folder} --explain",

@@ -24,13 +24,13 @@ def fusion(report: FusionReport, detail: doc.Detail = "brief") -> Iterator[doc.B
         yield from _explained(report)
         return
 
-    def told(table: FusionTable) -> str:
+    def reasons_of(table: FusionTable) -> str:
         reasons = (item.cost if item.fused else item.reason for item in table.items)
         return "; ".join(filter(None, dict.fromkeys((*reasons, *_of_padding(table)))))
 
     columns = doc.columns("target", "fused", "kernel", "proved by", right=("fused",), whole=("target", "fused"))
     rows = (
-        doc.Row((doc.Name(target), total(table), _kernels(table) or NONE, table.proved_by or NONE), told(table))
+        doc.Row((doc.Name(target), total(table), _kernels(table) or NONE, table.proved_by or NONE), reasons_of(table))
         for target, table in report.targets.items()
     )
     yield doc.Table("fusion", columns, (doc.Group(tuple(rows)),))

@@ -150,5 +150,5 @@ def _cells(row: doc.Row, width: int) -> list[str]:
     if len(cells) < width:
         cells += [NONE] * (width - len(cells) - 1) + [escaped(row.reason)]
     elif row.reason:
-        cells[row.told] += f"; {_inline(row.reason)}"
+        cells[row.reason_at] += f"; {_inline(row.reason)}"
     return cells

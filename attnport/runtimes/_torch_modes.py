@@ -201,7 +201,7 @@ class _Origin:
 class _Numbered(DispatchMode):
     """Numbers the products of a run, for the eager twin of `*_islands` where a module writes its attention out.
 
-    A single call does not show that it belongs to an attention, so the module runs twice. In the first run, `Found`
+    A single call does not show that it belongs to an attention, so the module runs twice. In the first run, `Products`
     numbers the products, and records which of them compute scores for a softmax and which use its probabilities. In the
     second, `Rounded` computes these products as a half-precision kernel does.
     """
@@ -226,7 +226,7 @@ class _Numbered(DispatchMode):
         return func(*args, **kwargs)
 
 
-class Found(_Numbered):
+class Products(_Numbered):
     """Finds the products of attentions; `scores` and `values` are the numbers of those before and after a softmax."""
 
     def __init__(self) -> None:
@@ -265,10 +265,10 @@ class Found(_Numbered):
 
 
 class Rounded(_Numbered):
-    """Runs the products that `Found` found as a half-precision kernel does: it rounds their operands and the final
+    """Runs the products that `Products` found as a half-precision kernel does: it rounds their operands and the final
     output, while scores and softmax are float32. With `step_by_step` it rounds the scores too."""
 
-    def __init__(self, found: Found, dtype: torch.dtype, *, step_by_step: bool = False) -> None:
+    def __init__(self, found: Products, dtype: torch.dtype, *, step_by_step: bool = False) -> None:
         super().__init__()
         self._found, self._dtype = found, dtype
         self._rounded = found.values | found.scores if step_by_step else found.values

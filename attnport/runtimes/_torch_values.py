@@ -16,7 +16,7 @@ import torch
 
 from attnport.artifacts import PLANS
 from attnport.runtimes._torch_modes import (
-    Found,
+    Products,
     Rounded,
     TiesInOrder,
     ZeroWithoutKey,
@@ -89,7 +89,7 @@ class TracedModule:
         modes = [TiesInOrder(), *modes_for(self._plan, float64=self._float64), ZeroWithoutKey()]
         island = None if self._float64 else half_of_islands(self._plan)
         if island is not None:
-            with active(products := Found()):
+            with active(products := Products()):
                 torch.fx.Interpreter(self._program.graph_module).run(*arguments)
             modes = [*modes, Rounded(products, island)]
         with active(*modes):

@@ -135,7 +135,7 @@ class EagerCall:
         """What the module returns for inputs by name."""
         from torch.utils._pytree import tree_leaves, tree_map
 
-        from attnport.runtimes._torch_modes import AttentionMode, Found, Hidden, Rounded, ZeroWithoutKey, active
+        from attnport.runtimes._torch_modes import AttentionMode, Hidden, Products, Rounded, ZeroWithoutKey, active
 
         if self._nudged is not None:
             draw = Draw(self._nudged)
@@ -153,7 +153,7 @@ class EagerCall:
             tensors = {name: rounded(tensor) for name, tensor in tensors.items()}
         modes = self._modes
         if self._island is not None:
-            with active(products := Found()):
+            with active(products := Products()):
                 self._module(**tensors)
             modes = [*modes, Rounded(products, self._island, step_by_step=self._steps)]
         if not self._contract:

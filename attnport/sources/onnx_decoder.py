@@ -62,7 +62,7 @@ class Decoder:
         return tuple(found)
 
 
-def settle_decoder(model: ir.Model) -> Decoder | None:
+def prepare_decoder(model: ir.Model) -> Decoder | None:
     """Gives the caches of a decoder their sizes, and replaces inputs that its lengths say; None of another graph."""
     attentions = [node for node in model.graph if _is_cached(node)]
     ids = next((value for value in model.graph.inputs if value.name == "input_ids" and rank_of(value) == 2), None)

@@ -14,7 +14,7 @@ from attnport.onnx_graph import ir, passes
 from attnport.onnx_walk import references
 from attnport.patches import Patch, patched
 from attnport.sources.hf.files import is_blob
-from attnport.sources.onnx_decoder import Decoder, settle_decoder
+from attnport.sources.onnx_decoder import Decoder, prepare_decoder
 from attnport.sources.structure import flat_name
 
 PREFIX = "onnx:"
@@ -99,7 +99,7 @@ def beside(text: str, name: str) -> Path | None:
 
 
 @dataclass(frozen=True)
-class Theirs:
+class ImportedFile:
     """What a file holds.
 
     Attributes:
@@ -121,7 +121,7 @@ def graph_of(text: str) -> ir.Model:
     return read(text).model
 
 
-def read(text: str) -> Theirs:
+def read(text: str) -> ImportedFile:
     """What a file holds.
 
     Raises:
@@ -155,7 +155,7 @@ def read(text: str) -> Theirs:
     half = next((name.lower() for name in _HALVES if ir.DataType[name] in used), "")
     if half:
         _widen(model)
-    return Theirs(model, half, preset, settle_decoder(model))
+    return ImportedFile(model, half, preset, prepare_decoder(model))
 
 
 def _refuse_what_is_unknown(text: str, model: ir.Model, is_known: Callable[[ir.Node], bool]) -> None:

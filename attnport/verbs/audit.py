@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from attnport.artifacts import MANIFEST as ARTIFACT
-from attnport.auditing.clean import IN_BUNDLE, clean, owner, replace_file
 from attnport.auditing.onnx_file import (
     Range,
     audit_constants,
     audit_notes,
     audit_unreferenced,
     beside,
+    clean,
     external,
     load,
     tensors,
@@ -39,6 +43,7 @@ from attnport.verbs._arguments import verb
 from attnport.verbs._confined import Told, carry_out, confined
 from attnport.verbs.inspect import Kind, kind_of
 from attnport.verbs.report import FILE as PAGE
+from attnport_bundle.format.manifest import MANIFEST as BUNDLE
 
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
@@ -49,6 +54,7 @@ _ADVICE = {
     ARTIFACT: "An artifact needs its SPEC to find the module again; ship a bundle, or export with a relative SPEC.",
     PAGE: "Write the page again with a relative folder and without --text, or do not pass it on.",
 }
+IN_BUNDLE = "The bundle's digests would not fit; clean the artifact, check it and bundle again."
 _NOT_LISTED = "The manifest does not name this file; audit it by itself, or remove it."
 _WEIGHTS = "Export the module without it, as attnport export does unless --with-weights is given."
 
@@ -271,6 +277,56 @@ def _clean_folder(folder: Path, names: Sequence[str], builder: Builder) -> None:
         for name in names:
             changing.path(name).write_bytes(clean(load(folder / name), builder))
         changing.finish(STAGE, digest_text(*(manifest.files[name] for name in names)))
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replaces a file's contents atomically and keeps its mode; for a link, the file that it points to."""
+    path = path.resolve()
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(path, name)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A folder whose manifest has the digest of a file.
+
+    Attributes:
+        advice: How to clean the file and update its digest.
+    """
+
+    folder: Path
+    advice: str
+
+
+def owner(path: Path) -> Owner | None:
+    """The bundle or artifact whose manifest names a file, or a link to it; None if there is none."""
+    for file in dict.fromkeys((path.parent.resolve() / path.name, path.resolve())):
+        for folder in file.parents:
+            name = file.relative_to(folder).as_posix()
+            if _names(folder / BUNDLE, name):
+                return Owner(folder, IN_BUNDLE)
+            if _names(folder / ARTIFACT, name):
+                return Owner(folder, f"Clean the file and its digest together: attnport audit {folder} --fix")
+    return None
+
+
+def _names(manifest: Path, name: str) -> bool:
+    """Whether a manifest of any version has a digest of a file."""
+    try:
+        data = json.loads(manifest.read_bytes())
+    except (OSError, ValueError, RecursionError):  # there is no manifest, or not one of ours
+        return False
+    files = data.get("files") if isinstance(data, dict) else None
+    return isinstance(files, dict) and name in files
 
 
 def _carry_out(message: Mapping[str, Any], listeners: Mapping[str, Told]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from attnport.sources.onnx_file import files_of, graph_of, input_names, is_onnx,
 from attnport.sources.package import hub_id
 from attnport.sources.program import CODE, program_module
 from attnport.sources.program import WEIGHTS as STORED_WEIGHTS
-from attnport.transaction import settle
+from attnport.transaction import undo_unfinished
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs._confined import Told, carry_out, confined
 from attnport.version import __version__
@@ -134,7 +134,7 @@ def exported(
         )
     finally:
         if folder.is_dir():
-            settle(folder)  # what a process that was killed has left
+            undo_unfinished(folder)  # what a process that was killed has left
     return open_folder(folder), None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
-from attnport.reporting.charts import place
+from attnport.reporting.html import place
 from attnport.reporting.markup import Html, el
 from claims._svg import COLOURS, LETTER_PX, TEXT, line, picture, ticks, words
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attnport.reporting.charts import place
+from attnport.reporting.html import place
 from attnport.reporting.markup import Html, el
 from claims._findings import Ratio, shown
 from claims._svg import COLOURS, LETTER_PX, TEXT, line, picture, ticks, words

@@ -8,10 +8,10 @@ import onnx
 import planted
 import pytest
 
-from attnport.auditing.clean import clean, replace_file
-from attnport.auditing.onnx_file import KEPT, audit_notes, load
+from attnport.auditing.onnx_file import KEPT, audit_notes, clean, load
 from attnport.auditing.text import Builder, Finding
 from attnport.errors import ArtifactError
+from attnport.verbs.audit import replace_file
 
 NOBODY = Builder()
 PLACES = sorted(planted.places(planted.model()))

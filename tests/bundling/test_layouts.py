@@ -19,7 +19,7 @@ from killing import Armed, in_child
 from onnx import helper
 
 from attnport.bundling.layouts import base, triton
-from attnport.bundling.layouts._pbtxt import Constant, pbtxt
+from attnport.bundling.layouts.triton import Constant, pbtxt
 from attnport.dims import Dim
 from attnport.errors import ParityFailed, UsageError
 from attnport.verbs.bundle import bundle

@@ -15,7 +15,7 @@ from representatives import representatives
 
 import attnport
 from attnport.errors import AttnportError
-from attnport.sources.onnx_decoder import settle_decoder
+from attnport.sources.onnx_decoder import prepare_decoder
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
@@ -123,6 +123,6 @@ def test_an_attribute_that_is_zero_says_that_a_cache_is_of_all_tokens() -> None:
     for node in model.graph.node:
         if node.op_type == "GroupQueryAttention":
             node.attribute.append(onnx.helper.make_attribute("sliding_window_cache", 0))
-    found = settle_decoder(ir.from_proto(model))
+    found = prepare_decoder(ir.from_proto(model))
     assert found is not None
     assert found.forgetting == 0

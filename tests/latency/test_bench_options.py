@@ -10,15 +10,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from attnport.artifacts import LatencyReport
-from attnport.cli import cli
+from attnport.cli import check_target, cli, write
 from attnport.errors import UnavailableError, UsageError
 from attnport.folder.workspace import open_folder
 from attnport.jsonfile import read, to_json
 from attnport.latency import measuring
+from attnport.latency.regression import compare
 from attnport.latency.workloads import workloads
-from attnport.verbs._saving import check_target, save
 from attnport.verbs.bench import bench, raise_for
-from attnport.verbs.compare import compare
 
 
 def call(*arguments: object) -> Result:
@@ -186,7 +185,7 @@ def test_more_samples_can_be_asked_for(tiny_artifact: Path) -> None:
 def test_saving_leaves_the_report_that_was_there_when_it_fails(saved: Path, tmp_path: Path) -> None:
     report = read(LatencyReport, saved)
     path = tmp_path / "report.json"
-    save(to_json(report), path)
+    write(to_json(report), path)
     assert path.read_text() == to_json(report)
     assert [one.name for one in tmp_path.iterdir()] == ["report.json"]
     check_target(path, "--save", "x.json")

@@ -12,9 +12,8 @@ import pytest
 from attnport.artifacts import LatencyReport
 from attnport.errors import UsageError
 from attnport.jsonfile import to_json
-from attnport.latency.regression import RegressionReport, regression
+from attnport.latency.regression import RegressionReport, compare, regression
 from attnport.latency.rows import Measured, rows
-from attnport.verbs.compare import compare
 
 ROUNDS = 12
 

@@ -8,9 +8,8 @@ import pytest
 
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.errors import LatencyRegressed, UsageError
-from attnport.latency.regression import regression
+from attnport.latency.regression import raise_for, regression
 from attnport.latency.rows import Measured, rows
-from attnport.verbs.compare import raise_for
 
 SETTINGS: dict[str, Any] = {"threads": 1, "machine": "a processor", "starts": 1}
 SETTINGS |= {"version torch": "2.13", "version onnxruntime": "1"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import attnport.reporting
-from attnport.reporting.charts import KINDS
+from attnport.reporting.html import KINDS
 
 LINES = tuple(f"s{kind}" for kind in range(KINDS))
 TEXT = ("ink", "soft", "link", "pass", "fail", "miss", "skip")

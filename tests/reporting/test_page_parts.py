@@ -13,9 +13,8 @@ import pytest
 
 from attnport.artifacts import CaseResult, LatencyRow
 from attnport.reporting import document as doc
-from attnport.reporting.charts import place
 from attnport.reporting.document import mebibytes, milliseconds, scientific, significant
-from attnport.reporting.html import IMAGE_BUDGET_BYTES, INK, VEIL, html, png
+from attnport.reporting.html import IMAGE_BUDGET_BYTES, INK, VEIL, html, place, png
 from attnport.reporting.latency import axis
 from attnport.reporting.markup import Html, el, join, name, text
 

@@ -11,10 +11,10 @@ import pytest
 
 from attnport.artifacts import LatencyReport, LatencyRow, LayerReport
 from attnport.parity.bound import FACTORS
-from attnport.reporting.charts import axis, describe, kinds
-from attnport.reporting.charts import line_chart as chart
 from attnport.reporting.document import LineChart, Series, Text, scientific
 from attnport.reporting.facts import BOUND, grid
+from attnport.reporting.html import axis, describe, kinds
+from attnport.reporting.html import line_chart as chart
 from attnport.reporting.latency import scalings
 from attnport.reporting.layers import first_beyond, layer_errors, layers
 

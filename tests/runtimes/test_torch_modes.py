@@ -17,8 +17,8 @@ from torch.nn.functional import linear
 from attnport.artifacts import AUTO, ModelSpec
 from attnport.cases.inputs import cases
 from attnport.runtimes._torch_modes import (
-    Found,
     HalfWithoutOverflow,
+    Products,
     Rounded,
     StepByStep,
     active,
@@ -176,8 +176,8 @@ def expected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return half(half(weights) @ half(v))
 
 
-def products_of(attend: Callable[..., Tensor], *given: Tensor) -> Found:
-    with active(mode := Found()):
+def products_of(attend: Callable[..., Tensor], *given: Tensor) -> Products:
+    with active(mode := Products()):
         attend(*given)
     return mode
 

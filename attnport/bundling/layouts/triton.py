@@ -7,12 +7,12 @@ READMEs of the backends.
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attnport.bundling.layouts._opened import in_onnxruntime, in_openvino
-from attnport.bundling.layouts._pbtxt import Constant, Value, pbtxt
 from attnport.bundling.layouts.base import Layout, Packed, Run
 from attnport_bundle.errors import BundleError
 from attnport_bundle.format.contract import Dim, TensorSpec
@@ -35,6 +35,15 @@ _DTYPES = {
 }
 _TOKENIZER = Path(__file__).parent / "_triton_tokenizer.py"
 _READER = "python/attnport_bundle"
+
+
+class Constant(str):
+    """A constant of an enum, which is written without quotes."""
+
+    __slots__ = ()
+
+
+Value = str | int | bool | Sequence[int] | Sequence[str] | Mapping[str, "Value"] | Sequence[Mapping[str, "Value"]]
 
 
 class Triton(Layout):
@@ -177,6 +186,29 @@ def _joined(packed: Packed, name: str, run: Run | None) -> Dim | None:
         return items
     most = max(dim.max for profile in form.profiles for dim in profile.dims if dim.name == items.name)
     return dataclasses.replace(items, opt=min(items.opt, most), max=most)
+
+
+def pbtxt(message: Mapping[str, Value], indent: str = "") -> str:
+    """The fields of a message in protobuf's text format, a line each; a list of messages is a repeated field."""
+    lines = []
+    for name, value in message.items():
+        messages = [value] if isinstance(value, Mapping) else value
+        if isinstance(messages, list) and messages and isinstance(messages[0], Mapping):
+            inner = [pbtxt(each, f"{indent}  ") for each in messages]
+            lines += [
+                f"{indent}{name} {{\n{fields}{indent}}}" if fields else f"{indent}{name} {{}}" for fields in inner
+            ]
+        else:
+            lines.append(f"{indent}{name}: {_scalar(value)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, Constant):
+        return value
+    if isinstance(value, (list, tuple)):
+        return f"[ {', '.join(map(_scalar, value))} ]" if value else "[ ]"
+    return json.dumps(value)
 
 
 LAYOUT = Triton()

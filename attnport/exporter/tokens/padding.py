@@ -27,7 +27,7 @@ from attnport.exporter.tokens.rows import (
     tokens_of,
 )
 from attnport.masks import MaskSpec
-from attnport.onnx_graph import attribute, constant_of, ir, node_axes, node_axis, perm_of, scalar
+from attnport.onnx_graph import Dim, attribute, constant_of, ir, node_axes, node_axis, perm_of, scalar
 
 
 class Axes(NamedTuple):
@@ -50,7 +50,6 @@ class Axes(NamedTuple):
 
 ATTENTIONS = {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
 _MOVES = {"Tile", "Transpose", "Unsqueeze", "Squeeze", "Reshape", "Identity", "Cast"}
-Dim = int | str | None
 _FIRST = 8
 """Rows at the first so many positions can be picked out, as the one of [CLS] is; they are computed even if padding."""
 
@@ -323,7 +322,7 @@ class _Walk:
                 raise self._fail(node)
             self.reach[attention.output.value] = output
 
-    def are_tokens(self, dims: Sequence[int | str | None], axes: Axes) -> bool:
+    def are_tokens(self, dims: Sequence[Dim], axes: Axes) -> bool:
         """Whether the dims at these axes are those of items and tokens."""
         if not all(0 <= axis < len(dims) for axis in axes[:2]):
             return False

@@ -212,6 +212,8 @@ _RULES: dict[str, Callable[[ir.Node, Tokens], bool]] = {
     "Tile": _tile,
     "Transpose": _transpose,
 }
+"""By operator, whether it works on rows of tokens alone. What `padding` asks of operators is another question: there
+tokens may be along any axes, and operands that hold no padding may be anything."""
 
 
 def is_heavy(node: ir.Node) -> bool:
