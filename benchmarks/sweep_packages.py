@@ -45,6 +45,8 @@ from sweep_judge import wrong  # noqa: E402  # likewise
 
 RESULTS = HERE / "sweep_packages.json"
 TARGETS = ("ort_cpu", "openvino")
+NO_KERNEL = "no fused kernel computes"
+"""Part of the reasons of attentions that no form could fuse."""
 SETS = 5
 """Sets of sizes at which a graph is compared with the module."""
 
@@ -329,6 +331,8 @@ def through_attnport(made: Made, **given: Any) -> dict[str, Any]:
             tables = artifact.fuse(TARGETS).targets
             result["attentions"] = len(artifact.manifest.attentions)
             result["fused"] = {target: tables[target].fused for target in TARGETS}
+            result["no_kernel"] = {target: sum(NO_KERNEL in item.reason for item in tables[target].items)
+                                   for target in TARGETS}  # fmt: skip
             result["reasons"] = sorted({str(item.reason) for each in tables.values() for item in each.items
                                         if not item.fused})[:4]  # fmt: skip
             names = [each.name for each in io.inputs]

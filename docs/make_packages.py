@@ -72,7 +72,10 @@ def counts(made: Results) -> Iterator[str]:
     tables = list({name: side for name, side in ours if side.get("fused")}.values())
     counted = sum(side["attentions"] for side in tables)
     for target, title in TARGETS.items():
-        yield f"- Fused on {title}: {sum(side['fused'][target] for side in tables)} of {counted} attentions."
+        fused = sum(side["fused"][target] for side in tables)
+        none = sum(side.get("no_kernel", {}).get(target, 0) for side in tables)
+        share = f" ({fused / (counted - none):.0%} without {none} that no fused kernel computes)" if none else ""
+        yield f"- Fused on {title}: {fused} of {counted} attentions{share}."
     for side in OURS:
         both = [(sides["torch"], sides[side]) for sides in made.values() if {"torch", side} <= sides.keys()]
         times = [own["export_s"] / peer["export_s"] for peer, own in both if own["exported"] and peer["exported"]]

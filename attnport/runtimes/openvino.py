@@ -8,7 +8,7 @@ For the proof that one layer covers an attention, names are not enough: an ONNX 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -77,7 +77,8 @@ class OpenVino(Runtime):
         outputs = {node.name: node.output[0] for node in read_graph(model).graph.node if node.output}
         graph = _read(model)
         marked = mark(graph, anchors, outputs)
-        return covering_layers(_compiled(model, graph, plan, 1).get_runtime_model(), marked)
+        products = {op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() in ("MatMul", _WHOLE)}
+        return covering_layers(_compiled(model, graph, plan, 1).get_runtime_model(), marked, products)
 
 
 def _read(path: Path) -> Any:
@@ -179,15 +180,21 @@ def _first(start: Any, kinds: tuple[str, ...]) -> Any | None:
     return None
 
 
-def covering_layers(runtime_model: Any, marked: Mapping[str, set[str]]) -> dict[str, Evidence]:
-    """The attention layer that lists all marked operators of an attention, as evidence, by attention."""
+def covering_layers(
+    runtime_model: Any, marked: Mapping[str, set[str]], products: Collection[str]
+) -> dict[str, Evidence]:
+    """The attention layer that lists all marked operators of an attention, as evidence, by attention.
+
+    Args:
+        products: The names of all products and attentions of the graph before compilation.
+    """
     evidence: dict[str, Evidence] = {}
     for layer in runtime_model.get_ops():
-        kind, originals = _info(layer, "layerType"), set(_info(layer, "originalLayersNames").split(","))
+        kind, originals = _info(layer, "layerType"), _originals(layer)
         if kind not in _LAYERS:
             continue
         for attention, names in marked.items():
-            if not names <= originals or (kind == "Subgraph" and not _whole_inside(layer, names, originals)):
+            if not names <= originals or (kind == "Subgraph" and not _whole_inside(layer, names, originals, products)):
                 continue
             parts = ", ".join(sorted(name.split(MARK)[-1] for name in originals if name))
             evidence[attention] = Evidence(
@@ -196,16 +203,19 @@ def covering_layers(runtime_model: Any, marked: Mapping[str, set[str]]) -> dict[
     return evidence
 
 
-def _whole_inside(layer: Any, names: set[str], originals: set[str]) -> bool:
+def _whole_inside(layer: Any, names: set[str], originals: set[str], products: Collection[str]) -> bool:
     """Whether a Subgraph that lists a ScaledDotProductAttention, which OpenVINO split, holds all of it.
 
     OpenVINO keeps the name at the last product. So the softmax must be among the originals, and none of the layer's
-    inputs may come from a product that is a layer of its own: that would be QK^T.
+    inputs may come from QK^T as a layer of its own: a product without the name of one that was in the graph before, as
+    those have that compute keys or a bias.
     """
     if not any(name.endswith(_WHOLE) for name in names):
         return True
     has_softmax = any(name.startswith("Softmax_") for name in originals)
-    return has_softmax and not any(_info(source, "layerType") == "MatMul" for source in _sources(layer))
+    return has_softmax and not any(
+        _info(source, "layerType") == "MatMul" and _originals(source).isdisjoint(products) for source in _sources(layer)
+    )
 
 
 def _sources(layer: Any) -> Iterator[Any]:
@@ -219,6 +229,11 @@ def _sources(layer: Any) -> Iterator[Any]:
         yield source
         if _info(source, "layerType") in _LIGHT:
             pending.extend(value.get_node() for value in source.input_values())
+
+
+def _originals(layer: Any) -> set[str]:
+    """The names of the operators that a layer was made of."""
+    return set(_info(layer, "originalLayersNames").split(","))
 
 
 def _info(layer: Any, key: str) -> str:

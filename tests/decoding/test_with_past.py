@@ -19,7 +19,6 @@ from representatives import representatives
 from attnport.artifacts import ParityReport
 from attnport.cases.choosing import PROMPT, STEPS, decoding_cases, in_steps, stepped
 from attnport.errors import SpecError, UsageError
-from attnport.folder.machine import machine
 from attnport.folder.workspace import open_folder
 from attnport.jsonfile import read
 from attnport.verbs.check import check
@@ -40,9 +39,7 @@ def test_every_step_is_what_a_pass_over_all_tokens_gives_in_every_runtime(
     folder = exported(kind, tmp_path)
     table = fuse(folder, targets=[name for name in runtimes if name != "torch_eager"])
     for name, one in table.targets.items():
-        # On AVX-512, OpenVINO computes an attention with a soft cap in several kernels; on AVX2 in one.
-        split = (name, kind) == ("openvino", "gemma2") and "avx512f" in machine().features
-        assert (one.fused, one.attentions) == (0 if split else FUSED[kind], 2), (name, one.items)
+        assert (one.fused, one.attentions) == (FUSED[kind], 2), (name, one.items)
     report = check(folder, runtimes)
     rows = report.runtimes
     assert {row.verdict for row in rows.values()} == {"PASS"}, {name: row.reason for name, row in rows.items()}

@@ -19,7 +19,6 @@ make = load("docs/make_coverage.py")
 NOT_WHOLE = {
     ("additive_attention", ""): "0/1",  # no product of q and k
     ("luong_attention", ""): "2/3",  # one of its three multiplies the probabilities by a Gaussian window
-    ("linformer_attention", "openvino"): "0/1",
 }
 MEASURED = sorted({*base.names()[::4], *(model for model, _ in NOT_WHOLE), "linear_attention", "state_space_layer"})
 """Those that are made anew, as all take minutes: some of the usual ones, and each that is unlike the others."""

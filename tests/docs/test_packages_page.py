@@ -22,7 +22,7 @@ def test_the_page_is_made_of_the_results() -> None:
 
 def test_what_is_lost_silent_or_wrongly_passed_is_named() -> None:
     limited = ["got size 7 on axis 1; expected 6 (without a note)"]
-    fused = {"attentions": 2, "fused": {"ort_cpu": 2, "openvino": 1}}
+    fused = {"attentions": 5, "fused": {"ort_cpu": 3, "openvino": 1}, "no_kernel": {"ort_cpu": 1, "openvino": 0}}
     found = {
         "fine": {"torch": result(), "examples": result(**fused), "declared": result(export_s=5.0, **fused)},
         "lost": {"torch": result(), "examples": result(right=False, exported=False), "declared": result()},
@@ -34,7 +34,8 @@ def test_what_is_lost_silent_or_wrongly_passed_is_named() -> None:
     assert "Right with torch.onnx alone and not with declarations: 0." in page
     assert "without a note: 1: quiet." in page
     assert "PASS in `check`: 1: worse." in page
-    assert "Fused on OpenVINO: 1 of 2 attentions." in page
+    assert "Fused on ONNX Runtime: 3 of 5 attentions (75% without 1 that no fused kernel computes)." in page
+    assert "Fused on OpenVINO: 1 of 5 attentions." in page
     assert "| quiet |  |  | limited |" in page
     assert "| worse |" in page
     assert "**wrong**" in page

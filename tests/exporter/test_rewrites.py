@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from written_graphs import written
 
 from attnport.exporter.fusion import rewrites
-from attnport.exporter.fusion.rewrites import apart_terms, differences, einsum, written_softmax
+from attnport.exporter.fusion.rewrites import apart_terms, differences, einsum, scattered_terms, written_softmax
 
 SIZES = {"b": 2, "h": 3, "i": 4, "j": 5, "d": 6, "g": 2, "r": 3, "e": 7}
 EQUATIONS = [
@@ -159,6 +159,7 @@ def test_every_rewrite_is_found_by_its_file() -> None:
         "apart_terms",
         "differences",
         "einsum",
+        "scattered_terms",
         "written_softmax",
     ]
 
@@ -189,3 +190,39 @@ def test_a_term_that_widens_the_scores_is_left() -> None:
     shapes = [[2, 6, 4], [2, 4, 3], [2, 6, 3, 5, 1]]
     model = text(shapes, body, 3, ends=[3, 4], flat=np.array([2, 6, 15]))
     assert apart_terms.apply(model) == 0
+
+
+SCATTERED = """{read} a = Add(rest, x1) turned = Transpose<perm = [1, 0]>(x0) new = Transpose<perm = {perm}>(a)
+    all = Range(zero, count, single) places = Slice(all, one, end, first) column = Unsqueeze(places, last)
+    z = ScatterND<reduction = "{reduction}">(turned, column, new) y = Transpose<perm = [1, 0]>(z)"""
+REST = "rest = Slice(x0, one, end, one)"
+PLAIN = {"read": REST, "perm": "[1, 0]", "reduction": "none"}
+NOT_THE_REST = {
+    "of other rows": {"read": "rest = Slice(x0, first, four, one)"},
+    "of another tensor": {"read": "n = Neg(x0) rest = Slice(n, one, end, one)"},
+    "in another order": {"perm": "[0, 1]"},
+    "added to what is there": {"reduction": "add"},
+}
+
+
+def scattered(**changed: str) -> ir.Model:
+    """`y = x0; y[:, 1:] += x1`, as the exporter writes it, or something else."""
+    numbers = {"zero": 0, "single": 1, "count": 5}
+    lists = {"one": [1], "first": [0], "last": [-1], "four": [4], "end": [2**63 - 1]}
+    constants = {name: np.array(value) for name, value in {**numbers, **lists}.items()}
+    return text([[4, 5], [4, 4]], SCATTERED.format(**{**PLAIN, **changed}), 2, **constants)
+
+
+def test_a_term_of_all_but_the_first_column_is_padded() -> None:
+    model = scattered()
+    feeds = {"x0": np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32), "x1": np.ones((4, 4), "f4")}
+    expected = run(model, feeds)
+    assert scattered_terms.apply(model) == 1
+    passes.RemoveUnusedNodesPass()(model)
+    assert not any(node.op_type == "ScatterND" for node in model.graph)
+    np.testing.assert_array_equal(run(model, feeds), expected)
+
+
+@pytest.mark.parametrize("name", NOT_THE_REST)
+def test_other_scattered_sums_stay(name: str) -> None:
+    assert scattered_terms.apply(scattered(**NOT_THE_REST[name])) == 0

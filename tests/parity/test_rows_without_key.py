@@ -64,6 +64,17 @@ def causal(scores: Tensor, mask: Tensor) -> Tensor:
     return scores.masked_fill(~((at <= at[:, None]) & mask[:, None, None]), LOW)
 
 
+def one_after_the_other(scores: Tensor, mask: Tensor, first: float = LOW) -> Tensor:
+    """As `causal`, by two steps."""
+    at = torch.arange(scores.shape[-1])
+    return scores.masked_fill(~mask[:, None, None], first).masked_fill(at > at[:, None], LOW)
+
+
+def by_two_numbers(scores: Tensor, mask: Tensor) -> Tensor:
+    """A row without a key sees the keys with the larger number alone."""
+    return one_after_the_other(scores, mask, -1e9)
+
+
 def zeroed_after(scores: Tensor, mask: Tensor) -> Tensor:
     pairs = mask[:, None, :, None] & mask[:, None, None]
     return scores.masked_fill(~pairs, LOW).softmax(-1).masked_fill(~pairs, 0.0)
@@ -106,9 +117,18 @@ def worst(artifact: Artifact, module: nn.Module, target: str = "ort_cpu") -> flo
     return float(np.abs(got - expected)[mask.numpy()].max())
 
 
-@pytest.mark.parametrize("target", ["ort_cpu", pytest.param("openvino", marks=pytest.mark.slow)])
-def test_a_mean_that_another_row_sees_is_kept_beside_the_fused_attention(tmp_path: Path, target: str) -> None:
-    module = Layers(hidden_pairs, mixes=True)
+@pytest.mark.parametrize(
+    ("target", "hide"),
+    [
+        ("ort_cpu", hidden_pairs),
+        ("ort_cpu", one_after_the_other),
+        pytest.param("openvino", hidden_pairs, marks=pytest.mark.slow),
+    ],
+)
+def test_a_mean_that_another_row_sees_is_kept_beside_the_fused_attention(
+    tmp_path: Path, target: str, hide: Callable[..., Tensor]
+) -> None:
+    module = Layers(hide, mixes=True)
     artifact, items = fused(module, tmp_path / "out", target)
     assert [item.fused for item in items] == [True, True]
     assert worst(artifact, module, target) < 1e-5
@@ -123,8 +143,9 @@ def test_without_the_mean_check_fails(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_what_no_form_has_stays_as_exported_with_the_reason(tmp_path: Path) -> None:
-    module = Layers(added_pairs, mixes=True)
+@pytest.mark.parametrize("hide", [added_pairs, by_two_numbers])
+def test_what_no_form_has_stays_as_exported_with_the_reason(tmp_path: Path, hide: Callable[..., Tensor]) -> None:
+    module = Layers(hide, mixes=True)
     artifact, items = fused(module, tmp_path / "out")
     assert [item.fused for item in items] == [False, False]
     assert all("Conv" in item.reason and "stays as exported" in item.reason for item in items)

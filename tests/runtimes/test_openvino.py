@@ -20,13 +20,15 @@ from attnport.runtimes.openvino import RUNTIME, covering_layers, mark
 ov = pytest.importorskip("openvino")
 
 HEADS = "<perm=[0,2,1,3]>"
-INPUTS = "float[B,S,4,32] q, float[B,S,4,32] k, float[B,S,4,32] v, {}[B,1,1,S] m"
+INPUTS = "float[B,S,4,32] q, float[B,S,4,32] k, float[B,S,4,32] v, {}[B,1,1,S] m, float[B,1,S,S] f"
 LAYOUT = f"qt = Transpose{HEADS}(q) kt = Transpose{HEADS}(k) vt = Transpose{HEADS}(v) "
 SCORES = "kT = Transpose<perm=[0,1,3,2]>(kt) qs = Mul(qt, scale) [qk] s = MatMul(qs, kT) "
 OUT = f" y = Transpose{HEADS}(o)"
 BODIES = {
     "operator, bool mask": ("bool", "[one] o = Attention(qt, kt, vt, m)", ("one",)),
     "operator, float mask": ("float", "[one] o = Attention(qt, kt, vt, m)", ("one",)),
+    "keys that a product computes": ("bool", "k2 = MatMul(g, kt) [one] o = Attention(qt, k2, vt, m)", ("one",)),
+    "a bias that a product computes": ("float", "b = MatMul(g, f) [one] o = Attention(qt, kt, vt, b)", ("one",)),
     "decomposed, Add": (
         "float",
         SCORES + "b = Add(s, m) [softmax] p = Softmax<axis=-1>(b) [pv] w = MatMul(p, vt) n = IsNaN(w) "
@@ -45,7 +47,8 @@ GUARDED = SCORES + "[softmax] p = Softmax<axis=-1>(s) n = IsNaN(p) z = Where(n, 
 def saved(folder: Path, kind: str, body: str) -> Path:
     text = (
         f'<ir_version: 10, opset_import: ["" : 23]> g ({INPUTS.format(kind)}) => (float[B,S,4,32] y) '
-        f"<float zero = {{0}}, float low = {{-3e38}}, float scale = {{0.17}}> {{ {LAYOUT}{body}{OUT} }}"
+        "<float zero = {0}, float low = {-3e38}, float scale = {0.17}> "
+        f"{{ g = Softmax<axis=-1>(f) {LAYOUT}{body}{OUT} }}"
     )
     path = folder / "model.onnx"
     onnx.save(onnx.parser.parse_model(text), path)
@@ -110,16 +113,20 @@ def test_a_layer_that_lacks_a_part_of_the_attention_is_no_evidence() -> None:
     names = {"layer": {whole}}
     product = _Layer("MatMul", "MatMul_1")
     scaled = _Layer("Eltwise", "Add_1", product)
+    bias = _Layer("Reshape", "Reshape_1", _Layer("MatMul", "relative,Multiply_1"))
+    products = {"relative", whole}
     good = _Layer("Subgraph", f"Softmax_1,{whole},", _Layer("Input", "q"))
-    assert list(covering_layers(_compiled(good), names)) == ["layer"]
+    for layer in (good, _Layer("Subgraph", f"Softmax_1,{whole},", bias)):
+        assert list(covering_layers(_compiled(layer), names, products)) == ["layer"]
     for layer in (
         _Layer("Subgraph", f"Multiply_1,{whole},", _Layer("Input", "q")),  # the softmax is elsewhere
         _Layer("Subgraph", f"Softmax_1,{whole},", scaled),  # its scores come from a product of their own
+        _Layer("Subgraph", f"Softmax_1,{whole},", bias, scaled),
         _Layer("MatMul", whole),  # the last product alone
         _Layer("Subgraph", "Softmax_1,"),
     ):
-        assert covering_layers(_compiled(layer), names) == {}
-    assert covering_layers(_compiled(good), {"layer": {whole, "0.1@attnport:Softmax"}}) == {}
+        assert covering_layers(_compiled(layer), names, products) == {}
+    assert covering_layers(_compiled(good), {"layer": {whole, "0.1@attnport:Softmax"}}, products) == {}
 
 
 def test_marking_finds_the_operator_behind_what_the_reader_adds(tmp_path: Path) -> None:

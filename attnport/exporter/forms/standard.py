@@ -93,9 +93,10 @@ def decomposed(
 ) -> tuple[ir.Value, tuple[str, ...]]:
     """Writes `Where(mask, (q scale) k^T, low) -> Softmax -> v` with its guard.
 
-    Masks are merged into one `Where`, and q is scaled. Keys are hidden with the type's lowest number. A row with no
-    allowed key is set to zero after the product with v, on a tensor of S x D instead of S x T. OpenVINO does not fuse
-    if there is an operator between softmax and v, or between the product and the mask.
+    Masks are merged into one `Where`, and q is scaled, also by the division of a soft-cap. Keys are hidden with the
+    type's lowest number. A row with no allowed key is set to zero after the product with v, on a tensor of S x D and
+    not of S x T. OpenVINO does not fuse if there is an operator between softmax and v, or one between the product and
+    the mask that is not a soft-cap's.
 
     Args:
         compute: The dtype to compute in (q, k, v are cast to it, the output back); None = the dtype of q.
@@ -106,13 +107,12 @@ def decomposed(
     dtype = attention.q.dtype
     assert dtype is not None
     compute = compute or dtype
-    q, k_transposed, v = operands(build, attention, compute, attention.scale, repeated)
+    q, k_transposed, v = operands(build, attention, compute, attention.scale / (attention.softcap or 1.0), repeated)
     scores = build.op("MatMul", q, k_transposed, name="qk")
     anchors = [scores]
     if attention.softcap:
-        cap = build.like(attention.softcap, scores)
-        capped = build.op("Tanh", build.op("Div", scores, cap, name="softcap_in"), name="softcap_tanh")
-        scores = build.op("Mul", capped, cap, name="softcap")
+        capped = build.op("Tanh", scores, name="softcap_tanh")
+        scores = build.op("Mul", capped, build.like(attention.softcap, scores), name="softcap")
     for bias in (masks.bias(attention, compute), sink_bias(build, masks, attention, compute)):
         if bias is not None:
             scores = build.op("Add", scores, bias, name="bias")

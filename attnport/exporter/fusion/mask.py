@@ -102,6 +102,8 @@ class MaskReader:
         """The numbers that hide keys, one for each step that does."""
         self.uniform = True
         """Whether all scores of a row with no allowed key are equal, as far as the first of these steps tells."""
+        self.filled = True
+        """Whether each of these steps replaces the scores, so that several of them with one number are as one."""
         self.zeroed = False
 
     def element(self, at: Located) -> Expr:
@@ -134,6 +136,7 @@ class MaskReader:
             lows = _lows(found, times)
             self.uniform = self.uniform and all(low <= ABSORBS for low in lows)
             self.lows += lows if keep != TRUE else []
+            self.filled = self.filled and keep == TRUE
             self._keep(keep, Origin(term, added=times))
         elif not self._parts(term, times) and scalar(term.value) != 0:
             self.biases.append(Bias(term, times))
@@ -177,7 +180,8 @@ class MaskReader:
     def _gives(self) -> Literal["zero", "mean", "other"]:
         if self.zeroed or all(low == -math.inf for low in self.lows):
             return "zero"
-        return "mean" if len(self.lows) == 1 and self.uniform else "other"
+        one = len(self.lows) == 1 or (self.filled and len(set(self.lows)) == 1)
+        return "mean" if one and self.uniform else "other"
 
     def _keep(self, keep: Expr, origin: Origin | None) -> None:
         self.factors.extend(Factor(part, origin) for part in conjuncts(normal(keep)))
@@ -229,6 +233,7 @@ class MaskReader:
             low = scalar(fill.value)
             if low is not None and low * times <= HIDES:
                 self.where(condition, low * times, hides=hides)
+                self.filled = False
                 self.uniform = self.uniform and low * times <= ABSORBS
                 self.add(rest, times)
                 return True

@@ -175,6 +175,7 @@ def _product(dims: list[int | str | None] | None, sizes: Mapping[str, int]) -> i
 
 _STEPS = {"Add", "Sub", "Mul", "Div", "Where", "Cast", "Identity", "Tanh", "Max", "Clip", "Concat", "Pad"}
 _FAR = 48
+MIXED = "the {} are multiplied by a weight {}, as where heads are mixed, which no fused kernel computes"
 
 
 @dataclass
@@ -215,7 +216,9 @@ def read_scores(softmax: ir.Node, index: Index, reader: MaskReader) -> Scores:
         if node is None or node.domain != "":
             raise NotRecognised("the scores do not come from a product of q and k")
         if node.op_type == "MatMul":
-            if _is_weight(node.inputs[1]):
+            if is_weight(node.inputs[1]):
+                if leads_to_product(node.inputs[0]):
+                    raise NotRecognised(MIXED.format("scores", "before the softmax"))
                 raise NotRecognised("the scores are a product with a constant, as of a linear layer, not of q and k")
             return walk.done(node, index)
         moved = relaid(value, index)
@@ -297,7 +300,7 @@ class _Walk:
             return first  # a softmax does not change if the same number is subtracted from all its scores
         on, term = (first, second) if leads_to_product(first) else (second, first)
         if not leads_to_product(on) or (operator == "Sub" and on is second):
-            linear = "; they come from a linear layer" if _is_weight(first) or _is_weight(second) else ""
+            linear = "; they come from a linear layer" if is_weight(first) or is_weight(second) else ""
             raise NotRecognised(f"neither side of an addition to the scores is a product of q and k{linear}")
         if self.below_tanh:
             raise NotRecognised("a term is added to the scores before their soft-cap", "add it after the cap")
@@ -419,7 +422,7 @@ def leads_to_product(value: ir.Value | None, depth: int = 0) -> bool:
     if node is None or depth > _FAR or node.domain != "":
         return False
     if node.op_type == "MatMul":
-        return not _is_weight(node.inputs[1])
+        return not is_weight(node.inputs[1])
     if node.op_type in _STEPS:
         return any(leads_to_product(part, depth + 1) for part in node.inputs)
     if node.op_type in ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten"):
@@ -427,7 +430,7 @@ def leads_to_product(value: ir.Value | None, depth: int = 0) -> bool:
     return False
 
 
-def _is_weight(value: ir.Value | None) -> bool:
+def is_weight(value: ir.Value | None) -> bool:
     """Whether a value is a constant, also in another layout or type."""
     for _ in range(_FAR):
         node = value.producer() if value is not None else None

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.operands import MaskWriter, repeated
+from attnport.exporter.forms.operands import MaskWriter, repeated, scaled
 from attnport.exporter.forms.standard import attention_op, form_name, in_blocks
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.sizes import infer_sizes
 from attnport.exporter.targets.base import Lowering, Written
-from attnport.onnx_graph import ir
+from attnport.onnx_graph import attribute, ir, known_size
 
 
 class OpenVino(Lowering):
@@ -36,14 +37,16 @@ class OpenVino(Lowering):
         return "fp32"
 
     def finish(self, model: ir.Model, plan: str, islands: Collection[str] = ()) -> None:
-        """As every target, with the head count a number in every `Reshape`, and every digit of `Softplus`.
+        """As every target, with the head count a number in every `Reshape`, and operators written out.
 
         With fewer heads of keys than of queries, the plugin repeats keys only where it knows both counts as it loads
         the graph; it fails on the graph where it does not.
         """
         infer_sizes(model)
         _number_reshapes(model)
+        write_out_soft_caps(model)
         write_out_softplus(model)
+        write_out_antialias(model)
         super().finish(model, plan, islands)
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
@@ -105,6 +108,59 @@ def _is_open(part: ir.Value | None) -> bool:
     return tensor is not None and tensor.size == 1 and int(tensor.numpy().reshape(-1)[0]) == -1
 
 
+def write_out_soft_caps(model: ir.Model) -> int:
+    """Replaces `Attention` with a soft-cap by products, `Tanh` and a softmax, which the plugin computes in one kernel.
+
+    It writes the operator out itself, with a scale that it computes from sizes, and then fuses nothing (2026.4). The
+    product with v has the operator's name. The cap's division is part of the scale of q, as the plugin would else take
+    it for a part of the product of q and k, whose name is then lost.
+
+    Returns:
+        How many were replaced.
+    """
+    build, count = Builder(model), 0
+    for node in list(model.graph):
+        cap = float(attribute(node, "softcap", 0.0)) if node.op_type == "Attention" and not node.domain else 0.0
+        scale = attribute(node, "scale", None)
+        if not cap or scale is None or len(node.inputs) > 4 or any(value.uses() for value in node.outputs[1:]):
+            continue
+        q, k, v, mask = (*node.inputs, None)[:4]
+        assert q is not None
+        assert k is not None
+        if known_size(q, 1) != known_size(k, 1) != 1:
+            continue  # grouped heads in a number that the graph does not say
+        build.before, build.scope, name = node, str(node.name), node.name
+        turned = build.op("Transpose", k, name="k_transposed", perm=[0, 1, 3, 2])
+        scores = build.op("MatMul", scaled(build, q, scale / cap), turned, name="qk")
+        scores = build.op("Mul", build.op("Tanh", scores, name="softcap_tanh"), build.like(cap, q), name="softcap")
+        if attribute(node, "is_causal", 0):
+            mask = _causal(build, q, k)
+        if mask is not None and mask.dtype == ir.DataType.BOOL:
+            scores = build.op("Where", mask, scores, build.like(-np.inf, q), name="mask", dtype=q.dtype)
+        elif mask is not None:
+            scores = build.op("Add", scores, mask, name="mask")
+        node.name = f"{name}/replaced"
+        output = build.op("MatMul", build.op("Softmax", scores, name="softmax", axis=-1), v)
+        product = output.producer()
+        assert product is not None
+        product.name = name
+        if mask is not None:  # a row with no allowed key gives zero
+            empty = build.op("IsNaN", output, name="no_key", dtype=ir.DataType.BOOL)
+            output = build.op("Where", empty, build.like(0.0, q), output, name="guard", dtype=q.dtype)
+        build.replace(node.outputs[0], output)
+        model.graph.remove(node, safe=True)
+        count += 1
+    return count
+
+
+def _causal(build: Builder, q: ir.Value, k: ir.Value) -> ir.Value:
+    """Where key j is at or before query i, bool `[S,T]`."""
+    zero, one = build.const(0, np.int64), build.const(1, np.int64)
+    i, j = (build.op("Range", zero, build.op("Squeeze", build.size(of, 2)), one, name="places") for of in (q, k))
+    rows = build.op("Unsqueeze", i, build.const([1], np.int64))
+    return build.op("LessOrEqual", j, rows, name="causal", dtype=ir.DataType.BOOL)
+
+
 def write_out_softplus(model: ir.Model) -> int:
     """Replaces `Softplus(x)` by `Relu(x) + log1p(exp(-|x|))`.
 
@@ -132,6 +188,73 @@ def write_out_softplus(model: ir.Model) -> int:
         model.graph.remove(node, safe=True)
         count += 1
     return count
+
+
+def write_out_antialias(model: ir.Model) -> int:
+    """Replaces a `Resize` of pictures with `antialias`, as PyTorch's `interpolate` is exported, by two products.
+
+    The plugin computes them as if `antialias` and `exclude_outside` were not there (2026.4): a smaller picture is off
+    by half of its values. Along each axis, a new pixel is the mean of the old ones, with weights by their distance.
+
+    Returns:
+        How many were replaced.
+    """
+    build, count = Builder(model), 0
+    for node in list(model.graph):
+        if node.op_type != "Resize" or node.domain or len(node.inputs) < 4 or not attribute(node, "antialias", 0):
+            continue
+        x, sizes, mode = node.inputs[0], node.inputs[3], str(attribute(node, "mode", ""))
+        halves = str(attribute(node, "coordinate_transformation_mode", "half_pixel")).endswith("half_pixel")
+        if x is None or x.dtype != ir.DataType.FLOAT or len(x.shape or ()) != 4 or sizes is None or not halves:
+            continue
+        build.before, build.scope = node, str(node.name)
+        kernel = partial(_cubic, build, float(attribute(node, "cubic_coeff_a", -0.75))) if mode == "cubic" else None
+        rows, columns = (_weights(build, x, sizes, axis, kernel or partial(_linear, build)) for axis in (2, 3))
+        columns = build.op("Transpose", columns, name="columns", perm=[1, 0])
+        build.replace(node.outputs[0], build.op("MatMul", build.op("MatMul", rows, x, name="down"), columns))
+        model.graph.remove(node, safe=True)
+        count += 1
+    return count
+
+
+def _weights(
+    build: Builder, x: ir.Value, sizes: ir.Value, axis: int, kernel: Callable[[ir.Value], ir.Value]
+) -> ir.Value:
+    """What each new place along an axis, a row, takes of each old one, a column."""
+    op, at = build.op, build.const([axis], np.int64)
+    one, half = build.const([1.0], np.float32), build.const(0.5, np.float32)
+    old = build.cast(build.size(x, axis), ir.DataType.FLOAT)
+    new = build.cast(op("Gather", sizes, at, axis=0, name="new"), ir.DataType.FLOAT)
+    step = op("Div", old, new, name="step")
+
+    def middles(count: ir.Value, along: int) -> ir.Value:
+        """The middle of each place."""
+        zero, end = build.const(0.0, np.float32), op("Squeeze", count, name="count")
+        places = op("Range", zero, end, build.const(1.0, np.float32), name="places")
+        return op("Add", op("Unsqueeze", places, build.const([along], np.int64)), half, name="middles")
+
+    apart = op("Sub", op("Mul", middles(new, 1), step), middles(old, 0), name="apart")
+    weights = kernel(op("Div", op("Abs", apart), op("Max", step, one, name="wide"), name="distance"))
+    return op("Div", weights, op("ReduceSum", weights, build.const([1], np.int64), keepdims=1), name="weights")
+
+
+def _linear(build: Builder, distance: ir.Value) -> ir.Value:
+    return build.op("Relu", build.op("Sub", build.const(1.0, np.float32), distance), name="linear")
+
+
+def _cubic(build: Builder, a: float, distance: ir.Value) -> ir.Value:
+    """The weight at a distance: one polynomial up to 1, whose value there is 0, and one from 1 to 2, where it is 0."""
+    op = build.op
+    one, two = build.const(1.0, np.float32), build.const(2.0, np.float32)
+    near, far = op("Min", distance, one, name="near"), op("Clip", distance, one, two, name="far")
+
+    def polynomial(at: ir.Value, *factors: float) -> ir.Value:
+        total = build.const(factors[0], np.float32)
+        for factor in factors[1:]:
+            total = op("Add", op("Mul", at, total), build.const(factor, np.float32), name="cubic")
+        return total
+
+    return op("Add", polynomial(near, a + 2, -a - 3, 0, 1), polynomial(far, a, -5 * a, 8 * a, -4 * a), name="cubic")
 
 
 LOWERING = OpenVino()

@@ -275,6 +275,13 @@ def _row_maximum_taken_off(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return attn.softmax(dim=-1) @ v
 
 
+def _bias_but_for_the_first(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """MViTv2's, whose class token has no position."""
+    attn = scores(q, k)
+    attn[:, :, 1:, 1:] += bias[:, 1:, 1:]
+    return attn.softmax(dim=-1) @ v
+
+
 def _bias(*dims: str | int) -> TensorSpec:
     return TensorSpec("bias", "float32", dims)
 
@@ -303,6 +310,7 @@ CASES: dict[str, Case] = {
     "bias_2d": projected(_biased, contract(X, _bias("seq", "seq")), "bias", call=SDPA),
     "bias_3d": projected(_biased, contract(X, _bias(H, "seq", "seq")), "bias", call=SDPA),
     "bias_of_keys": projected(_biased, contract(X, _bias("batch", 1, 1, "seq")), "bias", call=SDPA),
+    "bias_but_for_the_first": projected(_bias_but_for_the_first, contract(X, _bias(H, "seq", "seq")), "bias"),
     "bias_and_mask": projected(
         _bias_and_mask, contract(X, MASK, _bias(1, H, "seq", "seq"), masks=(PADDING,)), "padding+bias(mask)", call=SDPA
     ),

@@ -20,6 +20,7 @@ from attnport.exporter.fusion.indices import (
 )
 from attnport.exporter.fusion.mask import MaskReader
 from attnport.exporter.fusion.recognise import (
+    MIXED,
     Context,
     NotRecognised,
     Probabilities,
@@ -27,6 +28,7 @@ from attnport.exporter.fusion.recognise import (
     Scores,
     Zeroed,
     comes_from,
+    is_weight,
     of_every_key,
     product_of,
     read_probabilities,
@@ -105,7 +107,7 @@ def _read(
     if v is None or probabilities is None:
         raise NotRecognised("the product with v is not one of matrices of known rank")
     between = read_probabilities(probabilities, node)
-    _check_axis(node, between)
+    _check_axis(node, between, values)
     reader = MaskReader(layout, context.masks)
     scores = read_scores(node, between.index, reader)
     if between.drops_one is not (scores.sink is not None):
@@ -138,11 +140,13 @@ def _check_split(layout: Layout, at: Located) -> None:
             raise Unsplit(part[0], part[1])
 
 
-def _check_axis(node: ir.Node, between: Probabilities) -> None:
-    """Refuses a softmax over another axis than the keys."""
+def _check_axis(node: ir.Node, between: Probabilities, values: ir.Value) -> None:
+    """Refuses a softmax over another axis than the keys of `values`."""
     axis = attribute(node, "axis", -1)
     at = between.index[axis % len(between.index)]
     if at != KEY and not (between.drops_one and at == op("Add", KEY, Const(1))):
+        if is_weight(values):
+            raise NotRecognised(MIXED.format("probabilities", "before the product with v"))
         raise NotRecognised(f"the softmax runs over axis {axis}, not over the keys")
 
 
