@@ -158,6 +158,28 @@ class TiesInOrder(DispatchMode):
         return tuple(part.narrow(dim, 0, given["k"]) for part in found)
 
 
+class SumsInOrder(DispatchMode):
+    """Adds up the rows of a sum or mean one after the other, as ONNX Runtime, OpenVINO and NumPy do.
+
+    torch adds them in pairs, with a smaller error. Both are right: nobody says in which order a sum is taken. The last
+    axis is left to torch, as there others add in pairs or lanes too.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        name, dims = operator_name(func), args[1] if len(args) > 1 else kwargs.get("dim")
+        if name not in ("sum", "mean") or func._schema.is_mutable or not dims or len(dims) != 1 or kwargs.get("dtype"):
+            return found
+        x, dim = args[0], dims[0] % args[0].dim()
+        if not x.is_floating_point() or dim == x.dim() - 1 or x.shape[dim] < 2:
+            return found
+        total = x.select(dim, 0).clone()
+        for row in range(1, x.shape[dim]):
+            total += x.select(dim, row)
+        return (total / x.shape[dim] if name == "mean" else total).reshape(found.shape)
+
+
 class Islands(AttentionMode):
     """Casts q, k and v of scaled_dot_product_attention to half precision, and its output back.
 

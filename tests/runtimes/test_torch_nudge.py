@@ -10,6 +10,7 @@ from torch import nn
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.masks import MaskSpec
+from attnport.runtimes._torch_modes import SumsInOrder, active
 from attnport.runtimes.base import Opening
 from attnport.runtimes.torch_eager import RUNTIME, Draw, nudge_parameters, nudged
 
@@ -92,3 +93,18 @@ def test_eager_moves_weights_and_inputs_but_no_mask_no_flag_and_not_the_maker_s_
     assert (found["same"][:, 2:] != feeds["x"][:, 2:]).all()
     assert (found["z"] == feeds["bias"]).all()
     assert (made.weight == 3.0).all()
+
+
+class Pooled(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.mean(1), x.sum(dim=1, keepdim=True), x.mean(-1)
+
+
+def test_a_further_run_adds_up_rows_one_after_the_other_as_other_runtimes_do() -> None:
+    x = torch.from_numpy(np.random.default_rng(0).normal(1, 1, (2, 512, 16)).astype(np.float32))
+    with active(SumsInOrder()):
+        found = Pooled()(x)
+    for got, plain, exact in zip(found, Pooled()(x), Pooled()(x.double()), strict=True):
+        torch.testing.assert_close(got, plain)
+        in_order = got.shape[-1] == 16
+        assert ((got - exact).abs().max() > 2 * (plain - exact).abs().max()) == in_order
