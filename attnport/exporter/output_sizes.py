@@ -8,13 +8,15 @@ from operator import add, floordiv, mod, mul, sub
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import UNKNOWN_SIZE, IOContract, TensorSpec
-from attnport_bundle.format.contract import dims_in, steps
+from attnport_bundle.format.contract import dims_in, evaluate, steps
 
 if TYPE_CHECKING:
     import torch
 
 _SUM, _PRODUCT, _VALUE = 0, 1, 2
 """How strongly an expression holds together; a weaker one needs parentheses."""
+_SIZES = 10_000
+"""The most sizes of a dim that are gone through."""
 _CALLS = {"Min": "min", "Max": "max"}
 _DIVISIONS = {"FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%"}
 
@@ -36,9 +38,24 @@ def traced_outputs(program: torch.export.ExportedProgram, contract: IOContract) 
             continue
         exact = (getattr(getattr(size, "node", None), "expr", size) for size in shape)
         sizes = (size_text(size if isinstance(size, int) else size.subs(follow), names) for size in exact)
-        axes = tuple(dim if size is None else size for dim, size in zip(spec.dims, sizes, strict=True))
+        axes = tuple(dim if size is None else _dim(size, contract) for dim, size in zip(spec.dims, sizes, strict=True))
         outputs.append(dataclasses.replace(spec, dims=axes))
     return tuple(outputs)
+
+
+def _dim(size: str | int, contract: IOContract) -> str | int:
+    """The dim that a size is at all sizes that it takes; else the size as it is.
+
+    Of blocks of 16, torch has `(seq//(seq//16))*(seq//16)`. Which rows are padding is told by dims.
+    """
+    dim = next((dim for dim in contract.dims if isinstance(size, str) and dims_in(size) == {dim.name}), None)
+    if dim is None or (dim.max - dim.min) // dim.step > _SIZES:
+        return size
+    try:
+        same = all(evaluate(str(size), {dim.name: own}) == own for own in range(dim.min, dim.max + 1, dim.step))
+    except ValueError:  # it has no value at one of them
+        return size
+    return dim.name if same else size
 
 
 def unknown_sizes(outputs: tuple[TensorSpec, ...]) -> str:

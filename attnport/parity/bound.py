@@ -5,8 +5,9 @@ A result passes if, over valid elements,
     its RMS error     <= 2 x the worst RMS error of PyTorch's own runs of this case     + 4 eps RMS(reference)
     its largest error <= 3 x the worst largest error of PyTorch's own runs of this case + 4 eps RMS(reference)
 
-PyTorch is run once. Where a result would fail, it is run again with weights and inputs moved by at most one rounding, and
-sums of rows taken one after the other, until the result passes or enough runs were made (`comparing`). Nothing is tuned by hand, for any model or runtime.
+PyTorch is run once. Where a result would fail, it is run again with weights and inputs moved by at most one rounding,
+and sums of rows taken one after the other, until the result passes or enough runs were made (`comparing`). Nothing is
+tuned by hand, for any model or runtime.
 """
 
 from __future__ import annotations

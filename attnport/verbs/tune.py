@@ -166,7 +166,7 @@ def parse_share(text: float | str) -> float:
     """A share such as `0.5%`, `0.005` or 0.005.
 
     Raises:
-        UsageError: it is none between 0 and 1.
+        UsageError: it is none between 0 and 1, or a text such as `0.5`, which may be meant as a percentage.
     """
     plain = str(text).strip()
     try:
@@ -175,6 +175,11 @@ def parse_share(text: float | str) -> float:
         share = math.nan
     if not 0 < share < 1:  # false for a NaN too
         raise UsageError(f"--max-drop: got {plain}; expected a share between 0 and 1.", hint="Give 0.5% or 0.005.")
+    if isinstance(text, str) and not plain.endswith("%") and share >= 0.1:
+        raise UsageError(
+            f"--max-drop: got {plain}, which is {share:.0%} of the metric.",
+            hint=f"Give {plain}% or {share:.0%}, as it is meant.",
+        )
     return share
 
 

@@ -18,7 +18,7 @@ from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.inspect import inspect
-from attnport.verbs.tune import tune
+from attnport.verbs.tune import parse_share, tune
 from attnport_bundle.model import selftest
 
 pytest.importorskip("onnxruntime")
@@ -130,7 +130,7 @@ def test_it_is_not_run_again_unless_something_changed(
 ) -> None:
     first = run(folder, items)
 
-    def timed_again(*given: object) -> None:
+    def timed_again(*given: object, **how: object) -> None:
         raise AssertionError("it was run again")
 
     monkeypatch.setattr(tuning.Tuning, "judge", timed_again)
@@ -201,3 +201,9 @@ def test_too_few_items_are_refused(folder: Path, items: Path, tmp_path: Path) ->
         np.savez(tmp_path / "few.npz", **{name: array[:10] for name, array in arrays.items()})
     with pytest.raises(UsageError, match="at least 20"):
         run(folder, tmp_path / "few.npz")
+
+
+def test_a_share_that_may_be_meant_as_a_percentage_is_refused() -> None:
+    assert [parse_share(each) for each in ("0.5%", "0.005", 0.5, "50%")] == [0.005, 0.005, 0.5, 0.5]
+    with pytest.raises(UsageError, match=r"got 0\.5, which is 50% of the metric"):
+        parse_share("0.5")
