@@ -57,6 +57,8 @@ class Options:
     max_request_tokens: int = _option(65536, "The most tokens of a request; items, for a model without.")
     max_request_bytes: int = _option(8 << 20, "The most bytes of a request; 413 beyond.")
     max_response_bytes: int = _option(64 << 20, "The most bytes of an answer; 413 to what asks for more.")
+    max_new_tokens: int = _option(4096, "The most new tokens of a request to a decoder, of all its texts together.")
+    generations: int = _option(4, "Requests that a decoder writes at a time; further ones wait.")
     client_s: int = _option(60, "Seconds in which a client has to send a request, and to take its answer.")
     grace_s: int = _option(30, "Seconds for the requests that were accepted, once the server is told to stop.")
     replicas: int = _option(1, "Ray: processes; each has every model.")
