@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
@@ -213,7 +213,7 @@ def _usage(prompt: int, new: int | None = None) -> dict[str, int]:
 
 
 def _documents(body: _Rerank) -> list[str]:
-    found = [each.get("text") if isinstance(each, dict) else each for each in body.documents]
+    found: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in body.documents]
     fits = bool(found) and set(map(type, found)) == {str}
     require(fits, "documents", body.documents, 'a list of one or more texts, or of {"text": ...}')
     return found
@@ -256,7 +256,7 @@ class _Over(Exception):
 class _Piece(NamedTuple):
     """What is new of a text. `reason` is why it has ended, and `tokens` how many it then has."""
 
-    index: int
+    row: int
     text: str
     reason: str | None
     tokens: int
@@ -421,7 +421,9 @@ def _message(at: int, given: Any) -> dict[str, str]:
     found = {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else {}
     content = found.get("content")
     if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        texts: list[Any] = [
+            part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"
+        ]
         fits = len(texts) == len(content) > 0 and set(map(type, texts)) == {str}
         found["content"] = "\n".join(texts) if fits else None
     named = {"role", "content"} <= found.keys() <= {"role", "content", "name"}
@@ -475,7 +477,7 @@ def _compiled(text: str) -> Any:
     class Generation(ext.Extension):
         """`{% generation %}`, by which trainers find what an assistant said."""
 
-        tags: ClassVar[set[str]] = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 - as its base has it
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)
@@ -546,8 +548,8 @@ async def _whole(model: Served, writer: _Writer, body: _Completion | _Chat) -> R
         job, form = await asyncio.to_thread(writer.job, body), _Form(body)
         texts, ends = [""] * len(job.prompts), [_Piece(0, "", None, 0)] * len(job.prompts)
         async for piece in writer.pieces(job):
-            texts[piece.index] += piece.text
-            ends[piece.index] = piece
+            texts[piece.row] += piece.text
+            ends[piece.row] = piece
     choices = [form.choice(at, text, end.reason) for at, (text, end) in enumerate(zip(texts, ends, strict=True))]
     return _json(form.answer(choices, usage=job.usage([end.tokens for end in ends])))
 
