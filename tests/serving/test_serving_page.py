@@ -57,7 +57,7 @@ def test_a_model_is_exported_and_bundled_before_it_is_served(speaker_model: Path
     times = []
     for _ in range(2):
         with serving("kserve", {}, command=command) as server:
-            body = {"model": "speaker", "prompt": "ba ke di", "max_tokens": 3}
+            body = {"model": "speaker.with-past", "prompt": "ba ke di", "max_tokens": 3}
             status, answer = post(f"{server.url}/v1/completions", body)
             assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
             assert str(folder / "bundle") in server.log.read_text()
