@@ -25,7 +25,7 @@ import numpy as np
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from starlette.requests import ClientDisconnect
 
 from .. import batches
@@ -64,7 +64,6 @@ _VALUE = {"float": 16, "base64": 6}
 
 
 class _Body(Part):
-    model_config = ConfigDict(strict=True, extra="forbid")
     model: str
 
 
@@ -137,6 +136,8 @@ def _read(kind: type[Kind], body: bytes) -> Kind:
             if name in kept and (value := kept.pop(name)) not in usual:
                 expected = " or ".join(["none", *map(shown, usual)])
                 raise FeedError(f"{name}: got {shown(value)}; expected {expected}: it is not served here.")
+        if unknown := next((name for name in kept if name not in kind.model_fields), None):
+            raise FeedError(f"got {shown(unknown)}, which is not served here; expected {', '.join(kind.model_fields)}.")
         return kept
 
     found: Kind = of_json(body, kind, plain)

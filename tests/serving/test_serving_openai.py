@@ -236,7 +236,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("embeddings", {"model": "minilm", "input": "a", "dimensions": 0}, "dimensions"),
     ("embeddings", {"model": "minilm", "input": "a", "dimensions": True}, "dimensions"),
     ("embeddings", {"model": "minilm", "input": "a", "encoding_format": "int8"}, "encoding_format"),
-    ("embeddings", {"model": "minilm", "input": "a", "depth": 3}, "depth: Extra inputs are not permitted"),
+    ("embeddings", {"model": "minilm", "input": "a", "depth": 3}, "got 'depth', which is not served here"),
     ("embeddings", {"model": "minilm", "input": "a", "prompt": "nothing"}, "expected the name of one"),
     ("embeddings", {"model": "minilm", "input": [5], "prompt": "query"}, "it stands before texts"),
     ("embeddings", {"model": "classes", "input": "a"}, "embed: got the outputs"),
