@@ -49,8 +49,12 @@ def serve(
         AttnportError: there is no such engine or bundle, or one does not pass its self-test; or as `export`, `bundle`.
     """
     artifact = None if folder is None or (folder / BUNDLE_MANIFEST).is_file() else folder
-    # What is no folder of ours, and no folder of others but one of transformers, is a model.
-    is_model = artifact is not None and (not artifact.is_dir() or (artifact / "config.json").is_file())
+    # A folder of transformers, a file of ONNX, or what no folder is called: hf:owner/name, file.py:function.
+    is_model = artifact is not None and (
+        artifact.suffix == ".onnx"
+        or (artifact / "config.json").is_file()
+        or (":" in str(artifact) and not artifact.is_dir())
+    )
     if not is_model and (out is not None or with_past):
         raise UsageError("--output and --with-past are for a model, which is exported first.", hint="Leave them out.")
     if artifact is None:

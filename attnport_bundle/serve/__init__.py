@@ -1,8 +1,9 @@
-"""Serves bundles over the open inference protocol (v2). It is part of the installed reader alone; no bundle carries it.
+"""Serves bundles over the open inference protocol (v2) and OpenAI's. It is part of the installed reader alone.
 
 Here are the options of both command lines, the names of bundles and the choice of an engine. `protocol` reads requests
 and writes answers, `joining` makes one call of several, and `bundles` runs them. KServe's package speaks the protocol,
-over HTTP and gRPC, in both engines: `kserve` is one process, and `ray` has replicas of it.
+over HTTP and gRPC, in both engines: `kserve` is one process, and `ray` has replicas of it. `openai` has the routes of
+the other protocol for both.
 """
 
 from __future__ import annotations
