@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from loads.server import Server, environment, free_port, post, serving
+from loads.server import Server, environment, free_port, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "serve.md").read_text("utf-8")
@@ -49,20 +49,6 @@ def test_the_programs_and_curls_of_the_page_are_answered(minilm: Path) -> None:
 def test_the_chat_of_the_page_is_answered(speaker: Path) -> None:
     with serving("kserve", {"speaker": speaker}) as server:
         assert curl("/v1/chat/completions", server, "speaker").endswith("data: [DONE]\n\n")
-
-
-def test_a_model_is_exported_and_bundled_before_it_is_served(speaker_model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "made"
-    command = ["attnport", "serve", str(speaker_model), "--with-past", "--output", str(folder)]
-    times = []
-    for _ in range(2):
-        with serving("kserve", {}, command=command) as server:
-            body = {"model": "speaker.with-past", "prompt": "ba ke di", "max_tokens": 3}
-            status, answer = post(f"{server.url}/v1/completions", body)
-            assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
-            assert str(folder / "bundle") in server.log.read_text()
-        times.append({path: path.stat().st_mtime_ns for path in folder.rglob("*.onnx")})
-    assert times[0] == times[1] != {}  # what is there is kept
 
 
 def test_the_application_of_the_configuration_is_one_that_ray_builds(minilm: Path) -> None:
