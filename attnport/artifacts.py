@@ -204,6 +204,7 @@ class ModelSpec:
         make: Takes no arguments and returns the module, in float32 and in eval mode. The module takes the inputs by
             keyword, in `io.inputs` order, and returns a tensor or a tuple of tensors in `io.outputs` order.
         tokenizer: For models that read text: a `tokenizer.json`, or the text of one.
+        chat: For decoders that answer messages: the text of a bundle's `chat.json`.
         observed: Whether the sizes of outputs come from a few runs of the module, and not from its author. Export takes
             what the torch graph says of them; declared ones it only checks.
         prompts: What belongs before a text.
@@ -223,6 +224,7 @@ class ModelSpec:
     observed: bool = False
     prompts: Prompts = NO_PROMPTS
     text_limit: int | None = None
+    chat: str | None = None
     notes: tuple[str, ...] = ()
     fixable: tuple[Dim, ...] = ()
     depends: Mapping[str, str] = field(default_factory=dict)

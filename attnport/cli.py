@@ -241,8 +241,8 @@ def bundle(out: Reporter, run: Run) -> Finish:
 def serve(out: Reporter, run: Run) -> Finish:
     """Answer requests for bundles, on KServe or Ray Serve.
 
-    FOLDER is a bundle, or an artifact folder, of which one is made. Requests are those of the open inference protocol
-    v2, over HTTP and gRPC.
+    FOLDER is a bundle; or an artifact folder or a model, of which one is made. Requests are those of the open inference
+    protocol v2, over HTTP and gRPC, and of OpenAI's.
     """
     return run
 

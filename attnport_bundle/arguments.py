@@ -16,17 +16,24 @@ from .errors import FeedError
 LARGEST = (1 << 63) - 1
 """The largest integer that the runtimes, and the reader in C++, take."""
 
+_SHOWN = 60
+"""The letters of a value in a message."""
 _MOST_THREADS = (1 << 31) - 1
 """Runtimes keep the number of compute threads in 32 bits."""
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it, in at most 60 characters."""
+    """A value as a message shows it, in at most 60 letters."""
     try:
-        text = repr(value)
+        text = repr(_begin(value, _SHOWN))
     except Exception:  # of a caller's own class; or an integer of more than 4300 digits, which Python does not print
         text = f"a {type(value).__name__} that cannot be printed"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _begin(value: object, most: int) -> object:
+    """A list as it begins: to print millions of values, of which few are shown, would hold all threads."""
+    return [_begin(each, most // 2) for each in value[:most]] if type(value) is list else value
 
 
 def require(fits: bool, name: str, value: object, expected: str) -> None:

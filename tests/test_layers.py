@@ -81,10 +81,10 @@ FOUND_BY_NAME = {
 READER = {"cryptography", "numpy", "onnxruntime", "openvino", "pyarrow", "tensorrt", "tensorrt_rtx", "tokenizers"}
 """What a bundle's own reader may import beside the standard library, where it is used and not before."""
 
-SERVED = {READER_FOLDER / "serve" / f"{name}.py" for name in ("bundles", "kserve", "protocol", "ray")}
+SERVED = {READER_FOLDER / "serve" / f"{name}.py" for name in ("bundles", "kserve", "openai", "protocol", "ray")}
 """The reader's files that derive from classes of servers or are called by them; `serve` imports them when asked."""
 SERVERS = READER | {"batched", "fastapi", "google", "grpc", "grpc_interceptor", "kserve", "orjson", "pydantic", "ray"}
-SERVERS |= {"starlette", "uvicorn"}
+SERVERS |= {"jinja2", "starlette", "uvicorn"}
 """What those may import."""
 
 

@@ -305,9 +305,7 @@ def needed_files(folder: Path, manifest: Manifest, backends: Iterable[Backend]) 
     names = {"golden.npz"}
     for backend in backends:
         names |= {backend.form.file, *backend.copied(folder)}
-    if manifest.tokenizer:
-        names.add(manifest.tokenizer)
-    return sorted(names)
+    return sorted(names | _of_text(manifest))
 
 
 def write(
@@ -334,7 +332,7 @@ def write(
     bundled = {judged.backend.name: _form(folder, judged) for judged in forms}
     for name, form in bundled.items():
         _check_profiles(name, form, manifest.io, goldens.arrays)
-    for name in sorted({name for backend in backends for name in backend.copied(folder)} | _tokenizer(manifest)):
+    for name in sorted({name for backend in backends for name in backend.copied(folder)} | _of_text(manifest)):
         _copy(folder / name, target / name, manifest.files.get(name, ""))
     tokenizer = _tokenizer_files(target, manifest.tokenizer)
     golden.write(target / GOLDENS, goldens.arrays)
@@ -369,8 +367,10 @@ def write(
     return bundle_manifest
 
 
-def _tokenizer(manifest: Manifest) -> set[str]:
-    return {manifest.tokenizer} if manifest.tokenizer else set()
+def _of_text(manifest: Manifest) -> set[str]:
+    """The files by which a model reads text."""
+    chat = {spec.CHAT} & manifest.files.keys()
+    return chat | ({manifest.tokenizer} if manifest.tokenizer else set())
 
 
 def _tokenizer_files(target: Path, name: str | None) -> spec.TokenizerFiles | None:

@@ -39,6 +39,7 @@ from attnport.transaction import undo_unfinished
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs._confined import Told, carry_out, confined
 from attnport.version import __version__
+from attnport_bundle.format.manifest import CHAT
 
 if TYPE_CHECKING:
     from attnport.exporter.capture import Capture
@@ -326,6 +327,8 @@ def _made(
         if spec.tokenizer is not None:
             text = spec.tokenizer.read_bytes() if isinstance(spec.tokenizer, Path) else spec.tokenizer.encode()
             changing.path("tokenizer.json").write_bytes(text)
+        if spec.chat is not None:
+            changing.path(CHAT).write_text(spec.chat, encoding="utf-8")
         changing.manifest = replace(changing.manifest, notes=tuple(notes))
         return changing.finish(STAGE, digest)
 

@@ -17,7 +17,7 @@ from ..errors import BundleError, FeedError
 from ..feeds import not_an_array
 from ..format.contract import IO, TensorSpec
 from ..format.decoder import NAMES, Decoder, Roles, Rules
-from ..text import IDS, Tokens, open_file, text_feeds, text_length
+from ..text import IDS, Tokens, open_file, text_feeds, text_length, told
 from .caches import Decoding, MakeSteps, Run
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def generate(
     as_text = texts if as_text is None else flag("as_text", as_text)
     roles, context = Roles(model.io, decoder), _arrays(model.io, context)
     named = any(isinstance(each, str) for each in (*(start or ()), *stops))
-    words = _Words(model.tokenizer) if as_text or named or (texts and encoder is None) else None
+    words = Words(model.tokenizer) if as_text or named or (texts and encoder is None) else None
     if encoder is not None:
         context = {**_encoded(encoder, given, roles.context, context), **context}
         begin = _tokens(decoder.start if start is None else start, words, "start")
@@ -124,7 +124,7 @@ def generate(
     ends = _tokens(stops, words, "stop")
     chosen = _options(decoder, ends, options)
     found: list[list[int]] = [[] for _ in ids]
-    streams = [_Stream(words, ends) for _ in ids] if words and as_text else None
+    streams = [Stream(words, ends) for _ in ids] if words and as_text else None
     tokens_of_all = searched if chosen.rules.beams > 1 else generated
     for row, token in tokens_of_all(Decoding(model.run, model.io, roles, model.steps, context), ids, chosen):
         found[row].append(token)
@@ -155,7 +155,7 @@ def _named(tokens: Any, option: str) -> Any:
     return list(several(option, tokens, "a list of tokens or ids"))
 
 
-def _tokens(tokens: Sequence[int | str], words: _Words | None, option: str) -> list[int]:
+def _tokens(tokens: Sequence[int | str], words: Words | None, option: str) -> list[int]:
     return [
         words.id(each, option)
         if words and isinstance(each, str)
@@ -164,7 +164,7 @@ def _tokens(tokens: Sequence[int | str], words: _Words | None, option: str) -> l
     ]
 
 
-def _ids(prompt: Any, words: _Words | None) -> list[int]:
+def _ids(prompt: Any, words: Words | None) -> list[int]:
     """The token ids of a prompt, which is a text or has them."""
     if words and isinstance(prompt, str):
         return words.ids(prompt)
@@ -182,19 +182,20 @@ def _arrays(io: IO, context: Any) -> dict[str, Array]:
     return dict(found)
 
 
-class _Words:
+class Words:
     """A model's tokenizer, by the package `tokenizers`."""
 
     def __init__(self, file: Path | None) -> None:
         if file is None:
             raise BundleError("the model has no tokenizer; give prompts and stop as token ids.")
-        self._made = open_file(file)
+        self._file, self._made = file, open_file(file)
         self._made.no_padding()
         self._made.no_truncation()
 
-    def ids(self, text: str) -> list[int]:
-        """The tokens of a prompt."""
-        return list(self._made.encode(text).ids)
+    def ids(self, text: str, *, special: bool = True) -> list[int]:
+        """The tokens of a prompt; without `special`, it has the tokens around it already."""
+        with told(self._file, "cannot be applied to this text"):
+            return list(self._made.encode(text, add_special_tokens=special).ids)
 
     def id(self, token: str, option: str) -> int:
         """The id of one token that an option names."""
@@ -209,10 +210,10 @@ class _Words:
         return str(self._made.decode(list(kept)))
 
 
-class _Stream:
+class Stream:
     """A text that grows: what of it is new, and whole, with each token."""
 
-    def __init__(self, words: _Words, ends: Sequence[int]) -> None:
+    def __init__(self, words: Words, ends: Sequence[int]) -> None:
         self._words, self._ends, self._told = words, ends, ""
         self._tokens: list[int] = []
 
@@ -243,7 +244,7 @@ def _encoded(
         raise FeedError("encoder: the model takes nothing of one; it continues the prompts themselves.")
     feeds = prompts
     if not isinstance(prompts, Mapping):
-        words = _Words(encoder.tokenizer) if any(isinstance(prompt, str) for prompt in prompts) else None
+        words = Words(encoder.tokenizer) if any(isinstance(prompt, str) for prompt in prompts) else None
         feeds = _padded(encoder.io, [_ids(prompt, words) for prompt in prompts])
     given = {**feeds, **encoder.run(**feeds)}
     names = [spec.name for spec in wanted if spec.name not in known]

@@ -14,6 +14,8 @@ from .contract import DTYPES, IO, Profile, Ran, Verdict
 from .decoder import Decoder, Roles
 from .strict_json import AnyText, decode, parse
 
+CHAT = "chat.json"
+"""The chat template of a decoder, and the special tokens that it may name."""
 MANIFEST = "bundle.json"
 SIGNATURE = "bundle.sig"
 RESERVED = (MANIFEST, SIGNATURE)

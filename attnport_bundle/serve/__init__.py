@@ -1,8 +1,9 @@
-"""Serves bundles over the open inference protocol (v2). It is part of the installed reader alone; no bundle carries it.
+"""Serves bundles over the open inference protocol (v2) and OpenAI's. It is part of the installed reader alone.
 
 Here are the options of both command lines, the names of bundles and the choice of an engine. `protocol` reads requests
 and writes answers, `joining` makes one call of several, and `bundles` runs them. KServe's package speaks the protocol,
-over HTTP and gRPC, in both engines: `kserve` is one process, and `ray` has replicas of it.
+over HTTP and gRPC, in both engines: `kserve` is one process, and `ray` has replicas of it. `openai` has the routes of
+the other protocol for both.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Options:
     max_request_tokens: int = _option(65536, "The most tokens of a request; items, for a model without.")
     max_request_bytes: int = _option(8 << 20, "The most bytes of a request; 413 beyond.")
     max_response_bytes: int = _option(64 << 20, "The most bytes of an answer; 413 to what asks for more.")
+    max_new_tokens: int = _option(4096, "The most new tokens of a request to a decoder, of all its texts together.")
+    generations: int = _option(4, "Requests that a decoder writes at a time; further ones wait.")
     client_s: int = _option(60, "Seconds in which a client has to send a request, and to take its answer.")
     grace_s: int = _option(30, "Seconds for the requests that were accepted, once the server is told to stop.")
     replicas: int = _option(1, "Ray: processes; each has every model.")

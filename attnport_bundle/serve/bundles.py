@@ -64,6 +64,8 @@ MALFORMED = (ValueError, TypeError, KeyError, struct.error)
 """What KServe's readers of requests raise for one that is not of the protocol."""
 _LABELS = 100
 """Of more classes, the labels would be most of an answer; they are in `bundle.json`."""
+ROUTES = "/v1/"
+"""Where the routes of OpenAI's protocol begin."""
 _LONGEST = 1000
 """Letters of an error that a client is told, who may have sent the rest."""
 
@@ -120,21 +122,21 @@ class Served(Model):  # type: ignore[misc]  # as above
             join: Joins requests, if the contract allows it.
         """
         super().__init__(name)
-        self.options = options
+        self.options, self.folder = options, folder
         self._waiting = 0
-        self._model = load_tested(folder, options.threads or None, key)
+        self.model = load_tested(folder, options.threads or None, key)
         # Requests that name no output get vectors or scores of texts alone, as the others may be much larger.
-        self._usual = [spec.name for spec in self._model.io.outputs]
-        self._tokenizer: Tokenizer | None = None
+        self._usual = [spec.name for spec in self.model.io.outputs]
+        self.tokenizer: Tokenizer | None = None
         with suppress(FeedError):
-            self._usual = [batches.scoring(self._model.io) or batches.embedding(self._model.io)]
+            self._usual = [batches.scoring(self.model.io) or batches.embedding(self.model.io)]
             with suppress(BundleError):  # without a tokenizer, or with one that cannot be read
-                self._tokenizer = self._model._text()
+                self.tokenizer = self.model._text()
         self.input_names = [each["name"] for each in self.get_input_types()]
         self._tokens = options.max_batch_tokens or batches.TOKENS
         self._joining: Joining | None = None
         with suppress(FeedError):  # of a contract that allows no joining
-            joining = Joining(self._model.io)
+            joining = Joining(self.model.io)
             joining.require_independence()
             self._joining = joining
         self._answer = join(self._together) if self._joining and options.max_batch_tokens else self._alone
@@ -142,16 +144,16 @@ class Served(Model):  # type: ignore[misc]  # as above
 
     def get_input_types(self) -> list[dict[str, Any]]:
         """The inputs, with -1 for a dim that is dynamic; a request has `text`, or all others."""
-        text = [{"name": TEXT, "datatype": "BYTES", "shape": [-1]}] if self._tokenizer else []
-        return [*map(_described, self._model.io.inputs), *text]
+        text = [{"name": TEXT, "datatype": "BYTES", "shape": [-1]}] if self.tokenizer else []
+        return [*map(_described, self.model.io.inputs), *text]
 
     def get_output_types(self) -> list[dict[str, Any]]:
         """The outputs, with -1 for a dim that is dynamic."""
-        return [*map(_described, self._model.io.outputs)]
+        return [*map(_described, self.model.io.outputs)]
 
     def told(self, output: str) -> dict[str, str]:
         """The parameters of an output in an answer: the labels of a classifier, as a JSON list, if they are few."""
-        (labels,) = (spec.labels for spec in self._model.io.outputs if spec.name == output)
+        (labels,) = (spec.labels for spec in self.model.io.outputs if spec.name == output)
         return {"labels": json.dumps(labels)} if 0 < len(labels) <= _LABELS else {}
 
     @contextmanager
@@ -190,7 +192,7 @@ class Served(Model):  # type: ignore[misc]  # as above
         """The outputs that a request asks for. Raises FeedError if it asks for others."""
         if asked.version:
             raise FeedError(f"got version {shown(asked.version)}; here, a version is a model with its own name.")
-        known = [spec.name for spec in self._model.io.outputs]
+        known = [spec.name for spec in self.model.io.outputs]
         for name in asked.outputs:
             if name not in known:
                 raise FeedError(f"output {shown(name)}: the model has no such output; expected {', '.join(known)}.")
@@ -199,27 +201,24 @@ class Served(Model):  # type: ignore[misc]  # as above
     def _checked(self, asked: Asked, wanted: list[str]) -> Checked:
         """The inputs of a request. Raises FeedError, or TooLarge."""
         feeds, most = asked.arrays, self.options.max_request_tokens
-        if TEXT in feeds and self._tokenizer:
+        if TEXT in feeds and self.tokenizer:
             if len(feeds) > 1:
                 raise FeedError(f"got {', '.join(feeds)}; expected {TEXT} alone, or the tensors without it.")
-            prompt, values = self._model.manifest.prompts.chosen(asked.prompt), feeds[TEXT]
+            values = feeds[TEXT]
             if values.dtype != object or values.shape[:1] == () or values.shape[1:] not in ((), (2,)):
                 got = f"{values.dtype}, shape {list(values.shape)}"
                 raise FeedError(f"input {TEXT!r}: got {got}; expected BYTES [number], or [number, 2] of pairs.")
-            within(len(values), most, "texts", "Send them in several requests.")
-            letters = sum(map(len, values.flat)) + len(values) * len(prompt)
-            within(letters, LETTERS * most, "letters of text", "Send fewer at a time; a long text is cut anyway.")
-            feeds = self._tokenizer.encode(values.tolist(), prompt=prompt, places=PLACES * most)
+            feeds = self.tokenised(values, asked.prompt)
         sizes = {
             dim: size
-            for spec in self._model.io.inputs
+            for spec in self.model.io.inputs
             for dim, size in zip(spec.dims, feeds[spec.name].shape if spec.name in feeds else (), strict=False)
             if isinstance(dim, str)
         }
         # A size that is not known before the model runs counts as 1.
         shapes = {
             spec.name: [1 if size is None else size for size in spec.known_shape(sizes)]
-            for spec in self._model.io.outputs
+            for spec in self.model.io.outputs
         }
         self._require_room(asked, {name: shapes[name] for name in wanted})
         if self._joining is None:
@@ -229,9 +228,18 @@ class Served(Model):  # type: ignore[misc]  # as above
         within(tokens, most, "tokens", "Send fewer items at a time.")
         return Checked(feeds, tokens)
 
+    def tokenised(self, texts: np.ndarray[Any, Any], prompt: Any = None) -> Arrays:
+        """The inputs of texts, or of pairs of them, behind the prompt of a name. Raises FeedError."""
+        assert self.tokenizer is not None
+        before, most = self.model.manifest.prompts.chosen(prompt), self.options.max_request_tokens
+        within(len(texts), most, "texts", "Send them in several requests.")
+        letters = sum(map(len, texts.flat)) + len(texts) * len(before)
+        within(letters, LETTERS * most, "letters of text", "Send fewer at a time; a long text is cut anyway.")
+        return self.tokenizer.encode(texts.tolist(), prompt=before, places=PLACES * most)
+
     def _require_room(self, asked: Asked, shapes: Mapping[str, Sequence[int]]) -> None:
         """Raises TooLarge for outputs that make too large an answer, FeedError for what JSON has no values of."""
-        kinds = {spec.name: DATATYPES[spec.dtype] for spec in self._model.io.outputs}
+        kinds = {spec.name: DATATYPES[spec.dtype] for spec in self.model.io.outputs}
         found = {
             name: answer_bytes(kinds[name], math.prod(shape), binary=asked.outputs.get(name, asked.binary))
             for name, shape in shapes.items()
@@ -246,8 +254,8 @@ class Served(Model):  # type: ignore[misc]  # as above
 
     async def _alone(self, request: Checked) -> Answer:
         if self._joining is None:
-            return await asyncio.to_thread(self._model.run, **request.feeds)
-        return await asyncio.to_thread(self._model.map, request.feeds, tokens=self._tokens)
+            return await asyncio.to_thread(self.model.run, **request.feeds)
+        return await asyncio.to_thread(self.model.map, request.feeds, tokens=self._tokens)
 
     async def _together(self, requests: list[Checked]) -> list[Answer]:
         """The outputs of each request, or the error of those that it was joined with."""
@@ -263,7 +271,7 @@ class Served(Model):  # type: ignore[misc]  # as above
 
     def _joined(self, joining: Joining, requests: Sequence[Arrays]) -> Sequence[Answer]:
         try:
-            outputs = self._model.map(joining.join(requests), tokens=self._tokens)
+            outputs = self.model.map(joining.join(requests), tokens=self._tokens)
         except AttnportError as err:
             return [err] * len(requests)
         return joining.split(outputs, requests)
@@ -360,9 +368,12 @@ def answer_errors(app: FastAPI, max_bytes: int) -> None:
     """Makes KServe's endpoints answer errors as the protocol does, and refuse bodies that are too large."""
 
     def answer(status: int) -> Any:
-        return lambda _, err: JSONResponse(
-            {"error": _told(err)}, err.status_code if isinstance(err, HTTPException) else status
-        )
+        def answered(request: Request, err: Exception) -> JSONResponse:
+            code = err.status_code if isinstance(err, HTTPException) else status
+            openai = request.url.path.startswith(ROUTES)
+            return JSONResponse(openai_error(err, code) if openai else {"error": _told(err)}, code)
+
+        return answered
 
     app.max_body_size = max_bytes
     others = {Exception: 500, HTTPException: 500, NotImplementedError: 501, ClientDisconnect: 400}
@@ -373,6 +384,18 @@ def answer_errors(app: FastAPI, max_bytes: int) -> None:
     logging.getLogger("kserve").addFilter(
         lambda record: not (record.exc_info and isinstance(record.exc_info[1], refused))
     )
+
+
+def status_of(err: Exception) -> int:
+    """What HTTP answers to an error of `STATUSES`."""
+    return next(status for kind, (status, _) in STATUSES.items() if isinstance(err, kind))
+
+
+def openai_error(err: Exception, status: int) -> dict[str, Any]:
+    """An error as OpenAI's protocol has it."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    code = "model_not_found" if isinstance(err, ModelNotFound) else None
+    return {"error": {"message": _told(err), "type": kind, "param": None, "code": code}}
 
 
 def _told(err: Exception) -> str:

@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from ..errors import BundleError
 from . import Options, address, bundles, tell_open, url
 from .bundles import Loaded, Served, Service, Unread, add_endpoints
+from .openai import add_routes
 
 _ITEMS = 64
 """The most requests in a call; tokens are what limits it."""
@@ -42,6 +43,7 @@ def run(models: Mapping[str, Path], options: Options, key: Path | None, tell: Ca
     app, plane = FastAPI(openapi_url=None), bundles.DataPlane(repository)
     app.add_api_route("/metrics", bundles.metrics_handler, methods=["GET"])
     add_endpoints(app, plane, options)
+    add_routes(app, plane)
     logging.getLogger("kserve").setLevel(logging.WARNING)
     listening = f"gRPC on {address(options.host, options.grpc_port)}" if options.grpc_port else "no gRPC"
     said = f"{', '.join(models)}: the self-test passed; KServe serves {url(options)}, {listening}"

@@ -58,15 +58,19 @@ HEADER = "Inference-Header-Content-Length"
 """The header that says how long the JSON before binary data is."""
 ASK_BINARY = '{"parameters": {"binary_data_output": true}}'
 """What a request has for an answer in binary data."""
+_NAMED = 200
+"""Letters of where in a request an error is."""
 _AT_ONCE = 1 << 14
 """Values that are read or written in one go, which holds all other threads for a millisecond."""
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """A part of a request, whose values are of the types that it says."""
+
     model_config = ConfigDict(strict=True)
 
 
-class _Tensor(_Part):
+class _Tensor(Part):
     name: str
     datatype: str
     shape: list[NonNegativeInt] = Field(max_length=MOST_DIMS, fail_fast=True)
@@ -74,12 +78,12 @@ class _Tensor(_Part):
     data: list[Any] | None = None
 
 
-class _Output(_Part):
+class _Output(Part):
     name: str
     parameters: Any = None
 
 
-class _Request(_Part):
+class _Request(Part):
     id: str | None = None
     parameters: Any = None
     inputs: list[_Tensor] = Field(max_length=MOST_NAMES, fail_fast=True)
@@ -117,17 +121,9 @@ def from_http(body: bytes, header: str | None, known: Sequence[str], options: Op
         FeedError: it is not of the protocol, or has more of something than the options allow.
     """
     if header is not None and not (header.isascii() and header.isdigit() and int(header[:20]) <= len(body)):
-        raise _not_of_it(f"{HEADER} is {shown(header)}, of {len(body)} bytes")
+        raise not_of_it(f"{HEADER} is {shown(header)}, of {len(body)} bytes")
     text = body if header is None else body[: int(header)]
-    parts = sum(text.count(mark) for mark in (b"[", b"{", b":"))
-    within(parts, MOST_PARTS, "'[', '{' and ':' in JSON", "Send flat lists, or binary data.")
-    try:
-        found = _Request.model_validate(orjson.loads(text))
-    except orjson.JSONDecodeError as err:
-        raise _not_of_it(str(err)) from err
-    except ValidationError as err:
-        first = err.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise _not_of_it(f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}") from err
+    found = of_json(text, _Request)
     _require_names(found.inputs, found.outputs or (), known)
     begin, arrays = len(text), {}
     for each in found.inputs:
@@ -135,7 +131,7 @@ def from_http(body: bytes, header: str | None, known: Sequence[str], options: Op
         if each.data is not None:
             arrays[each.name] = _array(each, _of_json, each.data, options)
         elif type(size) is not int or size < 0:
-            raise _not_of_it(f"input {shown(each.name)} has no data")
+            raise not_of_it(f"input {shown(each.name)} has no data")
         else:
             arrays[each.name] = _array(each, _of_bytes, body[begin : begin + size], options)
             begin += size
@@ -143,6 +139,26 @@ def from_http(body: bytes, header: str | None, known: Sequence[str], options: Op
     binary = given.get("binary_data_output") is True
     outputs = {each.name: _parameters(each).get("binary_data", binary) is True for each in found.outputs or ()}
     return Asked(arrays, outputs, binary, given.get("prompt"), found.id or "")
+
+
+def of_json(text: bytes, kind: type[Part], also: Callable[[Any], Any] = lambda value: value) -> Any:
+    """A request of a kind, which JSON has.
+
+    Args:
+        also: Makes of the values what is then taken as a request.
+
+    Raises:
+        FeedError: it is no such request, or has too many parts, which are counted before it is read.
+    """
+    parts = sum(text.count(mark) for mark in (b"[", b"{", b":"))
+    within(parts, MOST_PARTS, "'[', '{' and ':' in JSON", "Send flat lists, or binary data.")
+    try:
+        return kind.model_validate(also(orjson.loads(text)))
+    except orjson.JSONDecodeError as err:
+        raise not_of_it(str(err)) from err
+    except ValidationError as err:
+        first = err.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise not_of_it(f"{'.'.join(map(str, first['loc']))[:_NAMED] or 'it'}: {first['msg']}") from err
 
 
 def parsed(data: bytes, kind: Any) -> Any:
@@ -172,7 +188,7 @@ def parsed(data: bytes, kind: Any) -> Any:
                     at += {1: 8, 5: 4}[wire]
         return kind.FromString(data)
     except (IndexError, KeyError, DecodeError) as err:
-        raise _not_of_it("it is no message of gRPC") from err
+        raise not_of_it("it is no message of gRPC") from err
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -192,14 +208,14 @@ def from_grpc(request: Any, known: Sequence[str], options: Options) -> Asked:
     _require_names(request.inputs, request.outputs, known)
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
-        raise _not_of_it(f"it has {len(request.inputs)} inputs and {len(raw)} raw contents")
+        raise not_of_it(f"it has {len(request.inputs)} inputs and {len(raw)} raw contents")
     arrays = {}
     for at, each in enumerate(request.inputs):
         within(len(each.shape), MOST_DIMS, "dims", "Send the model's.")
         if any(size < 0 for size in each.shape):
-            raise _not_of_it(f"input {shown(each.name)} has the shape {list(each.shape)}")
+            raise not_of_it(f"input {shown(each.name)} has the shape {list(each.shape)}")
         if raw and each.HasField("contents"):
-            raise _not_of_it(f"input {shown(each.name)} has contents and raw contents")
+            raise not_of_it(f"input {shown(each.name)} has contents and raw contents")
         read, values = (_of_bytes, raw[at]) if raw else (_of_contents, each.contents)
         arrays[each.name] = _array(each, read, values, options)
     prompt = None
@@ -213,11 +229,12 @@ def from_grpc(request: Any, known: Sequence[str], options: Options) -> Asked:
 def _parameters(part: Any) -> Mapping[str, Any]:
     """The parameters of a part, as they are: a model of pydantic would copy them."""
     if not isinstance(part.parameters, dict | None):
-        raise _not_of_it(f"parameters: got {shown(part.parameters)}; expected an object")
+        raise not_of_it(f"parameters: got {shown(part.parameters)}; expected an object")
     return part.parameters or {}
 
 
-def _not_of_it(problem: str) -> FeedError:
+def not_of_it(problem: str) -> FeedError:
+    """The error about a request that is not of the protocol."""
     return FeedError(f"the request is not of the protocol: {problem}.")
 
 

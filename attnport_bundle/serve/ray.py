@@ -20,6 +20,7 @@ from ..errors import BundleError
 from ..model import load_tested
 from . import Options, bundles, is_local, tell_open, url
 from .bundles import STATUSES, DataPlane, ModelRepository, Served, Service, add_endpoints, tell_code
+from .openai import add_routes
 
 APP, NEW = "attnport", "local"
 """The application's name, and Ray's word for a cluster of this process's own."""
@@ -54,6 +55,7 @@ class Bundles:
     def __serve_build_asgi_app__(self) -> FastAPI:
         app = FastAPI(openapi_url=None)
         add_endpoints(app, self._plane, self._options)
+        add_routes(app, self._plane)
         return app
 
     async def ServerLive(self, request: Any, grpc_context: Any) -> Any:  # noqa: D102, N802 - the protocol's name

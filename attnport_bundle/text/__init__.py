@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..arguments import integer, require, several, shown
+from ..arguments import LARGEST, integer, require, several, shown
 from ..arguments import path as path_argument
 from ..errors import BundleError, FeedError, IntegrityError, escaped
 from ..feeds import padding_masks
@@ -54,6 +54,7 @@ class Tokenizer:
             raise BundleError(f"the model does not read text: it takes {', '.join(map(str, io.inputs))}.")
         self._io, self._length = io, text_length(io)
         longest = self._length.max if limit is None else min(integer("limit", limit, 1), self._length.max)
+        self._longest = longest
         self._words, self._rows = _read(path_argument("path", path), longest)
         if self._words.around > longest:
             around = self._words.around
@@ -80,21 +81,38 @@ class Tokenizer:
         """
         require(isinstance(prompt, str), "prompt", prompt, "the text to put before each text")
         rows = self._rows([_begun(prompt, text) for text in _checked(texts, first)])
+        feeds = self._padded(rows, places)
+        if prompt and POOLED in feeds:
+            # With what stands before every text, and without a special token behind it.
+            (before,) = self._rows([prompt])
+            count = len(before.ids) - bool(before.ids and before.ids[-1] in self._words.special)
+            for at, row in enumerate(rows):
+                begin = feeds[POOLED].shape[1] - len(row.ids) if self._left else 0
+                feeds[POOLED][at, begin : begin + count] = 0
+        return feeds
+
+    def padded(self, rows: Sequence[Sequence[int]], *, places: int | None = None) -> dict[str, np.ndarray[Any, Any]]:
+        """As `encode`, of texts that are token ids already, with the special tokens around them; none is cut.
+
+        Raises:
+            FeedError: a text has no token, too many, or one that the model does not have; else as `encode`.
+        """
+        high = next(spec.high for spec in self._io.inputs if spec.name == IDS)
+        for at, row in enumerate(rows):
+            if not 0 < len(row) <= self._longest:
+                raise FeedError(f"texts[{at}]: got {len(row)} token ids; expected 1 to {self._longest}.")
+            for token in (min(row), max(row)):
+                integer(f"texts[{at}]", token, 0, LARGEST if high is None else high - 1, "token ids of")
+        return self._padded([Tokens(tuple(row), (0,) * len(row)) for row in rows], places)
+
+    def _padded(self, rows: Sequence[Tokens], places: int | None) -> dict[str, np.ndarray[Any, Any]]:
         size = self._length.at_least(max(len(row.ids) for row in rows))
         if places is not None and len(rows) * size > places:
             raise FeedError(
                 f"got {len(rows)} texts, padded to {size} tokens each; expected at most {places} tokens with padding. "
                 "Send long and short texts apart, or fewer at a time."
             )
-        feeds = text_feeds(self._io, rows, self._words.pad_id, left=self._left)
-        if prompt and POOLED in feeds:
-            # With what stands before every text, and without a special token behind it.
-            (before,) = self._rows([prompt])
-            count = len(before.ids) - bool(before.ids and before.ids[-1] in self._words.special)
-            for at, row in enumerate(rows):
-                begin = size - len(row.ids) if self._left else 0
-                feeds[POOLED][at, begin : begin + count] = 0
-        return feeds
+        return text_feeds(self._io, rows, self._words.pad_id, left=self._left)
 
 
 def reads_text(io: IO) -> bool:

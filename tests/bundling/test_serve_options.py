@@ -6,10 +6,14 @@ import re
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 from click.testing import CliRunner
+from onnx import TensorProto, helper
 
 from attnport.cli import cli
+from attnport.errors import UsageError
+from attnport.verbs import serve as verb
 from attnport_bundle.errors import BundleError, RuntimeMissing
 from attnport_bundle.serve import ENGINES, Options, address, is_local, named, serve, tell_open, url
 
@@ -85,6 +89,31 @@ def test_an_engine_that_is_not_installed_is_named_with_its_packages(app: Path, m
             serve({"app": app}, engine)
     with pytest.raises(BundleError, match="expected kserve or ray"):
         serve({"app": app}, "other")
+
+
+@pytest.mark.usefixtures("unconfined")
+def test_a_model_is_exported_checked_and_bundled_once_before_it_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "twice", sizes[:1], sizes[1:])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10), tmp_path / "small.onnx"
+    )
+    served: list[dict[str, Path]] = []
+    monkeypatch.setattr(verb, "require", lambda *names: None)
+    monkeypatch.setattr(verb.serving, "serve", lambda models, *more: served.append(dict(models)))
+    monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    times = []
+    for _ in range(2):
+        verb.serve("small.onnx", tell=told.append)
+        times.append({path: path.stat().st_mtime_ns for path in Path("out/small").glob("*.onnx")})
+    assert served == [{"small": Path("out/small/bundle")}] * 2
+    assert times[0] == times[1] != {}  # what is there is kept
+    assert any("out/small" in line for line in told)
+    with pytest.raises(UsageError, match="are for a model"):
+        verb.serve("out/small", out="elsewhere")
 
 
 def test_what_a_server_needs_is_named_by_its_packages(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:

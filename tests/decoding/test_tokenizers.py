@@ -3,6 +3,7 @@ makes of the same text, model and tokenizer."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tokenizers.processors import TemplateProcessing
 import attnport
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
+from attnport_bundle.format import files, manifest
 
 WORDS = 300
 LINES = ["the port of call", "ports are open", "a tanker calls at ports, and leaves them", "Größe, naïve; 東京"] * 40
@@ -36,7 +38,9 @@ def bytes_of_gpt2() -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=WORDS, special_tokens=["<|endoftext|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
-    return transformers.GPT2TokenizerFast(tokenizer_object=trained(made, trainer), eos_token="<|endoftext|>")
+    found = transformers.GPT2TokenizerFast(tokenizer_object=trained(made, trainer), eos_token="<|endoftext|>")
+    found.chat_template = CHAT
+    return found
 
 
 def pieces_of_llama() -> Any:
@@ -87,12 +91,15 @@ def test_a_decoder_continues_texts_as_transformers_does(tmp_path: Path, kind: st
         given = tokenizer(prompt, return_tensors="pt")
         made = model.generate(**given, max_new_tokens=16, do_sample=False)[0, given["input_ids"].shape[1] :]
         assert text == tokenizer.decode(made, skip_special_tokens=True)
-    if tokenizer.chat_template:
-        talk = [{"role": "user", "content": "ports?"}]
-        ids = tokenizer.apply_chat_template(talk, tokenize=True, return_dict=False)
-        answer = artifact.generate([ids], max_tokens=8)[0]
-        given = tokenizer.apply_chat_template(talk, tokenize=True, return_dict=True, return_tensors="pt")
-        assert answer == model.generate(**given, max_new_tokens=8, do_sample=False)[0, len(ids) :].tolist()
+    talk = [{"role": "user", "content": "ports?"}]
+    ids = tokenizer.apply_chat_template(talk, tokenize=True, return_dict=False)
+    answer = artifact.generate([ids], max_tokens=8)[0]
+    given = tokenizer.apply_chat_template(talk, tokenize=True, return_dict=True, return_tensors="pt")
+    assert answer == model.generate(**given, max_new_tokens=8, do_sample=False)[0, len(ids) :].tolist()
+    artifact.bundle(tmp_path / "app", unverified=True)  # which keeps the template for servers
+    kept = json.loads((tmp_path / "app" / "chat.json").read_text("utf-8"))
+    assert kept == {"template": CHAT, "tokens": tokenizer.special_tokens_map}
+    assert files.check(tmp_path / "app", manifest.read(tmp_path / "app")) == []
 
 
 @pytest.mark.slow

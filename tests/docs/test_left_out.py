@@ -19,6 +19,7 @@ NOT_RUN = {
     'pip install "./attnport_bundle[': "test_installed_reader.py and `make serve-test` install it",
     "curl 127.0.0.1:8080/": "needs a server; tests/serving/test_serving_page.py asks one",
     '{"inputs": [{': "as above",
+    '{"model": "': "as above",
     "pip install --upgrade onnxruntime": "another release is not what the tests are for",
     "pip download -d wheels ": "gigabytes; tests/tools/test_gpu_offline.py runs it with small packages",
     "python3 -m venv .venv-gpu": "as above",

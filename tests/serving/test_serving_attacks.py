@@ -134,6 +134,35 @@ def test_a_request_that_asks_for_much_is_refused_beside_others(
     assert vector(server)
 
 
+def of_openai(given: bytes, **more: Any) -> bytes:
+    """A request of vectors, with values behind its last name."""
+    return json.dumps({"model": "small", **more}).encode()[:-1] + given + b"}"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (of_openai(b',"input":[' + b"1," * 4_000_000 + b"1]"), 400, "got 4000001 token ids"),
+        (of_openai(b',"input":[' + b'"a",' * 1_900_000 + b'"a"]'), 413, "Send fewer texts"),
+        (of_openai(b',"input":[' + b"[1]," * 200_000 + b"[1]]"), 413, "Send fewer texts"),
+        (of_openai(b',"input":[' + b"[[1]]," * 100_000 + b"1]"), 400, "input: got [[[1]]"),
+        (of_openai(b',"input":"' + b"a" * 8_000_000 + b'"'), 400, "letters of text"),
+        (of_openai(b"".join(b',"%d":1' % at for at in range(200_000)), input="a"), 400, "not served here"),
+        (of_openai(b',"more":[' + b"1," * 4_000_000 + b"1]", input="a"), 400, "got 'more'"),
+    ],
+    ids=["ids", "texts", "rows", "deeper", "letters", "names", "unknown"],
+)
+def test_large_requests_of_openais_protocol_are_refused_beside_others(
+    server: Server, idle_bytes: int, body: bytes, status: int, says: str
+) -> None:
+    with Watched(server) as watched:
+        got, answer = post(f"{server.url}/v1/embeddings", body)
+    assert (got, says in answer["error"]["message"]) == (status, True), answer
+    assert watched.took_s < 10
+    watched.check(idle_bytes + ROOM + len(body))
+    assert vector(server)
+
+
 def tokens(rows: int, **more: Any) -> bytes:
     """Token ids of full length, and the masks of their model."""
     names = ("input_ids", "attention_mask", "token_type_ids")

@@ -97,7 +97,7 @@ def test_a_runtime_that_fails_is_no_fault_of_the_request(small: Path, monkeypatc
     def fail(*given: Any, **options: Any) -> None:
         raise BundleError("onnxruntime failed: no memory")
 
-    monkeypatch.setattr(served._model, "map", fail)
+    monkeypatch.setattr(served.model, "map", fail)
     found = answers(served, asked("One text."), asked("Two."))
     assert [type(each) for each in found] == [Failed, Failed]
     assert "no memory" in str(found[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from loads.server import environment, free_port, serving
+from loads.server import Server, environment, free_port, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "serve.md").read_text("utf-8")
@@ -24,17 +24,31 @@ def block(language: str, words: str) -> str:
     return str(found)
 
 
-def test_the_program_and_curl_of_the_page_are_answered(minilm: Path) -> None:
+def curl(words: str, server: Server, name: str = "NAME") -> str:
+    """What the curl of the page that has these words prints, asking a server."""
+    (line,) = (line for line in re.findall(r"^curl .*?(?=^```)", PAGE, re.DOTALL | re.MULTILINE) if words in line)
+    line = line.replace("8080", str(server.port)).replace("NAME", name)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_programs_and_curls_of_the_page_are_answered(minilm: Path) -> None:
     assert "attnport serve app/" in PAGE
     with serving("kserve", {}, command=["attnport", "serve", str(minilm)]) as server:
-        program = block("python", "tritonclient").replace("8080", str(server.port))
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        assert done.stdout == "(2, 384)\n", done.stderr
-        curl = re.search(r"^curl .*?(?=^```)", PAGE, re.DOTALL | re.MULTILINE)
-        assert curl
-        line = curl[0].replace("8080", str(server.port))
-        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
-        assert json.loads(done.stdout)["outputs"][0]["shape"] == [1, 384], done.stdout + done.stderr
+        for client in ("tritonclient", "openai"):
+            program = block("python", client)
+            done = subprocess.run(
+                [sys.executable, "-c", program.replace("8080", str(server.port))], capture_output=True, text=True
+            )
+            assert done.stdout.strip() == program.rpartition("  # ")[2].strip(), done.stderr
+        assert json.loads(curl("/infer", server))["outputs"][0]["shape"] == [1, 384]
+        assert len(json.loads(curl("/v1/embeddings", server))["data"][0]["embedding"]) == 128
+
+
+def test_the_chat_of_the_page_is_answered(speaker: Path) -> None:
+    with serving("kserve", {"speaker": speaker}) as server:
+        assert curl("/v1/chat/completions", server, "speaker").endswith("data: [DONE]\n\n")
 
 
 def test_the_application_of_the_configuration_is_one_that_ray_builds(minilm: Path) -> None:

@@ -286,6 +286,7 @@ class TokenizerOf:
         known: Whether a tokenizer lies beside the weights; else `makes` is that of the class for the model's type.
         note: What a user should know of it, or "".
         longest: The most tokens of a text that it makes unless it is told otherwise; None = as many as there are.
+        chat: As of `ModelSpec`.
     """
 
     file: Path | str | None
@@ -293,6 +294,7 @@ class TokenizerOf:
     known: bool
     note: str = ""
     longest: int | None = None
+    chat: str | None = None
 
 
 def read_tokenizer(place: str, config: Any, *, lower: bool = False) -> TokenizerOf:
@@ -332,7 +334,18 @@ def read_tokenizer(place: str, config: Any, *, lower: bool = False) -> Tokenizer
     if lower:
         _lower(backend)
     longest = int(tokenizer.model_max_length)
-    return TokenizerOf(backend.to_str(pretty=True), names, known=True, longest=longest if longest < _ENDLESS else None)
+    limit = longest if longest < _ENDLESS else None
+    return TokenizerOf(backend.to_str(pretty=True), names, known=True, longest=limit, chat=_chat(tokenizer))
+
+
+def _chat(tokenizer: Any) -> str | None:
+    """The chat template of a tokenizer, of several the one that is used without tools, as `ModelSpec` has it."""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    tokens = tokenizer.special_tokens_map
+    texts = {name: token for name, token in tokens.items() if isinstance(token, str)}
+    return None if not template else json.dumps({"template": template, "tokens": texts}, ensure_ascii=False, indent=1)
 
 
 def _usual_inputs(model_type: str) -> tuple[str, ...]:

@@ -190,6 +190,7 @@ def _spec(
         lambda: module(ready.pop() if ready else read.model()),
         read.tokenizer_of(contract),
         observed=True,
+        chat=read.tokenizer.chat if read.source.part == WITH_PAST else None,
         notes=_notes(model, read),
         fixable=_fixable(contract, dims),
     )
