@@ -1,7 +1,7 @@
 """Modules that people publish, through `attnport.export` and through `torch.onnx.export`.
 
-    python -m pip install --no-deps --target .cache/published/site-packages -r benchmarks/packages.txt
-    python benchmarks/sweep_packages.py [MODULE ...] [--side SIDE] [--again wrong|older|all] [--make]
+    make .cache/published/.made
+    .venv/bin/python benchmarks/sweep_packages.py [MODULE ...] [--side SIDE] [--again wrong|older|all] [--make]
 
 `package_modules.py` has the modules, small and with random weights. The dims that a module takes in other sizes are
 found by running it. Each side exports the module with these dims dynamic, and ONNX Runtime runs the graph at five sets
@@ -26,6 +26,7 @@ import importlib.metadata
 import inspect
 import json
 import math
+import resource
 import sys
 import tempfile
 import threading
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES, action="append", help="one side alone")
     parser.add_argument("--again", choices=("wrong", "older", "all"), help="measure again what is known")
     parser.add_argument("--every", type=int, default=1, help="only each module of so many, as 3 for a third")
+    parser.add_argument("--first", type=int, default=0, help="how many are left out before the first one")
     parser.add_argument("--make", action="store_true", help="only make the modules, and print the sizes that they take")
     parser.add_argument("--to", type=Path, default=RESULTS, help="the file of results")
     parser.add_argument("--limit-s", type=int, default=240)
@@ -65,7 +67,7 @@ def main() -> None:
     with_torchvision()
     preload()
     chosen = [name for name in MODULES if not given.modules or name.startswith(tuple(given.modules))]
-    for name in chosen[:: given.every]:
+    for name in chosen[given.first :: given.every]:
         if given.make:
             result = measured(functools.partial(made_alone, MODULES[name]), given.limit_s)
             print(f"{name:28} {result['seconds']:5.1f} s  {result['reason']}", flush=True)
@@ -197,11 +199,12 @@ class Made:
 
 
 class Watched:
-    """Measures the seconds of what runs in it, and the most memory that this process has meanwhile."""
+    """Measures the processor's seconds of what runs in it, which other work on the machine does not change, and the
+    most memory that this process has meanwhile."""
 
     def __enter__(self) -> Watched:
         self._over = threading.Event()
-        self._most, self._began_s = 0, time.monotonic()
+        self._most, self._began_s = 0, _spent_s()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
@@ -216,11 +219,16 @@ class Watched:
         if not self._over.is_set():
             self._over.set()
             self._thread.join()
-            self._seconds = round(time.monotonic() - self._began_s, 2)
+            self._seconds = round(_spent_s() - self._began_s, 2)
         return {"export_s": self._seconds, "peak_mib": self._most >> 20}
 
     def __exit__(self, *raised: object) -> None:
         self.measures()
+
+
+def _spent_s() -> float:
+    """The processor's seconds of this process and of those that it has started and waited for."""
+    return time.process_time() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
 
 
 # --- the sides --------------------------------------------------------------------------------------------------------
