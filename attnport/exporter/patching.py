@@ -89,9 +89,8 @@ def obstacles() -> tuple[Patch, ...]:
     - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
     - `scaled_dot_product_attention` takes no condition on sizes for `is_causal`, as Whisper's decoder gives it.
     - A logarithm or exponential of a size is a number, and so a constant; it becomes a tensor, as Enformer's range of
-      positions does. `linspace` of as many steps as a size, as of Perceiver's positions, is written with `arange`.
-    - A size that is divided and then rounded, as `math.ceil(n / 4)` of local-attention's padding, is a whole number
-      divided by another. torch takes a float, and sympy thinks for minutes about what the rounding may give.
+      positions does. A root is a power, which ONNX has, as of fair-esm's rows. `linspace` of as many steps as a size,
+      as of Perceiver's positions, is written with `arange`.
     - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
       nothing.
     - torch.export prints the whole graph so far when it fails. The words that it would suggest ranges with are not
@@ -110,7 +109,6 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(DimConstraints, "solve", _without_assertions(DimConstraints.solve)),
         *_settled_attention(),
         Patch(torch, "linspace", _spaced(torch.linspace)),
-        Patch(torch.SymInt, "__truediv__", _divided(torch.SymInt.__truediv__)),
         *(Patch(math, name, _of_size(name)) for name in ("log", "log2", "log10", "log1p", "exp")),
         Patch(math, "sqrt", _root(math.sqrt)),
     )
@@ -167,33 +165,6 @@ def _of_size(name: str) -> Callable[..., Any]:
 def _root(sqrt: Callable[[Any], float]) -> Callable[[Any], Any]:
     """`math.sqrt` that keeps a size of a trace."""
     return lambda number: number**0.5 if isinstance(number, torch.SymInt | torch.SymFloat) else sqrt(number)
-
-
-class _Quotient(torch.SymFloat):
-    """A size of a trace divided by a whole number, which is rounded by a division of whole numbers."""
-
-    def __init__(self, node: Any, above: Any, below: int) -> None:
-        super().__init__(node)
-        self._above, self._below = above, below
-
-    def __floor__(self) -> Any:
-        return self._above // self._below
-
-    def __ceil__(self) -> Any:
-        return (self._above + self._below - 1) // self._below
-
-    def is_integer(self) -> Any:
-        """Whether nothing is left over."""
-        return self._above % self._below == 0
-
-
-def _divided(divide: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def divided(size: Any, by: Any) -> Any:
-        found = divide(size, by)
-        whole = isinstance(by, int | float) and by >= 1 and by == int(by)
-        return _Quotient(found.node, size, int(by)) if whole and isinstance(found, torch.SymFloat) else found
-
-    return divided
 
 
 def _keeps(to: Callable[[torch.Tensor], torch.Tensor], module: torch.nn.Module) -> bool:

@@ -308,6 +308,11 @@ class Given:
         known = immovable(trials, [*kept, *chosen])
         traced = _traced(adapted(module, arguments, names), tensors, chosen, [*kept, *known])
         sizes, limited, notes = in_truth(joined(traced, trials), trials, kept, known)
+        if _by_runs(tensors):
+            sizes = {
+                name: tuple(dataclasses.replace(dim, by="trace") if said_by(dim) == "module" else dim for dim in each)
+                for name, each in sizes.items()
+            }
         own = named_dims(from_zero(sizes, examples), tensors, declared)
         arguments = with_dims(arguments, own, highs, beside)
         arguments = with_needed_values(arguments, call, tensors, [name for name in beside if beside[name].forced])
@@ -377,10 +382,16 @@ def _traced(
 
     fixed = {*chosen, *kept}
     found: Mapping[str, tuple[int | Symbol, ...]] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if len(fixed) < sum(tensor.dim() for tensor in tensors.values()):
+    if len(fixed) < sum(tensor.dim() for tensor in tensors.values()) and not _by_runs(tensors):
         with contextlib.suppress(ExportError):
             found = dynamic_dims(module, tensors, fixed)
     return {name: tuple(chosen.get((name, axis), dim) for axis, dim in enumerate(own)) for name, own in found.items()}
+
+
+def _by_runs(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether runs alone say which dims are dynamic: those of one picture. Of its sides, torch has to think for up to a
+    minute, at the sizes of the example and again at those of the export, and small sides limit what it finds."""
+    return len(tensors) == 1 and all(tensor.dim() > 3 for tensor in tensors.values())
 
 
 def _chosen(shapes: Any, arguments: Arguments, examples: Mapping[str, torch.Tensor]) -> dict[Axis, int | Symbol]:

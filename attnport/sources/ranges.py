@@ -179,7 +179,8 @@ def _in_steps(dims: Sequence[Dim], start: Sizes, runs: Callable[[Sizes], bool]) 
         answers = [runs({**start, **sizes}) for sizes in tried]
         if all(answers) or (step == 1 and any(answers)):
             ends = {dim.name: [size // step * step for size in (dim.min + step - 1, dim.opt, dim.max)] for dim in dims}
-            return {} if step == 1 else {name: Dim(name, *sizes, step) for name, sizes in ends.items()}
+            stepped = {name: Dim(name, low, opt, high, step) for name, (low, opt, high) in ends.items()}
+            return {} if step == 1 else stepped
     return {}
 
 

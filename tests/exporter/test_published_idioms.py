@@ -15,8 +15,10 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention as attend
 
+import attnport
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
+from attnport.errors import ExportError
 from attnport.exporter import capture
 from attnport.exporter.storage import save_exported
 
@@ -24,7 +26,7 @@ DIMS = (Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512))
 SIDES = (Dim("height", 1, 128, 512), Dim("width", 1, 128, 512))
 IDS = TensorSpec("ids", "int64", ("batch", "seq"), high=9)
 IMAGE = TensorSpec("image", "float32", ("batch", 8, "height", "width"))
-STRIP = TensorSpec("image", "float32", ("batch", 8, "height", 8))
+STRIP = TensorSpec("image", "float32", (2, 8, "height", 8))
 
 
 class Words(nn.Module):
@@ -171,7 +173,7 @@ class LayersOfTorch(Words):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
-        found: torch.Tensor = self.layers(self.words(ids), mask=mask, src_key_padding_mask=ids == 1)
+        found: torch.Tensor = self.layers(self.words(ids), mask=mask)
         return found
 
 
@@ -343,6 +345,20 @@ def test_a_way_that_was_chosen_is_told() -> None:
     assert len(found.decided) == 1
     assert "if not padding.any():" in found.decided[0]
     assert found.decided[0].endswith("where any() is true and all() is false")
+
+
+class FarOnly(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (x > 60).any():
+            x = -x
+        return attend(x, x, x)
+
+
+def test_a_way_that_no_tried_values_go_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ExportError) as caught:
+        attnport.export(FarOnly().eval(), tmp_path / "out", args=(torch.randn(2, 5, 8),))
+    assert "if (x > 60).any():" in caught.value.message
+    assert "torch.where" in str(caught.value.hint)
 
 
 class RefusesNaN(Words):
