@@ -276,15 +276,21 @@ def torch_alone(published: Published) -> dict[str, Any]:
     return first
 
 
-def judged(path: Path, made: Made, names: Sequence[str] = (), outputs: Sequence[str] | None = None) -> str:
-    """What is wrong with a graph; "" if nothing is."""
+def judged(
+    path: Path,
+    made: Made,
+    names: Sequence[str] = (),
+    outputs: Sequence[str] | None = None,
+    values: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
+    """What is wrong with a graph; "" if nothing is. `values`: the inputs that it takes; None = those of all sizes."""
     import onnx
 
     names = names or [value.name for value in onnx.load(path, load_external_data=False).graph.input]
     if len(names) != len(made.given):
         return f"the graph has the inputs {', '.join(names)}; expected {', '.join(made.given)}"
     masks = [name for name, each in zip(names, made.given.values(), strict=True) if "padding" in each.marks]
-    return wrong(path, made.named(names), made.values(names), outputs, masks)
+    return wrong(path, made.named(names), made.values(names) if values is None else values, outputs, masks)
 
 
 def about(made: Made) -> dict[str, Any]:
@@ -341,10 +347,10 @@ def through_attnport(made: Made, **given: Any) -> dict[str, Any]:
                                         if not item.fused})[:4]  # fmt: skip
             names = [each.name for each in io.inputs]
             outputs = [each.name for each in io.outputs if "float" in each.dtype]
-            result["reason"] = judged(out / "model.ort_cpu.onnx", made, names, outputs)
+            result["limited"], taken = limits(io, made, names, notes)
+            result["reason"] = judged(out / "model.ort_cpu.onnx", made, names, outputs, taken)
             if result["reason"]:
                 result["verdict"] = str(artifact.check("ort_cpu").verdict)
-            result["limited"] = limits(io, made, names, notes)
         except Exception as err:  # as above
             result["reason"] = result["reason"] or told(err)
     result["reason"] = result["reason"] or "; ".join(result["limited"])
@@ -353,12 +359,16 @@ def through_attnport(made: Made, **given: Any) -> dict[str, Any]:
     return result
 
 
-def limits(io: Any, made: Made, names: Sequence[str], notes: Sequence[str]) -> list[str]:
-    """The sizes that the module takes and the contract does not; `without a note` where nothing was said of it."""
+def limits(
+    io: Any, made: Made, names: Sequence[str], notes: Sequence[str]
+) -> tuple[list[str], list[Mapping[str, Any]]]:
+    """The sizes that the module takes and the contract does not, `without a note` where nothing was said of it; and the
+    inputs that the contract takes."""
     from attnport_bundle.errors import FeedError
     from attnport_bundle.feeds import check_shapes
 
-    found = []
+    found: list[str] = []
+    taken: list[Mapping[str, Any]] = []
     for values in made.values(names):
         try:
             check_shapes(io, {name: value.numpy() for name, value in values.items()},
@@ -370,7 +380,9 @@ def limits(io: Any, made: Made, names: Sequence[str], notes: Sequence[str]) -> l
             noted = all(any(axis in note or (str(dim) in names_of and str(dim) in note) for note in notes)
                         for axis, dim in axes.items())  # fmt: skip
             found.append(f"{err}" + ("" if noted else " (without a note)"))
-    return list(dict.fromkeys(found))
+        else:
+            taken.append(values)
+    return list(dict.fromkeys(found)), taken
 
 
 SIDES: dict[str, Callable[[Published], dict[str, Any]]] = {
