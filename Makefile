@@ -40,6 +40,7 @@ RELEASE_VENV := .venv-release
 # Servers and clusters bring packages that contradict the pins of the others, so that theirs are apart and whole.
 SERVE_VENV := .venv-serve
 SERVE_PIP := $(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet
+PUBLISHED := .cache/published/.made
 LAYOUTS := .cache/peers/sentence_transformers/.made .cache/layouts/triton/.made .cache/layouts/node/.made
 
 .PHONY: demo test quick-tests test-all test-faults bench bench-engines bench-env bench-quick bench-serve cpp-test docs embedders gpu-check gpu-driver \
@@ -89,10 +90,10 @@ quick-tests: $(VENV)/.dev
 test-faults: $(VENV)/.dev
 	$(BIN)/python tests/faults.py $(FAULTS)
 
-# Where the C++ reader's tools or Chromium cannot be installed, their tests are skipped with the reason; tests of servers
-# and layouts fail without their packages.
+# Where the C++ reader's tools or Chromium cannot be installed, their tests are skipped with the reason; tests of servers,
+# of layouts and of other packages' modules fail without their packages.
 test-all: lint
-	-@$(MAKE) --keep-going $(SERVE_VENV)/.made $(LAYOUTS)
+	-@$(MAKE) --keep-going $(SERVE_VENV)/.made $(LAYOUTS) $(PUBLISHED)
 	-$(BIN)/python tools/cpp_setup.py --all
 	-$(BIN)/python tools/browser_setup.py
 	ATTNPORT_LAYOUTS_REQUIRED=1 $(BIN)/python tools/test_all.py --jobs $(JOBS)
@@ -203,6 +204,13 @@ $(SERVE_VENV)/.made: $(PINS) constraints-serve.txt
 $(VENV)/peers/.made: Makefile
 	@echo "Installing sentence-transformers into $(VENV)/peers."
 	@$(PIP) --no-deps --upgrade --target $(VENV)/peers $(PEERS)
+	@touch $@
+
+# Beside the environment, whose PyTorch and transformers they use.
+$(PUBLISHED): benchmarks/packages.txt $(VENV)/.demo
+	@echo "Installing what benchmarks/sweep_packages.py exports into $(@D); a gigabyte the first time."
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-compile --upgrade \
+		--target $(@D)/site-packages --requirement $<
 	@touch $@
 
 .cache/peers/%/.made: benchmarks/peers/%.txt

@@ -126,13 +126,17 @@ class Budget:
     def _steps(self, sizes: Sizes) -> Iterator[dict[str, int]]:
         """Sizes on the way from those that are known, doubled so often that the step is as large as can be.
 
-        Doubled, they are sizes that a model takes which takes multiples of a number.
+        Doubled, they are sizes that a model takes which takes multiples of a number. Where too little was taken to be
+        measured, one length after the other is doubled: of five lengths together, the bound is 2048 times as high.
         """
         nearest = min(self._known.items(), key=lambda item: self._bound(dict(item[0]), item[1], sizes).share)
         known = dict(nearest[0])
         most = max(math.ceil(math.log2(size / max(known.get(name, size), 1))) for name, size in sizes.items())
         for times in range(most - 1, 0, -1):
             yield {name: min(size, max(known.get(name, size), 1) << times) for name, size in sizes.items()}
+        for name, size in known.items() if nearest[1].bytes <= _LEAST_BYTES else ():
+            if size < sizes[name]:
+                yield {**known, name: min(sizes[name], 2 * max(size, 1))}
 
     def _bound(self, known: Sizes, cost: Cost, sizes: Sizes) -> Cost:
         lengths = [

@@ -1,7 +1,7 @@
 """Modules that people publish, through `attnport.export` and through `torch.onnx.export`.
 
-    python -m pip install --no-deps --target .cache/published/site-packages -r benchmarks/packages.txt
-    python benchmarks/sweep_packages.py [MODULE ...] [--side SIDE] [--again wrong|older|all] [--make]
+    make .cache/published/.made
+    .venv/bin/python benchmarks/sweep_packages.py [MODULE ...] [--side SIDE] [--again wrong|older|all] [--make]
 
 `package_modules.py` has the modules, small and with random weights. The dims that a module takes in other sizes are
 found by running it. Each side exports the module with these dims dynamic, and ONNX Runtime runs the graph at five sets
@@ -26,6 +26,7 @@ import importlib.metadata
 import inspect
 import json
 import math
+import resource
 import sys
 import tempfile
 import threading
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES, action="append", help="one side alone")
     parser.add_argument("--again", choices=("wrong", "older", "all"), help="measure again what is known")
     parser.add_argument("--every", type=int, default=1, help="only each module of so many, as 3 for a third")
+    parser.add_argument("--first", type=int, default=0, help="how many are left out before the first one")
     parser.add_argument("--make", action="store_true", help="only make the modules, and print the sizes that they take")
     parser.add_argument("--to", type=Path, default=RESULTS, help="the file of results")
     parser.add_argument("--limit-s", type=int, default=240)
@@ -67,7 +69,7 @@ def main() -> None:
     with_torchvision()
     preload()
     chosen = [name for name in MODULES if not given.modules or name.startswith(tuple(given.modules))]
-    for name in chosen[:: given.every]:
+    for name in chosen[given.first :: given.every]:
         if given.make:
             result = measured(functools.partial(made_alone, MODULES[name]), given.limit_s)
             print(f"{name:28} {result['seconds']:5.1f} s  {result['reason']}", flush=True)
@@ -199,11 +201,12 @@ class Made:
 
 
 class Watched:
-    """Measures the seconds of what runs in it, and the most memory that this process has meanwhile."""
+    """Measures the processor's seconds of what runs in it, which other work on the machine does not change, and the
+    most memory that this process has meanwhile."""
 
     def __enter__(self) -> Watched:
         self._over = threading.Event()
-        self._most, self._began_s = 0, time.monotonic()
+        self._most, self._began_s = 0, _spent_s()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
@@ -218,11 +221,16 @@ class Watched:
         if not self._over.is_set():
             self._over.set()
             self._thread.join()
-            self._seconds = round(time.monotonic() - self._began_s, 2)
+            self._seconds = round(_spent_s() - self._began_s, 2)
         return {"export_s": self._seconds, "peak_mib": self._most >> 20}
 
     def __exit__(self, *raised: object) -> None:
         self.measures()
+
+
+def _spent_s() -> float:
+    """The processor's seconds of this process and of those that it has started and waited for."""
+    return time.process_time() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
 
 
 # --- the sides --------------------------------------------------------------------------------------------------------
@@ -270,15 +278,21 @@ def torch_alone(published: Published) -> dict[str, Any]:
     return first
 
 
-def judged(path: Path, made: Made, names: Sequence[str] = (), outputs: Sequence[str] | None = None) -> str:
-    """What is wrong with a graph; "" if nothing is."""
+def judged(
+    path: Path,
+    made: Made,
+    names: Sequence[str] = (),
+    outputs: Sequence[str] | None = None,
+    values: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
+    """What is wrong with a graph; "" if nothing is. `values`: the inputs that it takes; None = those of all sizes."""
     import onnx
 
     names = names or [value.name for value in onnx.load(path, load_external_data=False).graph.input]
     if len(names) != len(made.given):
         return f"the graph has the inputs {', '.join(names)}; expected {', '.join(made.given)}"
     masks = [name for name, each in zip(names, made.given.values(), strict=True) if "padding" in each.marks]
-    return wrong(path, made.named(names), made.values(names), outputs, masks)
+    return wrong(path, made.named(names), made.values(names) if values is None else values, outputs, masks)
 
 
 def about(made: Made) -> dict[str, Any]:
@@ -337,10 +351,10 @@ def through_attnport(made: Made, **given: Any) -> dict[str, Any]:
                                         if not item.fused})[:4]  # fmt: skip
             names = [each.name for each in io.inputs]
             outputs = [each.name for each in io.outputs if "float" in each.dtype]
-            result["reason"] = judged(out / "model.ort_cpu.onnx", made, names, outputs)
+            result["limited"], taken = limits(io, made, names, notes)
+            result["reason"] = judged(out / "model.ort_cpu.onnx", made, names, outputs, taken)
             if result["reason"]:
                 result["verdict"] = str(artifact.check("ort_cpu").verdict)
-            result["limited"] = limits(io, made, names, notes)
         except Exception as err:  # as above
             result["reason"] = result["reason"] or told(err)
     result["reason"] = result["reason"] or "; ".join(result["limited"])
@@ -349,12 +363,16 @@ def through_attnport(made: Made, **given: Any) -> dict[str, Any]:
     return result
 
 
-def limits(io: Any, made: Made, names: Sequence[str], notes: Sequence[str]) -> list[str]:
-    """The sizes that the module takes and the contract does not; `without a note` where nothing was said of it."""
+def limits(
+    io: Any, made: Made, names: Sequence[str], notes: Sequence[str]
+) -> tuple[list[str], list[Mapping[str, Any]]]:
+    """The sizes that the module takes and the contract does not, `without a note` where nothing was said of it; and the
+    inputs that the contract takes."""
     from attnport_bundle.errors import FeedError
     from attnport_bundle.feeds import check_shapes
 
-    found = []
+    found: list[str] = []
+    taken: list[Mapping[str, Any]] = []
     for values in made.values(names):
         try:
             check_shapes(io, {name: value.numpy() for name, value in values.items()},
@@ -366,7 +384,9 @@ def limits(io: Any, made: Made, names: Sequence[str], notes: Sequence[str]) -> l
             noted = all(any(axis in note or (str(dim) in names_of and str(dim) in note) for note in notes)
                         for axis, dim in axes.items())  # fmt: skip
             found.append(f"{err}" + ("" if noted else " (without a note)"))
-    return list(dict.fromkeys(found))
+        else:
+            taken.append(values)
+    return list(dict.fromkeys(found)), taken
 
 
 SIDES: dict[str, Callable[[Published], dict[str, Any]]] = {

@@ -54,6 +54,11 @@ def test_sizes_grow_step_by_step_to_one_that_is_too_far(monkeypatch: pytest.Monk
     assert seen == sorted(seen)
 
 
+def test_lengths_grow_one_after_the_other_where_nothing_could_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = known(monkeypatch, dict.fromkeys("abcde", 8))
+    assert made.reach(dict.fromkeys("abcde", 64), lambda sizes: True)
+
+
 def test_a_size_that_does_not_fit_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     made = known(monkeypatch, {"seq": 128})
     seen: list[int] = []

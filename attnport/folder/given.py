@@ -25,6 +25,7 @@ from attnport.sources.examples import (
     vocabularies,
     with_dims,
     with_needed_values,
+    within,
 )
 from attnport.sources.load import factory_of
 from attnport.sources.memory import hold, kept_copy, memory_spec
@@ -276,7 +277,7 @@ class Given:
         self, module: nn.Module, inputs: Sequence[str], dims: Sequence[str], progress: Progress
     ) -> tuple[Arguments, dict[str, Dim], tuple[str, ...], tuple[Dim, ...]]:
         """What the forward is called with by the examples, the ranges of dims, what users are told, and the dims that
-        torch's trace freezes, with the sizes of the examples, for the case that no graph keeps them.
+        torch's trace freezes or limits, with the sizes that it takes, for the case that no graph has more.
 
         Dims are first those that torch's trace keeps dynamic; then runs of the module at other sizes decide. Dims get
         names, inputs get marks and, if they need them, the values of their examples. Further runs give the ranges.
@@ -306,14 +307,19 @@ class Given:
         highs = called(self.name, "the examples", hint, lambda: vocabularies(call, tensors))
         known = immovable(trials, [*kept, *chosen])
         traced = _traced(adapted(module, arguments, names), tensors, chosen, [*kept, *known])
-        sizes, notes = in_truth(joined(traced, trials), trials, kept, known)
+        sizes, limited, notes = in_truth(joined(traced, trials), trials, kept, known)
+        if _by_runs(tensors):
+            sizes = {
+                name: tuple(dataclasses.replace(dim, by="trace") if said_by(dim) == "module" else dim for dim in each)
+                for name, each in sizes.items()
+            }
         own = named_dims(from_zero(sizes, examples), tensors, declared)
         arguments = with_dims(arguments, own, highs, beside)
         arguments = with_needed_values(arguments, call, tensors, [name for name in beside if beside[name].forced])
         ranges, start = parse_dims(dims), trials.sizes(own)
-        within = dim_ranges({name: each for name, each in own.items() if name not in declared}, tensors, ranges)
+        usual = dim_ranges({name: each for name, each in own.items() if name not in declared}, tensors, ranges)
         tried, limits = found_ranges(
-            list(start), ranges, lambda sizes: trials.shapes(own, sizes) is not None, start=start, limits=within
+            list(start), ranges, lambda sizes: trials.shapes(own, sizes) is not None, start=start, limits=usual
         )
         if frozen(sizes):
             specs = tuple(held.spec for held in arguments.inputs)
@@ -325,8 +331,13 @@ class Given:
             refuse_frozen(adapted(module, arguments, names), contract, tensors)
         further = [dim for dim in tried if dim.name not in ranges]
         froze = {str(getattr(dim, "name", "")) for each in own.values() for dim in each if said_by(dim) == "module"}
-        fixable = tuple(Dim(name, *[start[name]] * 3) for name in start if name in froze - set(ranges))
-        return arguments, ranges | {dim.name: dim for dim in further}, (*notes, *steps_note(further), *limits), fixable
+        fixable = [Dim(name, *[start[name]] * 3) for name in start if name in froze - set(ranges)]
+        as_traced = {dim.name: limited[symbol.name] for name, each in own.items()
+                     for dim, symbol in zip(each, sizes[name], strict=True)
+                     if isinstance(dim, Symbol) and isinstance(symbol, Symbol) and symbol.name in limited}  # fmt: skip
+        fixable += [within(dim, as_traced[dim.name]) for dim in further if dim.name in as_traced]
+        told = (*notes, *steps_note(further), *limits)
+        return arguments, ranges | {dim.name: dim for dim in further}, told, tuple(fixable)
 
 
 PAST = "with-past"
@@ -371,10 +382,16 @@ def _traced(
 
     fixed = {*chosen, *kept}
     found: Mapping[str, tuple[int | Symbol, ...]] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if len(fixed) < sum(tensor.dim() for tensor in tensors.values()):
+    if len(fixed) < sum(tensor.dim() for tensor in tensors.values()) and not _by_runs(tensors):
         with contextlib.suppress(ExportError):
             found = dynamic_dims(module, tensors, fixed)
     return {name: tuple(chosen.get((name, axis), dim) for axis, dim in enumerate(own)) for name, own in found.items()}
+
+
+def _by_runs(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether runs alone say which dims are dynamic: those of one picture. Of its sides, torch has to think for up to a
+    minute, at the sizes of the example and again at those of the export, and small sides limit what it finds."""
+    return len(tensors) == 1 and all(tensor.dim() > 3 for tensor in tensors.values())
 
 
 def _chosen(shapes: Any, arguments: Arguments, examples: Mapping[str, torch.Tensor]) -> dict[Axis, int | Symbol]:

@@ -67,6 +67,7 @@ def check_dims(
     moved: Callable[[int], Session] | None = None,
     tell: Callable[[str], None] = lambda message: None,
     reads: str = "",
+    decided: Sequence[str] = (),
 ) -> None:
     """Runs the exported graph at every size of `size_cases` against the module.
 
@@ -80,6 +81,7 @@ def check_dims(
             far off: what a model that ranks its queries by scores computes jumps where two scores change places.
         tell: Called with a line for each size that is left out.
         reads: The line of code that makes sizes of values, as of `Capture`.
+        decided: The lines of code that choose one of two ways by values, likewise.
 
     Raises:
         ExportError: the graph fails or differs (the message names the dim and the inputs that have it), or an output
@@ -109,8 +111,8 @@ def check_dims(
         problem = got if isinstance(got, str) else _problem(case, errors, own)
         if problem and not (errors and moved and _jumps(case, errors, own, moved, expected, io)):
             raise ExportError(
-                f"{_what_froze(io, varied)}: at {case.name} {checker} gives {problem}.",
-                hint=_remedy(varied),
+                f"{_what_froze(io, varied, decided)}: at {case.name} {checker} gives {problem}.",
+                hint=_remedy(varied, decided),
                 dims=_varied_dims(varied),
                 within={} if varied is None or isinstance(varied, str) else varied.within,
             )
@@ -158,7 +160,12 @@ def _where_defined(expected: Mapping[str, Array], *others: dict[str, Array]) -> 
         }
 
 
-def _remedy(varied: str | Guard | None) -> str:
+def _remedy(varied: str | Guard | None, decided: Sequence[str] = ()) -> str:
+    if varied is None and decided:
+        return (
+            "The values that were tried go the other way. Compute both ways, and choose with "
+            "torch.where(condition, one, other)."
+        )
     if varied is None:
         return 'If random values do not fit an input, such as sorted offsets, give an example of it and ":example".'
     if isinstance(varied, str):
@@ -191,9 +198,9 @@ def _check_contract(
             )
 
 
-def _what_froze(io: IOContract, varied: str | Guard | None) -> str:
+def _what_froze(io: IOContract, varied: str | Guard | None, decided: Sequence[str]) -> str:
     if varied is None:
-        return "the exported graph is not the module"
+        return f"the graph has one of two ways {decided[0]}" if decided else "the exported graph is not the module"
     places = [
         f"{name!r} of input {', '.join(repr(spec.name) for spec in io.inputs if name in spec.dims)}"
         for name in _varied_dims(varied)

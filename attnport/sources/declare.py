@@ -249,7 +249,7 @@ def observed_spec(
 def steps_note(dims: Iterable[Dim]) -> tuple[str, ...]:
     """What users are told of dims that take multiples of a number alone."""
     return tuple(
-        f"dim {dim.name}: the module runs at multiples of {dim.step} alone, so it takes {dim.span}"
+        f"dim {dim.name}: the module runs at multiples of {dim.step}, so it takes {dim.span}"
         for dim in dims
         if dim.step > 1
     )

@@ -146,6 +146,13 @@ def dim_ranges(
     return found
 
 
+def within(dim: Dim, symbol: Symbol) -> Dim:
+    """The part of a range that a symbol takes."""
+    low = dim.at_least(max(dim.min, symbol.smallest))
+    high = max(low, min(dim.max, symbol.largest or dim.max) // dim.step * dim.step)
+    return dataclasses.replace(dim, min=low, opt=min(max(dim.opt, low), high), max=high)
+
+
 def vocabularies(call: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """For each integer input that is looked up in an embedding: how many rows that has."""
     import torch

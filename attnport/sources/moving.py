@@ -143,8 +143,9 @@ def immovable(trials: Trials, kept: Collection[Axis]) -> dict[Axis, str]:
 
 def in_truth(
     dims: Dims, trials: Trials, kept: Collection[Axis], known: Mapping[Axis, str] = MappingProxyType({})
-) -> tuple[dict[str, tuple[Any, ...]], tuple[str, ...]]:
-    """The dims: dynamic where the module takes other sizes, fixed where it does not; and what users are to know of it.
+) -> tuple[dict[str, tuple[Any, ...]], dict[str, Symbol], tuple[str, ...]]:
+    """The dims: dynamic where the module takes other sizes, fixed where it does not; those of which torch's trace takes
+    fewer sizes, by name; and what users are to know.
 
     Args:
         dims: Those of torch's trace.
@@ -174,7 +175,8 @@ def in_truth(
             fixed[axis] = fixed.get(axis) or why
         else:
             found = tried
-    return found, (*_fixed_note(fixed, trials), *_limits(found, trials))
+    widened, limited = _widened(found, trials)
+    return widened, limited, _fixed_note(fixed, trials)
 
 
 def _asking(trials: Trials, dims: Dims) -> Callable[[Dims, str], str | None]:
@@ -272,23 +274,23 @@ def _fixed_note(fixed: Mapping[Axis, str], trials: Trials) -> tuple[str, ...]:
     return ("fixed, as the module takes no other size: " + "; ".join(told),) if told else ()
 
 
-def _limits(dims: Dims, trials: Trials) -> tuple[str, ...]:
-    """What users are told of dims of which torch's trace takes fewer sizes than the module."""
-    told = []
-    sizes = trials.sizes(dims)
-    for name, own in dims.items():
-        for axis, dim in enumerate(own):
-            if said_by(dim) in ("", "user") or sizes.pop(dim.name, None) is None:
-                continue
-            beyond = ([dim.smallest - 1] if dim.smallest > 1 else []) + ([dim.largest + 1] if dim.largest else [])
-            more = [size for size in beyond if trials.shapes(dims, {dim.name: size}) is not None]
-            if more:
-                upto = f"from {dim.smallest}" + (f" to {dim.largest}" if dim.largest else "")
-                told.append(
-                    f"axis {axis} of {name} is {upto}, as the module's code decides by its size or keeps a table of "
-                    f"that length; the module itself also runs at {more[0]}"
-                )
-    return tuple(told)
+def _widened(dims: Dims, trials: Trials) -> tuple[dict[str, tuple[Any, ...]], dict[str, Symbol]]:
+    """The dims without the limits of torch's trace that the module itself does not have, and those as they were.
+
+    Small examples limit a trace: of 32 pixels, two layers of half as many each leave 8, and one more leaves one patch.
+    """
+    sizes, limited = trials.sizes(dims), dict[str, Symbol]()
+    for dim in itertools.chain.from_iterable(dims.values()):
+        if said_by(dim) in ("", "user") or sizes.pop(dim.name, None) is None:
+            continue
+        beyond = ([dim.smallest - 1] if dim.smallest > 1 else []) + ([dim.largest + 1] if dim.largest else [])
+        if any(trials.shapes(dims, {dim.name: size}) is not None for size in beyond):
+            limited[dim.name] = dim
+
+    def free(dim: Any) -> Any:
+        return dataclasses.replace(dim, smallest=1, largest=None) if getattr(dim, "name", "") in limited else dim
+
+    return {name: tuple(map(free, own)) for name, own in dims.items()}, limited
 
 
 def frozen(dims: Dims) -> list[Axis]:

@@ -8,13 +8,15 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from attnport.budget import Budget
-from attnport.dims import Dim
+from attnport.dims import Dim, prime
 from attnport.errors import SpecError
 from attnport.options import advised
 
 _BATCH = "batch"
 _FIRST = (16, 8, 32, 64)
 """Sizes of all other dims at which a module is run before any other, to see what it takes."""
+_STEPS = (1, 2, 4, 8, 16, 32)
+"""Numbers of which sizes may have to be multiples to go together."""
 _TRIED = (128, 16, 224, 64, 8, 32, 240, 360, 2)
 """Sizes from which ranges are looked for: tables end, images have to hold a patch, and be multiples of a window."""
 
@@ -91,6 +93,8 @@ def found_ranges(
     if len(lengths) > 1:
         together = _together(wanted, lengths, start, budget, runs)
         wanted, usual = wanted | together, usual | together
+        joint = _in_steps([wanted[name] for name in lengths if name in free], start, tries)
+        wanted, usual = wanted | joint, usual | joint
     return tuple(wanted.values()), _left_out(wanted, usual, budget)
 
 
@@ -162,6 +166,22 @@ def _together(
         return {}
     shorter = {name: size for name, size in most.items() if size < dims[name].max}
     return {name: replace(dims[name], opt=min(dims[name].opt, size), max=size) for name, size in shorter.items()}
+
+
+def _in_steps(dims: Sequence[Dim], start: Sizes, runs: Callable[[Sizes], bool]) -> dict[str, Dim]:
+    """The dims as multiples of the smallest number at which the module runs with all of them different; none where it
+    does at any sizes, or at no such multiples.
+
+    Attention over four equal parts of a picture takes 16 by 5 pixels and 5 by 16, and not 5 by 5.
+    """
+    for step in _STEPS if len(dims) > 1 and all(dim.step == 1 for dim in dims) else ():
+        tried = [{dim.name: dim.at_least(step * prime(at + first)) for at, dim in enumerate(dims)} for first in (3, 4)]
+        answers = [runs({**start, **sizes}) for sizes in tried]
+        if all(answers) or (step == 1 and any(answers)):
+            ends = {dim.name: [size // step * step for size in (dim.min + step - 1, dim.opt, dim.max)] for dim in dims}
+            stepped = {name: Dim(name, low, opt, high, step) for name, (low, opt, high) in ends.items()}
+            return {} if step == 1 else stepped
+    return {}
 
 
 def _left_out(dims: Mapping[str, Dim], usual: Mapping[str, Dim], budget: Budget) -> tuple[str, ...]:

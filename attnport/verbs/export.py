@@ -230,8 +230,9 @@ def _made_or_fixed(
             made = _made_or_fixed(make, narrow, narrow.spec(progress), progress, tell)
         except UsageError:
             raise err from None  # of the errors, the first is the one that says what froze
-        sizes = ", ".join(f"{dim.name} to {dim.max}" for dim in chosen)
-        how = "right at one size alone, and fixed" if chosen is fixed else "not right at every size, and limited"
+        one = all(dim.min == dim.max for dim in chosen)
+        sizes = ", ".join(f"{dim.name} to {dim.max if one or dim.min == 1 else dim.span}" for dim in chosen)
+        how = "right at one size alone, and fixed" if one else "not right at every size, and limited"
         tell(f"the graph is {how} {sizes} (--dim chooses another): {err.message}")
         return made
 
@@ -305,8 +306,8 @@ def _made(
     with create(folder, manifest, began_s) as changing:
         note_own_half(captured.model)
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
-        guards, reads = captured.guards, captured.reads
-        for place in captured.decided:
+        guards, reads, decided = captured.guards, captured.reads, captured.decided
+        for place in decided:
             note(f"the graph has one of two ways {place}")
         if left := sorted({node.op_type for node in captured.model.graph if node.domain}):
             note(f"{', '.join(left)}: left as they are, so that only runtimes that have them run the graph")
@@ -316,7 +317,7 @@ def _made(
         _collect(size_bytes)
         reference, eager = _Opened(traced, float64=True), _Opened(traced)
         with contextlib.closing(reference), contextlib.closing(eager):
-            check_dims(spec.io, guards, model, reference.run, eager.run, progress, _moved(traced), note, reads)
+            check_dims(spec.io, guards, model, reference.run, eager.run, progress, _moved(traced), note, reads, decided)
             if spec.source.in_memory:
                 progress("storing the module")
                 _store(spec, changing, reference, note)

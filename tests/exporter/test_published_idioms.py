@@ -5,24 +5,34 @@ from __future__ import annotations
 import math
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
+import onnxruntime as ort
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention as attend
 
+import attnport
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
+from attnport.errors import ExportError
 from attnport.exporter import capture
-from attnport.exporter.patching import quiet
+from attnport.exporter.storage import save_exported
 
 DIMS = (Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512))
+SIDES = (Dim("height", 1, 128, 512), Dim("width", 1, 128, 512))
 IDS = TensorSpec("ids", "int64", ("batch", "seq"), high=9)
+IMAGE = TensorSpec("image", "float32", ("batch", 8, "height", "width"))
+STRIP = TensorSpec("image", "float32", (2, 8, "height", 8))
 
 
 class Words(nn.Module):
     """Embedded ids, of which 1 is padding."""
+
+    inputs, dims = (IDS,), DIMS
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,20 +99,242 @@ class SpacedPositions(Words):
         return attend(x, x, x)
 
 
-def program_of(module: nn.Module) -> Any:
-    contract = IOContract((IDS,), (), DIMS, ())
-    with quiet():
-        return capture.trace(module.eval(), contract, {"ids": torch.randint(0, 9, (5, 37))})[0]
+class PadsToWindows(Words):
+    """As local-attention, whose windows also see the one before them; the padding is what a quotient lacks."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        length, parts = x.shape[1], x.shape[1] / 4
+        if not parts.is_integer():
+            x = functional.pad(x, (0, 0, 0, math.ceil(parts) * 4 - length))
+        own = x.unflatten(1, (-1, 4))
+        seen = functional.pad(own, (0, 0, 0, 0, 1, 0)).unfold(1, 2, 1).movedim(-1, 2).flatten(2, 3)
+        return attend(own, seen, seen).flatten(1, 2)[:, :length]
+
+
+class MeansOfSlots(Words):
+    """As soft-moe-pytorch, which makes a mask where it pads, and a mean of what is not padded."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        shown, rest = torch.ones(x.shape[:2], dtype=torch.bool), -x.shape[1] % 4
+        if rest:
+            x, shown = functional.pad(x, (0, 0, 0, rest)), functional.pad(shown, (0, rest), value=False)
+        kept = shown.unflatten(1, (-1, 4))[..., None]
+        slots = x.unflatten(1, (-1, 4)).masked_fill(~kept, 0).sum(2) / kept.sum(2).clamp(min=1)
+        scores = (x @ slots.mT).masked_fill(~shown[..., None], -torch.finfo(x.dtype).max)
+        return (scores.softmax(1).mT @ x) * scores.softmax(1).amax(1)[..., None]
+
+
+class SlopesOfHeads(Words):
+    """As x-transformers: distances times a slope for each head, and fewer heads of keys."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        q, k = x.unflatten(-1, (4, 2)).transpose(1, 2), x[..., :4].unflatten(-1, (2, 2)).transpose(1, 2)
+        at = torch.arange(x.shape[1])
+        slopes = torch.tensor([2.0 ** -(2 * head + 1) for head in range(4)])[:, None, None]
+        bias = -(at[None, :] - at[:, None]).abs() * slopes
+        hidden = torch.ones(len(at), len(at), dtype=torch.bool).triu(1)
+        k = k.repeat_interleave(2, dim=1)
+        return attend(q, k, k, attn_mask=bias.masked_fill(hidden, -torch.finfo(x.dtype).max)).transpose(1, 2).flatten(2)
+
+
+class Retains(Words):
+    """As yet-another-retnet: powers of a decay in place of a softmax."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        at = torch.arange(x.shape[1], dtype=x.dtype)
+        distance = at[:, None] - at[None, :]
+        decay = torch.tensor([0.9, 0.7])[:, None, None] ** distance.masked_fill(distance < 0, math.inf)
+        q = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        scores = torch.einsum("bhnd,bhmd->bhnm", q, q) * decay
+        return (scores @ q / scores.abs().sum(-1, keepdim=True).clamp(min=1)).transpose(1, 2).flatten(2)
+
+
+class SumsOfKeys(Words):
+    """As kornia's LoFTR: attention without scores, whose values are divided by their number."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids).unflatten(-1, (2, 4))
+        q, length = functional.elu(x) + 1, x.size(1)
+        kv = torch.einsum("nshd,nshv->nhdv", q, x / length)
+        each = 1 / (torch.einsum("nlhd,nhd->nlh", q, q.sum(dim=1)) + 1e-6)
+        return torch.einsum("nlhd,nhdv,nlh->nlhv", q, kv, each) * length
+
+
+class LayersOfTorch(Words):
+    """As gluonts and joeynmt, by layers of torch, whose fast path is one operator, and their causal mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
+        found: torch.Tensor = self.layers(self.words(ids), mask=mask)
+        return found
+
+
+class CountsWhatIsShown(Words):
+    """As ESM-1b of fair-esm: a position is the number of words up to it, from the padding's own number on."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        shown = ids.ne(1).int()
+        at = (torch.cumsum(shown, dim=1).type_as(shown) * shown).long() + 1
+        return attend(x := self.words(ids) + at[..., None], x, x)
+
+
+class TiedRows(nn.Module):
+    """As the MSA transformer of fair-esm: rows share scores, which are divided by the root of their number."""
+
+    inputs = (TensorSpec("x", "float32", ("batch", "rows", "seq", 8)),)
+    dims = (*DIMS, Dim("rows", 1, 8, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = torch.einsum("brid,brjd->bij", x, x) / math.sqrt(x.shape[1])
+        return torch.einsum("bij,brjd->brid", scores.softmax(-1), x)
+
+
+class ShiftedWindows(nn.Module):
+    """As Swin of torchvision: whole windows by padding, rolled, and a mask that is written in parts."""
+
+    inputs, dims = (STRIP,), (*DIMS[:1], *SIDES)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = functional.pad(image, (0, -image.shape[3] % 4, 0, -image.shape[2] % 4)).movedim(1, -1)
+        batch, height, width, size = x.shape
+        mask, count = x.new_zeros((height, width)), 0
+        for rows in ((0, -4), (-4, -2), (-2, None)):
+            for columns in ((0, -4), (-4, -2), (-2, None)):
+                mask[rows[0] : rows[1], columns[0] : columns[1]] = count
+                count += 1
+        parts = mask.view(height // 4, 4, width // 4, 4).permute(0, 2, 1, 3).reshape(-1, 16)
+        x = torch.roll(x, (-2, -2), (1, 2)).view(batch, height // 4, 4, width // 4, 4, size)
+        x = x.permute(0, 1, 3, 2, 4, 5).reshape(batch, -1, 16, size)
+        bias = (parts[:, None] - parts[:, :, None]).ne(0) * -100.0
+        x = attend(x, x, x, attn_mask=bias[None]).view(batch, height // 4, width // 4, 4, 4, size)
+        x = x.permute(0, 1, 3, 2, 4, 5).reshape(batch, height, width, size)
+        return torch.roll(x, (2, 2), (1, 2))[:, : image.shape[2], : image.shape[3]]
+
+
+class AcrossChannels(nn.Module):
+    """As XCiT of timm: scores of channels, over all pixels, of rows of length one."""
+
+    inputs, dims = (IMAGE,), (*DIMS[:1], *SIDES)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        q = functional.normalize(x := image.flatten(2), dim=-1)
+        return ((q @ q.mT * 3).softmax(-1) @ x).reshape(image.shape)
+
+
+class ResizedTable(nn.Module):
+    """As timm's vision transformers of any size, whose table of positions is resized."""
+
+    inputs, dims = (IMAGE,), (*DIMS[:1], *SIDES)
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Parameter(torch.randn(1, 8, 4, 4))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        table = functional.interpolate(self.table, size=image.shape[2:], mode="bicubic", antialias=True)
+        return attend(x := (image + table).flatten(2).mT, x, x)
+
+
+class PlacesOfWindows(nn.Module):
+    """As the picture encoder of segment-anything: windows, with a bias for rows and one for columns."""
+
+    inputs, dims = (STRIP,), (*DIMS[:1], *SIDES)
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Parameter(torch.randn(7, 8))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        high, wide = ((4 - size % 4) % 4 for size in image.shape[2:])
+        x = functional.pad(image.movedim(1, -1), (0, 0, 0, wide, 0, high))
+        batch, height, width, _ = x.shape
+        x = x.view(batch, height // 4, 4, width // 4, 4, 8).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, 8)
+        at = torch.arange(4)[:, None] - torch.arange(4)[None] + 3
+        q = x.view(-1, 4, 4, 8)
+        rows, columns = (torch.einsum(by, q, self.table[at]) for by in ("bhwc,hkc->bhwk", "bhwc,wkc->bhwk"))
+        bias = (rows[..., None] + columns[..., None, :]).flatten(3).flatten(1, 2)
+        x = attend(x, x, x, attn_mask=bias).view(batch, height // 4, width // 4, 4, 4, 8)
+        return x.permute(0, 1, 3, 2, 4, 5).reshape(batch, height, width, 8)[:, : image.shape[2], : image.shape[3]]
+
+
+class Areas(nn.Module):
+    """As the area attention of ultralytics: all pixels, in four parts."""
+
+    inputs = (IMAGE,)
+    dims = (*DIMS[:1], Dim("height", 4, 16, 64, 4), Dim("width", 1, 16, 64))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        batch, size, height, width = image.shape
+        x = image.flatten(2).mT.reshape(batch * 4, height * width // 4, size)
+        return attend(x, x, x).reshape(batch, height, width, size)
+
+
+class OverEdges(nn.Module):
+    """As GATConv of torch-geometric: a softmax over the edges that lead to one node."""
+
+    inputs = (TensorSpec("x", "float32", ("batch", 8)), TensorSpec("edges", "int64", (2, "seq"), high=1))
+    dims = DIMS
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        start, end = edges
+        scores = functional.leaky_relu(x[start].sum(-1) + x[end].sum(-1), 0.2)
+        most = scores.new_zeros(x.shape[0]).scatter_reduce(0, end, scores, "amax", include_self=False)
+        weights = (scores - most[end]).exp()
+        sums = weights.new_zeros(x.shape[0]).scatter_add(0, end, weights)
+        return torch.zeros_like(x).index_add(0, end, x[start] * (weights / (sums[end] + 1e-16))[:, None])
+
+
+class CutIntoPatches(Words):
+    """As PatchTST of gluonts: patches by `unfold`, the last one padded by what was there last."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids).mean(-1)
+        patches = nn.ReplicationPad1d((0, 2))(x[:, None])[:, 0].unfold(-1, 4, 2)
+        return attend(patches, patches, patches)
+
+
+def graph_of(module: Any, folder: Path) -> ort.InferenceSession:
+    """The exported graph, opened."""
+    names = {name for spec in module.inputs for name in spec.dims if isinstance(name, str)}
+    dims = tuple(dim for dim in module.dims if dim.name in names)
+    contract = IOContract(module.inputs, (TensorSpec("output", "float32", (1,)),), dims, ())
+    found = capture.capture(module.eval(), contract, observed=True)
+    save_exported(found.model, folder / "model.onnx", "weights.bin")
+    return ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
 
 
 @pytest.mark.parametrize(
-    "kind", [LeavesOutAMask, LeavesOutAFullMask, ChecksValues, CausalUnlessOne, RangeOfPositions, SpacedPositions]
-)
-def test_what_decides_is_decided_as_in_general(kind: type[Words]) -> None:
-    module = kind()
-    program = program_of(module)
-    for ids in (torch.full((2, 3), 4), torch.tensor([[2, 3, 1, 1], [5, 2, 3, 1], [8, 8, 8, 8]])):
-        torch.testing.assert_close(program.module()(ids=ids), module(ids))
+    "kind",
+    [LeavesOutAMask, LeavesOutAFullMask, ChecksValues, CausalUnlessOne, RangeOfPositions, SpacedPositions,
+     PadsToWindows, MeansOfSlots, SlopesOfHeads, Retains, SumsOfKeys, LayersOfTorch, CountsWhatIsShown, TiedRows,
+     ShiftedWindows, AcrossChannels, ResizedTable, PlacesOfWindows, Areas, OverEdges, CutIntoPatches],
+)  # fmt: skip
+def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: Path) -> None:
+    module: Any = kind()
+    session = graph_of(module, tmp_path)
+    for sizes in ((2, 3, 8, 5), (1, 12, 4, 16), (3, 4, 20, 9)):
+        named = dict(zip(("batch", "seq", "height", "width"), sizes, strict=True)) | {"rows": sizes[0] + 1}
+        generator = torch.Generator().manual_seed(sizes[0])
+        feeds = {
+            spec.name: torch.randint(0, spec.high, spec.shape(named), generator=generator)
+            if spec.high
+            else torch.randn(spec.shape(named), generator=generator)
+            for spec in module.inputs
+        }
+        with torch.no_grad():
+            expected = module(**feeds)
+        (got,) = session.run(None, {name: value.numpy() for name, value in feeds.items()})
+        torch.testing.assert_close(torch.from_numpy(got), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_way_that_was_chosen_is_told() -> None:
@@ -113,6 +345,20 @@ def test_a_way_that_was_chosen_is_told() -> None:
     assert len(found.decided) == 1
     assert "if not padding.any():" in found.decided[0]
     assert found.decided[0].endswith("where any() is true and all() is false")
+
+
+class FarOnly(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (x > 60).any():
+            x = -x
+        return attend(x, x, x)
+
+
+def test_a_way_that_no_tried_values_go_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ExportError) as caught:
+        attnport.export(FarOnly().eval(), tmp_path / "out", args=(torch.randn(2, 5, 8),))
+    assert "if (x > 60).any():" in caught.value.message
+    assert "torch.where" in str(caught.value.hint)
 
 
 class RefusesNaN(Words):
@@ -161,11 +407,11 @@ class NamedAxes(Words):
         return attend(x, x, x)
 
 
-def test_operations_on_named_axes_keep_sizes(einx: types.ModuleType) -> None:
+def test_operations_on_named_axes_keep_sizes(einx: types.ModuleType, tmp_path: Path) -> None:
     module = NamedAxes(einx)
-    program = program_of(module)
+    session = graph_of(module, tmp_path)
     ids = torch.tensor([[2, 3, 1, 1], [5, 2, 3, 1], [8, 8, 8, 8]])
-    torch.testing.assert_close(program.module()(ids=ids), module(ids))
+    torch.testing.assert_close(torch.from_numpy(session.run(None, {"ids": ids.numpy()})[0]), module(ids))
     assert einx.where.__module__ == "einx.operations"  # put back
 
 

@@ -100,6 +100,19 @@ def test_multiples_of_a_number_are_found(runs: Callable[[int], bool], seq: str) 
     assert found(lambda sizes: runs(sizes["seq"]), "batch", "seq") == ["batch=1:8:64", seq]
 
 
+@pytest.mark.parametrize(
+    ("runs", "step"),
+    [
+        (lambda sizes: sizes["high"] * sizes["wide"] % 4 == 0, 2),
+        (lambda sizes: sizes["high"] * sizes["wide"] >= 16, 1),
+    ],
+)
+def test_steps_are_found_of_dims_that_go_together_so(runs: Callable[[Sizes], bool], step: int) -> None:
+    found, _ = found_ranges(["high", "wide"], {}, runs, start={"high": 8, "wide": 8})
+    assert [dim.step for dim in found] == [step, step]
+    assert all(dim.takes(dim.opt) and dim.takes(dim.max) for dim in found)
+
+
 def test_steps_of_two_dims_are_found_apart() -> None:
     def runs(sizes: Sizes) -> bool:
         return sizes["height"] % 8 == 0 and sizes["width"] % 4 == 0

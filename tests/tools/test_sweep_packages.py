@@ -58,6 +58,7 @@ def test_a_size_that_the_contract_leaves_out_without_a_note_is_seen(
     made = sweep.Made(sweep.Published("own", nn.Identity, {}, ("float32[batch,seq,8]",), {"batch": 2, "seq": 6}))
     spec = TensorSpec("x", "float32", ("batch", 6, 8))
     io = IOContract((spec,), (TensorSpec("output", "float32", ("batch", 6, 8)),), (Dim("batch", 1, 8, 64),), ())
-    found = sweep.limits(io, made, ["x"], notes)
+    found, taken = sweep.limits(io, made, ["x"], notes)
     assert found
+    assert {tuple(values["x"].shape)[1] for values in taken} == {6}
     assert any("without a note" in each for each in found) == said

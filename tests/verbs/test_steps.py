@@ -45,7 +45,7 @@ def text(tmp_path: Path) -> str:
 def test_a_step_is_found_and_kept_by_all_that_make_sizes(text: str, tmp_path: Path) -> None:
     said: list[str] = []
     artifact = attnport.export(text, tmp_path / "out", inputs=INPUTS, tell=said.append)
-    assert said == ["dim seq: the module runs at multiples of 4 alone, so it takes 4 to 512 in steps of 4"]
+    assert said == ["dim seq: the module runs at multiples of 4, so it takes 4 to 512 in steps of 4"]
     io = artifact.manifest.io
     assert str(io.dim("seq")) == "seq=4:128:512:4"
     assert io.outputs[0].dims == ("batch", "seq", 8)  # else nobody knows which of its rows are padding
