@@ -19,10 +19,11 @@ from attnport.runtimes.base import Runtime
 def ready(folder: Path, names: Sequence[str], progress: Callable[[str], None], plan: str | None = None) -> None:
     """Writes the forms of runtimes that a user named, as `fuse` does, where the folder has none for them.
 
-    Engines, bundles and forms that have to be searched are not made, nor is a form for a runtime that cannot run here.
+    Where none is named and there is no form at all, those of the processor are written: else nothing that is deployed
+    would be judged. Engines, bundles and forms that have to be searched are not made, nor is a form for a runtime that cannot run here.
 
     Args:
-        names: Runtimes, also with a precision, as `openvino.bf16`.
+        names: Runtimes, also with a precision, as `openvino.bf16`; empty = as said.
         plan: The precision of names that do not tell it; None = any, or if there is none, the default of `fuse`.
 
     Raises:
@@ -31,7 +32,8 @@ def ready(folder: Path, names: Sequence[str], progress: Callable[[str], None], p
         ArtifactError, IntegrityError, ExportError: as `fuse`.
     """
     lacking, absent = list[tuple[Runtime, str]](), dict[str, Capabilities]()
-    for name in names:
+    usual = [] if names or open_folder(folder).forms else [one.name for one in base.chosen(()) if not one.gpu]
+    for name in names or usual:
         key = base.Key.parse(name)
         runtime, named = base.get(key.runtime), key.precision
         # NVIDIA's libraries are used by several packages, and tell nothing about one of them.
@@ -42,7 +44,7 @@ def ready(folder: Path, names: Sequence[str], progress: Callable[[str], None], p
                 continue
         if runtime.opens == "onnx" and runtime.form and lacks(folder, runtime.form, named or plan or ""):
             lacking.append((runtime, named or plan or ""))
-    if absent and len(absent) == len(set(names)):
+    if names and len(absent) == len(set(names)):
         name, found = next(iter(absent.items()))
         raise UnavailableError(f"{name} was not run: {found.reason.rstrip('.')}.", hint=found.hint)
     probed = probe_all(list({runtime for runtime, _ in lacking}), Limits()) if lacking else {}

@@ -19,6 +19,7 @@ from attnport.latency import measuring as verb
 from attnport.latency.measuring import MIN_ROUNDS
 from attnport.processes.isolated import Child, probe_all
 from attnport.verbs.bench import bench, raise_for
+from attnport.verbs.check import check
 
 bench_verb = sys.modules[bench.__module__]
 SENTENCES = ["the cat sat", "a dog ran on", "tree", "the slow red dog sat under the blue tree"] * 10
@@ -270,12 +271,21 @@ def test_the_form_of_a_named_runtime_is_written_first_and_of_others_its_command_
     with change(tiny_artifact) as edit:
         edit.manifest = dataclasses.replace(edit.manifest, forms={})
         edit.finish("fuse", "")
-    (rows,) = bench(tiny_artifact, None, ["batch=1,seq=3"], threads=1, budget_s=1.0).shapes.values()
-    assert "attnport fuse" in rows["ort_cpu"].reason
-    assert not caplog.messages
     (rows,) = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=1.0).shapes.values()
     assert rows["ort_cpu"].median_ns is not None
     assert [message.endswith("has no form ort_cpu, so it is written first") for message in caplog.messages] == [True]
+    caplog.clear()
+    (rows,) = bench(tiny_artifact, None, ["batch=1,seq=3"], threads=1, budget_s=1.0).shapes.values()
+    assert "attnport fuse" in rows["openvino"].reason, "some forms were chosen: no other is written unless it is named"
+    assert not caplog.messages
+
+
+def test_the_forms_of_this_machine_are_written_first_where_there_is_none(tiny_artifact: Path) -> None:
+    with change(tiny_artifact) as edit:
+        edit.manifest = dataclasses.replace(edit.manifest, forms={})
+        edit.finish("fuse", "")
+    check(tiny_artifact, threads=1)
+    assert {"ort_cpu", "openvino"} <= open_folder(tiny_artifact).forms.keys()
 
 
 def test_weights_that_changed_since_export_are_refused(tiny_artifact: Path) -> None:
