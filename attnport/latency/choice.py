@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attnport.artifacts import PLANS, Candidate, Interval, LatencyReport, LatencyRow, ParityReport
+from attnport.artifacts import INTEGERS, PLANS, Candidate, Interval, LatencyReport, LatencyRow, ParityReport
 from attnport.folder.workspace import name_of
 from attnport.latency.statistics import ratio_interval
 from attnport.reporting.choice import Choice, Deployable
@@ -146,7 +146,7 @@ def choose(
         return Choice(None, reason=reason, commands=tuple(commands), others=others)
     best = _best(fit)
     ties, notes = _beside(best, timed, fit, others)
-    notes += _of_plan(best, fit)
+    notes += _of_plan(best, fit, parity)
     if not any(row.verdict == "faster" for row in best.rows.values()) and best.name != latency.baseline:
         notes.append(f"on no workload is it shown to be faster than {latency.baseline}")
     deploy = carried[best.name]
@@ -207,12 +207,14 @@ def _not_carried(name: str) -> str:
     return f"it is {form} through the reader of a bundle" if kind == "bundle" and form else "no bundle can carry it"
 
 
-def _of_plan(best: _Timed, fit: Sequence[_Timed]) -> list[str]:
+def _of_plan(best: _Timed, fit: Sequence[_Timed], parity: ParityReport) -> list[str]:
     """What the reader must know of a choice that does not compute in fp32: the time of the fastest that does."""
     plain = [one for one in fit if one.plan == "fp32"]
     if best.plan == "fp32":
         return []
     note = f"it computes in {best.plan}, within the bound of PyTorch in {best.plan}"
+    if best.plan in INTEGERS:  # which PyTorch has no bound for
+        note = f"it computes in {best.plan}: {parity.runtimes[best.name].reason}"
     if plain:
         nearest = min(plain, key=lambda one: one.mean)
         note += f"; in fp32 {nearest.name} is the fastest, at {nearest.over(best):.2f} times its medians"

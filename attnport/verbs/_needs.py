@@ -20,7 +20,8 @@ def ready(folder: Path, names: Sequence[str], progress: Callable[[str], None], p
     """Writes the forms of runtimes that a user named, as `fuse` does, where the folder has none for them.
 
     Where none is named and there is no form at all, those of the processor are written: else nothing that is deployed
-    would be judged. Engines, bundles and forms that have to be searched are not made, nor is a form for a runtime that cannot run here.
+    would be judged. Engines, bundles and forms that have to be searched are not made, nor is a form for a runtime that
+    cannot run here.
 
     Args:
         names: Runtimes, also with a precision, as `openvino.bf16`; empty = as said.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from attnport import optional
-from attnport.artifacts import FusionReport, LatencyReport, LatencyRow, ParityReport, Stage
+from attnport.artifacts import INTEGERS, FusionReport, LatencyReport, LatencyRow, ParityReport, Stage
 from attnport.cases.choosing import read_sentences
 from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed
 from attnport.exporter.targets.base import get, names
@@ -310,7 +310,8 @@ def _blocks(result: ShipResult, detail: doc.Detail = "brief") -> Iterator[doc.Bl
     advice = result.recommendation
     if advice is not None and advice.deploy is not None:
         chosen = advice.deploy
-        why = f" ({chosen.measured_as}, {chosen.plan}, the fastest within the bound)"
+        within = "by the drop that was allowed" if chosen.plan in INTEGERS else "within the bound"
+        why = f" ({chosen.measured_as}, {chosen.plan}, the fastest {within})"
         yield doc.Text(("to deploy: ", doc.Span(" and ".join(chosen.files), "strong"), why))
     if result.parity is not None:
         yield from _legend(result)

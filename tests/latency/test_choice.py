@@ -135,6 +135,15 @@ def test_half_precision_is_recommended_with_what_fp32_would_take() -> None:
     assert not any("computes in" in note for note in advice(BOTH, FAST).notes)
 
 
+def test_integers_are_recommended_with_what_they_lose() -> None:
+    lost = RuntimeParity("PASS", "judged by its metric: 6 layers in int8; worse by 0.10% (0.50% allowed)", "int8")
+    name = "openvino.int8"
+    checked = dataclasses.replace(BOTH, runtimes={**BOTH.runtimes, name: lost})
+    timed = dataclasses.replace(FAST, shapes={w: {**rows, name: rows["openvino"]} for w, rows in FAST.shapes.items()})
+    found = advice(checked, timed, [deployable("openvino", "int8", measured_as=name)])
+    assert found.notes[0].startswith("it computes in int8: judged by its metric")
+
+
 def test_half_precision_that_is_not_shown_to_be_faster_is_not_recommended() -> None:
     found = advice(BOTH, latency(0.3, ort_cpu=(4.1,), openvino=(4,)), (FORMS[0], deployable("openvino", "bf16")))
     assert chosen(found) == "ort_cpu"
