@@ -66,6 +66,11 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
     if expected.size == 0:
         return Errors(rms=0.0, max=0.0)  # an output that is empty at these sizes has its shape alone
     result, wanted = got.astype(np.float64), expected.astype(np.float64)
+    undefined = ~np.isfinite(wanted).reshape(*valid.shape, -1).any(-1)
+    if undefined.any() and (valid & ~undefined).any():
+        # Rows without any number, as of a mean over no key: nobody can tell what would be right there.
+        valid = valid & ~undefined
+        result[undefined] = wanted[undefined] = 0.0
     picked, reference = result[valid], wanted[valid]
     if picked.size == 0:
         return Errors(problem="no element to compare")

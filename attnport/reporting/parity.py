@@ -30,9 +30,9 @@ def parity(report: ParityReport, detail: doc.Detail = "brief") -> Iterator[doc.B
         yield from _page(report)
         return
     title = ("parity against float64: ", doc.Verdict(report.verdict))
+    in_part = any(part_compared(row.invariance) for row in report.runtimes.values())
     if report.runtimes:
         yield _verdicts(title, "runtime", report.runtimes)
-        in_part = any(part_compared(row.invariance) for row in report.runtimes.values())
         yield from doc.quiet(*_RULES, *[_PART] * in_part)
     else:
         yield doc.Text(title)
@@ -43,7 +43,10 @@ def parity(report: ParityReport, detail: doc.Detail = "brief") -> Iterator[doc.B
     yield from lacking(list(report.absent)) if report.runtimes else [doc.notes(report.absent)]
     if detail == "whole":
         yield from _worst(report)
-    yield from doc.quiet(*(f"note: {note}" for note in report.notes))
+    if in_part:  # the module does not keep to its masks, which a verdict on runtimes does not show
+        yield from doc.warnings(report.notes)
+    else:
+        yield from doc.quiet(*(f"note: {note}" for note in report.notes))
     if detail == "brief":
         yield from doc.quiet("every form and metric: -v; every case and output: parity.json, attnport report")
 

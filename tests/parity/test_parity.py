@@ -135,6 +135,20 @@ def test_nothing_to_compare_is_a_failure() -> None:
     assert parity.judge("c", "hidden", errors, yardstick()).verdict == "FAIL"
 
 
+def test_a_row_that_the_module_leaves_undefined_is_not_compared_and_the_others_are() -> None:
+    """As of a mean over no key."""
+    vectors = TensorSpec("vectors", "float32", ("batch", 4))
+    valid, expected = np.ones(2, bool), EXPECTED["hidden"][:, 0].copy()
+    expected[1] = np.nan
+    assert parity.measure(expected, expected, valid, vectors).problem == ""
+    assert parity.measure(np.zeros_like(expected), expected, valid, vectors).max
+    wrong = expected.copy()
+    wrong[0] = np.nan
+    assert "NaN" in parity.measure(wrong, expected, valid, vectors).problem
+    expected[0] = np.nan
+    assert "reference" in parity.measure(expected, expected, valid, vectors).problem
+
+
 def test_a_reference_that_is_not_finite_shows_nothing() -> None:
     expected = EXPECTED["hidden"].copy()
     expected[0, 0, 0] = np.nan
