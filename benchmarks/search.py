@@ -5,7 +5,7 @@ the sentences at a time, until all were answered; the process embeds all of them
 what else the machine does is for both, and each answer is compared with the right vectors. The clients are threads of
 this process, which take some of the server's processors.
 
-    python benchmarks/search.py APP [--rounds 7] [--json FILE]
+    python benchmarks/search.py APP [--rounds 7] [--sentences 512] [--threads 2] [--json FILE]
 
 APP is a bundle of MiniLM for ONNX Runtime. It needs what `make serve-test` sets up.
 """
@@ -65,10 +65,11 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("app", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sentences", type=int, default=512)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
-    sentences = ((ROOT / "examples" / "sentences.txt").read_text("utf-8").splitlines() * 6)[:512]
+    sentences = ((ROOT / "examples" / "sentences.txt").read_text("utf-8").splitlines() * 6)[: given.sentences]
     rows: list[dict[str, object]] = []
     threads = ("--threads", str(given.threads))
     with load(given.app, threads=given.threads) as model, serving("kserve", {"minilm": given.app}, *threads) as server:
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str]) -> None:
             )
             print(rows[-1], flush=True)
     if given.json:
-        found = {"machine": machine().cpu, "threads": given.threads, "clients": CLIENTS, "rounds": given.rounds}
+        found: dict[str, object] = {"machine": machine().cpu, "threads": given.threads, "clients": CLIENTS}
         given.json.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n", "utf-8")
 
 
