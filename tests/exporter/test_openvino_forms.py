@@ -19,6 +19,7 @@ from attnport.dims import Dim, TensorSpec
 from attnport.exporter.counting import count_in_graph
 from attnport.exporter.targets import base
 from attnport.exporter.targets.base import Lowered
+from attnport.exporter.targets.openvino import write_out_soft_caps
 from attnport.masks import MaskSpec
 from attnport.runtimes.openvino import RUNTIME
 
@@ -87,6 +88,13 @@ def test_a_row_with_no_allowed_key_behind_a_soft_cap_gives_zero() -> None:
     (found,) = on_openvino(low.model)(feeds)
     assert (found[0] == 0).all()
     np.testing.assert_allclose(found[1], by_definition(feeds, False)[1], atol=5e-6)
+
+
+def test_a_mask_beside_the_causal_one_is_kept() -> None:
+    """In a graph made elsewhere, where the operator may stay as it is."""
+    inputs = f"float[B,{H},S,{D}] q, float[B,{H},S,{D}] k, float[B,{H},S,{D}] v, float[B,{H},S,S] m"
+    body = "o = Attention<softcap = 2.0, scale = 1.0, is_causal = 1>(q, k, v, m)"
+    assert write_out_soft_caps(ir.from_proto(written(body, inputs, f"float[B,{H},S,{D}] o"))) == 0
 
 
 def test_openvinos_own_soft_cap_is_several_kernels(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from attnport.exporter.forms.standard import attention_op, form_name, in_blocks
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.sizes import infer_sizes
 from attnport.exporter.targets.base import Lowering, Written
-from attnport.onnx_graph import attribute, ir, known_size
+from attnport.onnx_graph import attribute, ir, known_size, rank_of
 
 
 class OpenVino(Lowering):
@@ -122,12 +122,13 @@ def write_out_soft_caps(model: ir.Model) -> int:
     for node in list(model.graph):
         cap = float(attribute(node, "softcap", 0.0)) if node.op_type == "Attention" and not node.domain else 0.0
         scale = attribute(node, "scale", None)
-        if not cap or scale is None or len(node.inputs) > 4 or any(value.uses() for value in node.outputs[1:]):
+        more = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+        if not cap or scale is None or len(node.inputs) > 4 or more:
             continue
         q, k, v, mask = (*node.inputs, None)[:4]
-        assert q is not None
-        assert k is not None
-        if known_size(q, 1) != known_size(k, 1) != 1:
+        if q is None or k is None or rank_of(q) != 4 or (mask is not None and attribute(node, "is_causal", 0)):
+            continue  # of a graph made elsewhere
+        if known_size(k, 1) is None or known_size(q, 1) != known_size(k, 1) != 1:
             continue  # grouped heads in a number that the graph does not say
         build.before, build.scope, name = node, str(node.name), node.name
         turned = build.op("Transpose", k, name="k_transposed", perm=[0, 1, 3, 2])
@@ -205,7 +206,9 @@ def write_out_antialias(model: ir.Model) -> int:
             continue
         x, sizes, mode = node.inputs[0], node.inputs[3], str(attribute(node, "mode", ""))
         halves = str(attribute(node, "coordinate_transformation_mode", "half_pixel")).endswith("half_pixel")
-        if x is None or x.dtype != ir.DataType.FLOAT or len(x.shape or ()) != 4 or sizes is None or not halves:
+        plain = attribute(node, "exclude_outside", 0) and "axes" not in node.attributes
+        plain = plain and attribute(node, "keep_aspect_ratio_policy", "stretch") == "stretch"
+        if x is None or x.dtype != ir.DataType.FLOAT or rank_of(x) != 4 or sizes is None or not (halves and plain):
             continue
         build.before, build.scope = node, str(node.name)
         kernel = partial(_cubic, build, float(attribute(node, "cubic_coeff_a", -0.75))) if mode == "cubic" else None
