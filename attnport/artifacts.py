@@ -51,6 +51,7 @@ from attnport_bundle.format.contract import Ran as Ran
 from attnport_bundle.format.contract import Verdict as Verdict
 from attnport_bundle.format.decoder import Rules
 from attnport_bundle.format.manifest import Prompts as Prompts
+from attnport_bundle.format.search import Search as Search
 
 if TYPE_CHECKING:
     import numpy as np
@@ -209,6 +210,7 @@ class ModelSpec:
             what the torch graph says of them; declared ones it only checks.
         prompts: What belongs before a text.
         text_limit: The most tokens of a text for an embedder, if that is fewer than it takes.
+        search: How its vectors of texts are chosen and compared; None of a model that is no embedder.
         notes: What a user should know of how the module is taken, a sentence each.
         fixable: Dims of one size each, that may be fixed to it if the graph turns out to be wrong for other sizes: the
             code is not the user's, who could change it.
@@ -225,6 +227,7 @@ class ModelSpec:
     prompts: Prompts = NO_PROMPTS
     text_limit: int | None = None
     chat: str | None = None
+    search: Search | None = None
     notes: tuple[str, ...] = ()
     fixable: tuple[Dim, ...] = ()
     depends: Mapping[str, str] = field(default_factory=dict)
@@ -389,6 +392,7 @@ class Manifest(Printed):
     stages: Mapping[str, Stage] = field(default_factory=dict)
     prompts: Prompts = NO_PROMPTS
     text_limit: int | None = None
+    search: Search | None = None
     depends: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -204,17 +204,36 @@ def _is_vector(spec: TensorSpec) -> bool:
     return len(spec.dims) == 2 and isinstance(spec.dims[1], int)
 
 
+SPARSE, OF_TOKENS = "sparse_embedding", "token_embeddings"
+"""The outputs of a model whose vectors are mostly zero, and of one with a vector for each token."""
+EMBEDDER, SPARSE_ENCODER, MULTI_VECTOR = "embedder", "sparse encoder", "multi-vector encoder"
+
+
+def kind_of(io: IO) -> str:
+    """What a model makes of texts, in the words of sentence-transformers; "" of one that is none of theirs."""
+    names = {spec.name for spec in io.outputs}
+    if scoring(io):
+        return "cross-encoder or classifier"
+    kinds = {SPARSE: SPARSE_ENCODER, OF_TOKENS: MULTI_VECTOR}
+    found = next((kind for name, kind in kinds.items() if name in names), "")
+    return found or (EMBEDDER if sum(map(_is_vector, io.outputs)) == 1 else "")
+
+
+def wrong_kind(io: IO, method: str, expected: str) -> FeedError:
+    """Says what a model is, for whom a method is not."""
+    got, kind = ", ".join(map(str, io.outputs)), kind_of(io)
+    return FeedError(f"{method}: got the outputs {got}{f', of this {kind}' if kind else ''}; expected {expected}.")
+
+
 def embedding(io: IO) -> str:
     """The output that is a vector for each item.
 
     Raises:
-        FeedError: there is none or there are several, or the model gives scores, as a reranker or a classifier.
+        FeedError: there is none or there are several, or they are for another method, as scores.
     """
-    found = [spec.name for spec in io.outputs if _is_vector(spec)]
-    if len(found) != 1 or scoring(io):
-        got = ", ".join(map(str, io.outputs))
-        raise FeedError(f"embed: got the outputs {got}; expected one [batch, number], and neither scores nor logits.")
-    return found[0]
+    if kind_of(io) != EMBEDDER:
+        raise wrong_kind(io, "embed", "one [batch, number], and neither scores nor logits")
+    return next(spec.name for spec in io.outputs if _is_vector(spec))
 
 
 def embedded(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import arguments, batches
 from . import feeds as feeding
-from .errors import BundleError, BundleWarning, FeedError, IntegrityError, NumbersOff, RuntimeMissing
+from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing
 from .feeds import described, from_file, to_file
 from .format import files
 from .format.contract import Verdict
@@ -20,6 +19,18 @@ from .format.decoder import not_generating
 from .format.manifest import SIGNATURE, BundleIO, Manifest
 from .goldens import GoldenCases
 from .runtimes import Session, open_session, refusals
+from .search import (
+    Sparse,
+    Texts,
+    activation,
+    check_options,
+    prompt_of,
+    read_search,
+    shortened,
+    similarity,
+    softmax,
+    tokenizer_of,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +53,7 @@ class Model:
         version: The runtime's release.
         machine: The device that it runs on.
         passed_over: The forms that the bundle prefers to this one, each with the reason why it was not opened.
+        search: How its vectors of texts are chosen and compared.
     """
 
     def __init__(self, manifest: Manifest, form: str, session: Session, folder: Path | None = None) -> None:
@@ -51,7 +63,8 @@ class Model:
         self.passed_over: tuple[str, ...] = ()
         self._session: Session | None = session
         self._folder = folder
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizers: dict[str, Tokenizer] = {}
+        self.search = read_search(folder, manifest)
 
     @property
     def io(self) -> BundleIO:
@@ -158,29 +171,205 @@ class Model:
                 not installed.
         """
         before = self.manifest.prompts.chosen(prompt)
-        output = batches.embedding(self.io)  # a model that is no embedder is refused before its tokenizer is read
-        encode = functools.partial(self._text().encode, prompt=before)
-        return batches.embedded(self.run, self.io, output, encode, texts, tokens)
+        arguments.require(not isinstance(texts, str), "texts", texts, "several texts")
+        return self._texts(texts, "", before, tokens).vectors()
 
-    def predict(self, texts: Iterable[Text], *, tokens: int = batches.TOKENS) -> np.ndarray[Any, Any]:
+    def encode(
+        self,
+        inputs: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        max_active_dims: int | None = None,
+        task: str | None = None,
+        tokens: int = batches.TOKENS,
+        **options: Any,
+    ) -> Any:
+        """The vectors of a text, or of several, as `encode` of sentence-transformers gives them, in NumPy.
+
+        Other arguments of theirs are taken where they change nothing, as `batch_size`, and refused where they would.
+
+        Args:
+            prompt_name: The name of the prompt (`prompts`) to put before each text; None = the default one, if any.
+            prompt: The prompt itself; None = that of the name.
+            normalize_embeddings: Give each vector the length 1.
+            truncate_dim: Give the first numbers of each vector, as of an embedder that was trained for it.
+            max_active_dims: As of `encode_sparse`.
+            task: `query` or `document`, which a model may treat differently; see `encode_query`.
+
+        Returns:
+            Of an embedder, `[texts, width]`, or `[width]` of one text. Of a sparse encoder, as `encode_sparse`. Of a
+            multi-vector encoder, an array `[tokens, width]` for each text, or that array of one text.
+
+        Raises:
+            FeedError: there is no text, something is no text, or there is no such prompt; the model makes no vectors of
+                texts; an argument is unknown, or is not for this kind of model.
+            BundleError: as `embed`.
+        """
+        check_options(options, "encode")
+        kind, shorten = batches.kind_of(self.io), normalize_embeddings or truncate_dim is not None
+        if kind == batches.SPARSE_ENCODER:
+            arguments.require(not shorten, "encode", "a sparse encoder", "no normalize_embeddings and no truncate_dim")
+            return self.encode_sparse(
+                inputs, prompt_name, prompt, max_active_dims=max_active_dims, task=task, tokens=tokens
+            )
+        arguments.require(
+            max_active_dims is None, "max_active_dims", max_active_dims, "None: this is no sparse encoder"
+        )
+        texts = self._texts(inputs, task, prompt_of(self.manifest.prompts, "", prompt_name, prompt), tokens)
+        if kind == batches.MULTI_VECTOR:
+            arguments.require(truncate_dim is None, "truncate_dim", truncate_dim, "None: vectors of tokens are whole")
+            each = [
+                shortened(vectors, None, normalise=normalize_embeddings) for vectors in texts.of_tokens(self.search)
+            ]
+            return each[0] if texts.alone else each
+        vectors = shortened(texts.vectors(), truncate_dim, normalise=normalize_embeddings)
+        return vectors[0] if texts.alone else vectors
+
+    def encode_query(self, inputs: str | Iterable[str], prompt_name: str | None = None, **options: Any) -> Any:
+        """The vectors of queries: `encode` with the prompt `query` and, of ColBERT's kind, with tokens behind it.
+
+        Raises as `encode`, whose arguments are the same.
+        """
+        return self._encode_as("query", inputs, prompt_name, options)
+
+    def encode_document(self, inputs: str | Iterable[str], prompt_name: str | None = None, **options: Any) -> Any:
+        """The vectors of documents: `encode` with the first of the prompts `document`, `passage` and `corpus`.
+
+        Of ColBERT's kind, without those of punctuation. Raises as `encode`, whose arguments are the same.
+        """
+        return self._encode_as("document", inputs, prompt_name, options)
+
+    def _texts(self, texts: str | Iterable[str], task: str | None, before: str, tokens: int) -> Texts:
+        return Texts(texts, task or "", before, self.run, self.io, self._text, tokens)
+
+    def _encode_as(self, role: str, inputs: Any, name: str | None, options: dict[str, Any]) -> Any:
+        before = prompt_of(self.manifest.prompts, role, name, options.pop("prompt", None))
+        return self.encode(inputs, prompt=before, **{"task": role, **options})
+
+    def encode_sparse(
+        self,
+        inputs: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *,
+        max_active_dims: int | None = None,
+        task: str | None = None,
+        tokens: int = batches.TOKENS,
+    ) -> Sparse:
+        """The sparse vectors of a text, or of several, as `encode` of sentence-transformers' `SparseEncoder`.
+
+        Args:
+            prompt_name, prompt, task: As of `encode`.
+            max_active_dims: Keep so many numbers of each, the largest; None = as the model says.
+
+        Returns:
+            Compressed rows; `rows()` are dicts, `dense()` all numbers, and `decode` gives words.
+
+        Raises:
+            FeedError: the model is no sparse encoder; else as `encode`.
+            BundleError: as `embed`.
+        """
+        if batches.kind_of(self.io) != batches.SPARSE_ENCODER:
+            raise batches.wrong_kind(self.io, "encode_sparse", f"{batches.SPARSE!r}, of a sparse encoder")
+        most = None if max_active_dims is None else arguments.integer("max_active_dims", max_active_dims, 1)
+        before = prompt_of(self.manifest.prompts, "", prompt_name, prompt)
+        return self._texts(inputs, task, before, tokens).sparse(most or self.search.active)
+
+    def decode(self, vectors: Sparse, top_k: int | None = None) -> list[list[tuple[str, float]]]:
+        """The tokens of sparse vectors and their numbers, the largest first, for each row of `encode_sparse`.
+
+        Args:
+            top_k: Give so many of each row; None = all.
+
+        Raises:
+            FeedError: places are not those of tokens, as of CSR's features.
+            BundleError: as `embed`.
+        """
+        most = None if top_k is None else arguments.integer("top_k", top_k, 1)
+        arguments.require(isinstance(vectors, Sparse), "vectors", vectors, "what encode_sparse gives")
+        words = next((spec.high for spec in self.io.inputs if spec.name == "input_ids"), None)
+        arguments.require(vectors.shape[1] == words, "vectors", vectors.shape, f"a place for each of {words} tokens")
+        token = self._text().token
+        return [[(token(place), number) for place, number in list(row.items())[:most]] for row in vectors.rows()]
+
+    def similarity(self, first: Any, second: Any) -> np.ndarray[Any, Any]:
+        """How alike each text of one side is to each of the other, `[first, second]`, as sentence-transformers has it.
+
+        The larger, the more alike: by `search.similarity`, the model's own measure.
+
+        Args:
+            first, second: What `encode` or one like it gave, of one text or several.
+
+        Raises:
+            FeedError: the vectors are not those of one model.
+        """
+        return similarity(self.search.similarity, first, second)
+
+    def embed_query(self, text: str) -> list[float]:
+        """The vector of a query as a list, as LangChain asks for it; raises as `encode`."""
+        arguments.require(isinstance(text, str), "text", text, "a text")
+        return self._lists("embed_query", [self.encode_query(text)])[0]
+
+    def embed_documents(self, texts: Iterable[str]) -> list[list[float]]:
+        """The vectors of documents as lists, as LangChain asks for them; raises as `encode`."""
+        given = list(arguments.several("texts", texts, "several texts"))
+        return self._lists("embed_documents", self.encode_document(given) if given else [])
+
+    def _lists(self, method: str, vectors: Any) -> list[list[float]]:
+        if batches.kind_of(self.io) != batches.EMBEDDER:
+            raise batches.wrong_kind(self.io, method, "one vector for each text")
+        return [vector.tolist() for vector in vectors]
+
+    def predict(
+        self,
+        texts: Iterable[Text],
+        *,
+        activation_fn: Any = None,
+        apply_softmax: bool = False,
+        tokens: int = batches.TOKENS,
+        **options: Any,
+    ) -> np.ndarray[Any, Any]:
         """The scores of any number of pairs of texts, or of texts, in their order: `[texts]` or `[texts, classes]`.
 
         Of a cross-encoder of sentence-transformers, they are those of its `predict`; of another classifier its logits.
-        What the classes mean is in `labels` of the output.
+        What the classes mean is in `labels` of the output. Other arguments of sentence-transformers are taken where
+        they change nothing, as `batch_size`, and refused where they would.
+
+        Args:
+            activation_fn: In place of the model's own, `Sigmoid` or `Identity`: its name, or torch's module.
+            apply_softmax: Of several classes, give the share of each.
 
         Raises:
-            FeedError: the model gives no scores; else as `embed`.
+            FeedError: the model gives no scores, or an argument is unknown; else as `embed`.
             BundleError: as `embed`.
         """
+        check_options(options, "predict")
         if not (output := batches.scoring(self.io)):
-            got = ", ".join(map(str, self.io.outputs))
-            raise FeedError(f"predict: got the outputs {got}; expected scores or logits, a row for each text.")
-        return batches.embedded(self.run, self.io, output, self._text().encode, texts, tokens)
+            raise batches.wrong_kind(self.io, "predict", "scores or logits, a row for each text")
+        activate = None if activation_fn is None else activation(activation_fn, self.io)
+        output = output if activate is None else "logits"
+        scores = batches.embedded(self.run, self.io, output, self._text().encode, texts, tokens)
+        if activate is not None:
+            scores = activate(scores[:, 0] if scores.shape[1:] == (1,) else scores)
+        return softmax(scores) if apply_softmax and scores.ndim > 1 else scores
 
     def rank(
-        self, query: str, documents: Iterable[str], *, top_k: int | None = None, tokens: int = batches.TOKENS
+        self,
+        query: str,
+        documents: Iterable[str],
+        top_k: int | None = None,
+        return_documents: bool = False,
+        *,
+        tokens: int = batches.TOKENS,
+        **options: Any,
     ) -> list[dict[str, Any]]:
         """The documents by their score for a query, the best first, as sentence-transformers' `rank` gives them.
+
+        Args:
+            return_documents: Give each document itself too, as `text`.
 
         Returns:
             A dict for each of the best `top_k` documents: `corpus_id`, its place in `documents`, and `score`.
@@ -190,11 +379,13 @@ class Model:
             BundleError: as `embed`.
         """
         most = None if top_k is None else arguments.integer("top_k", top_k, 1)
-        given = arguments.several("documents", documents, "several texts")
-        scores = self.predict(((query, document) for document in given), tokens=tokens)
+        given = list(arguments.several("documents", documents, "several texts"))
+        scores = self.predict(((query, document) for document in given), tokens=tokens, **options)
         arguments.require(scores[:1].size == 1, "rank", scores.shape, "one score for each document")
         found = scores.reshape(-1)
-        return [{"corpus_id": int(at), "score": float(found[at])} for at in (-found).argsort(kind="stable")[:most]]
+        best = (-found).argsort(kind="stable")[:most]
+        texts = ({"text": given[at]} if return_documents else {} for at in best)
+        return [{"corpus_id": int(at), "score": float(found[at]), **text} for at, text in zip(best, texts, strict=True)]
 
     def generate(self, prompts: Prompts, *, encoder: Model | None = None, **options: Any) -> Any:
         """Continues prompts token by token. All run as one batch, and the keys and values of earlier tokens are kept.
@@ -237,15 +428,14 @@ class Model:
         own = Opened(self.run, self.io, self._tokenizer_file(), steps_of(self._session))
         return generate(own, self.io.decoder, prompts, **options)
 
-    def _text(self) -> Tokenizer:
-        from .text import Tokenizer
-
-        if self._tokenizer is None:
+    def _text(self, role: str = "") -> Tokenizer:
+        """What makes the inputs of texts that are `query`, `document` or neither."""
+        if role not in self._tokenizers:
             file = self._tokenizer_file()
             if file is None:
                 raise BundleError("the bundle has no tokenizer; make the inputs yourself and use map.")
-            self._tokenizer = Tokenizer(file, self.io, limit=self.manifest.text_limit)
-        return self._tokenizer
+            self._tokenizers[role] = tokenizer_of(file, self.manifest, self.search, role)
+        return self._tokenizers[role]
 
     def _tokenizer_file(self) -> Path | None:
         tokenizer = self.manifest.tokenizer

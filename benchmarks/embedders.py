@@ -63,9 +63,16 @@ class Embedder:
     labels: int = 0
     folder: str = ""
     """A package that has the real model; "" = one of random weights is made."""
+    kind: str = ""
+    """What makes vectors where that is no pooling: `splade`, `csr`, `colbert`, `static`; `pylate` and `stanford`, as
+    others write folders; or `inference-free`, a Router to a table for queries and to SPLADE for documents."""
+    expansion: dict[str, Any] | None = None
+    activation: str = "relu"
 
 
 BERT = ("BertModel", "BertConfig", "BertTokenizer")
+DISTILBERT = ("DistilBertModel", "DistilBertConfig", "BertTokenizer")
+DISTIL = {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 128, "max_position_embeddings": 128}
 XLM = ("XLMRobertaModel", "XLMRobertaConfig", "XLMRobertaTokenizer")
 LONG = {"max_position_embeddings": 128}
 QUERY = {"query": "query: ", "document": "passage: "}
@@ -116,6 +123,35 @@ EMBEDDERS = {
     "gte-reranker-modernbert (cross-encoder)": Embedder(
         "ModernBertForSequenceClassification", "ModernBertConfig", "bytes", {**SMALL, **LONG, "local_attention": 16,
         "global_attn_every_n_layers": 3}, labels=1),
+    "all-distilroberta (RoBERTa)": Embedder(
+        "RobertaModel", "RobertaConfig", "RobertaTokenizer", {**SMALL, "max_position_embeddings": 130}),
+    "multi-qa-distilbert (DistilBERT)": Embedder(*DISTILBERT, DISTIL, ("cls",), normalise=False),
+    "gtr-t5 (encoder of T5)": Embedder(
+        "T5EncoderModel", "T5Config", "T5Tokenizer", {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 3,
+        "num_heads": 4}, dense=(64,)),
+    "DeBERTa-v2": Embedder("DebertaV2Model", "DebertaV2Config", "DebertaV2Tokenizer", {
+        **SMALL, **LONG, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16}),
+    "gte-Qwen2": Embedder(
+        "Qwen2Model", "Qwen2Config", "Qwen2Tokenizer", {**SMALL, **LONG, "num_key_value_heads": 2}, ("lasttoken",),
+        side="left", ends=True),
+    "splade-v3 (BERT)": Embedder("BertForMaskedLM", *BERT[1:], {**SMALL, **LONG}, kind="splade"),
+    "granite-embedding-sparse (RoBERTa)": Embedder(
+        "RobertaForMaskedLM", "RobertaConfig", "RobertaTokenizer", {**SMALL, "max_position_embeddings": 130},
+        kind="splade"),
+    "opensearch-doc-v3 (inference-free)": Embedder(
+        "DistilBertForMaskedLM", *DISTILBERT[1:], DISTIL, kind="inference-free", activation="log1p_relu"),
+    "CSR": Embedder(*BERT, {**SMALL, **LONG}, kind="csr"),
+    "ColBERTv2 (BERT)": Embedder(
+        *BERT, {**SMALL, **LONG}, kind="colbert", prompts={"query": "[Q] ", "document": "[D] "},
+        expansion={"strategy": "fixed", "attend": False, "length": 24}),
+    "GTE-ModernColBERT (PyLate)": Embedder(
+        "ModernBertModel", "ModernBertConfig", "bytes", {**SMALL, **LONG, "local_attention": 16,
+        "global_attn_every_n_layers": 3}, kind="pylate"),
+    "colbertv2.0 (Stanford's folder)": Embedder(*BERT, {**SMALL, **LONG}, kind="stanford"),
+    "jina-colbert (XLM-RoBERTa)": Embedder(
+        *XLM, {**SMALL, "max_position_embeddings": 130, "type_vocab_size": 1}, kind="colbert",
+        expansion={"strategy": "min", "attend": True, "length": 16}),
+    "static-retrieval-mrl (static)": Embedder("", "", "BertTokenizer", {}, kind="static"),
     "NLI (cross-encoder, three labels)": Embedder(
         "BertForSequenceClassification", *BERT[1:], {**SMALL, **LONG}, labels=3),
 }  # fmt: skip
@@ -157,6 +193,8 @@ def make_tokenizer(kind: str, side: str, *, ends: bool) -> Any:
         made = transformers.PreTrainedTokenizerFast(
             tokenizer_object=made.backend_tokenizer, pad_token="<pad>", cls_token="<s>", sep_token="</s>",
             model_input_names=["input_ids", "attention_mask"])  # fmt: skip
+    if made.mask_token is None and "<mask>" in made.get_vocab():
+        made.mask_token = "<mask>"
     made.padding_side = side
     if made.pad_token is None:
         made.pad_token = made.eos_token
@@ -183,6 +221,13 @@ def save(embedder: Embedder, folder: Path) -> Any:
         shutil.copytree(Path(package.origin).parent / "model", folder)
         return st.SentenceTransformer(str(folder), device="cpu")
     tokenizer = make_tokenizer(embedder.tokenizer, embedder.side, ends=embedder.ends)
+    if embedder.kind == "static":
+        from sentence_transformers.models import StaticEmbedding
+
+        static = StaticEmbedding(tokenizer.backend_tokenizer, embedding_weights=np.random.default_rng(0).normal(
+            size=(len(tokenizer), 64)).astype("float32"))  # fmt: skip
+        st.SentenceTransformer(modules=[static], device="cpu").save_pretrained(str(folder))
+        return st.SentenceTransformer(str(folder), device="cpu")
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls")}
     values = {**embedder.values, **{name: value for name, value in special.items() if value is not None}}
     values |= {"vocab_size": len(tokenizer)} | ({"num_labels": embedder.labels} if embedder.labels else {})
@@ -199,6 +244,8 @@ def save(embedder: Embedder, folder: Path) -> Any:
     if embedder.labels:
         st.CrossEncoder(str(plain), device="cpu").save_pretrained(str(folder))
         return st.CrossEncoder(str(folder), device="cpu")
+    if embedder.kind:
+        return save_for_search(embedder, plain, folder)
     from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 
     transformer = Transformer(str(plain))
@@ -214,12 +261,119 @@ def save(embedder: Embedder, folder: Path) -> Any:
     return st.SentenceTransformer(str(folder), device="cpu")
 
 
+def save_for_search(embedder: Embedder, plain: Path, folder: Path) -> Any:
+    """Writes a model of sparse vectors, or of vectors of tokens, as `save` does."""
+    import sentence_transformers as st
+    import sentence_transformers.sparse_encoder.modules as sparse
+    import torch
+    from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+    torch.manual_seed(1)
+    if embedder.kind == "stanford":
+        as_stanford(plain, folder)
+        return st.MultiVectorEncoder(str(folder), device="cpu")
+    if embedder.kind in ("colbert", "pylate"):
+        words = Transformer(str(plain), query_expansion=embedder.expansion, document_length=100)
+        to_tokens = {"module_input_name": "token_embeddings"}
+        dense = Dense(64, 32, bias=False, activation_function=torch.nn.Identity(), **to_tokens)
+        modules = [words, dense, MultiVectorMask(list(",.?!")), Normalize(**to_tokens)]
+        st.MultiVectorEncoder(modules=modules, prompts=embedder.prompts, device="cpu").save_pretrained(str(folder))
+        if embedder.kind == "pylate":
+            as_pylate(folder)
+        return st.MultiVectorEncoder(str(folder), device="cpu")
+    if embedder.kind == "csr":
+        encoder = sparse.SparseAutoEncoder(64, 256, k=24, normalize=True)
+        with torch.no_grad():
+            encoder.latent_bias.normal_(0, 0.1)
+        modules = [Transformer(str(plain)), Pooling(64, "mean"), encoder]
+    else:
+        words = sparse.Transformer(str(plain), transformer_task="fill-mask")
+        modules = [words, sparse.SpladePooling("max", activation_function=embedder.activation)]
+    if embedder.kind == "inference-free":
+        weights = torch.rand(len(words.tokenizer)) * 5
+        static = sparse.SparseStaticEmbedding(words.tokenizer, weight=weights)
+        modules = [sparse.Router.for_query_document(query_modules=[static], document_modules=modules)]
+    limit = 40 if embedder.kind == "splade" else None
+    st.SparseEncoder(modules=modules, max_active_dims=limit, device="cpu").save_pretrained(str(folder))
+    return st.SparseEncoder(str(folder), device="cpu")
+
+
+def as_stanford(plain: Path, folder: Path) -> None:
+    """Writes what Stanford's ColBERT writes: the projection among the weights, and settings of its own."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(plain, folder)
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"architectures": ["HF_ColBERT"]}))
+    own = {f"bert.{name}": tensor for name, tensor in load_file(plain / "model.safetensors").items()}
+    save_file(own | {"linear.weight": torch.randn(32, 64)}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "artifact.metadata").write_text(json.dumps({"query_maxlen": 24, "doc_maxlen": 80}))
+
+
+def as_pylate(folder: Path) -> None:
+    """Turns a folder into what PyLate writes: its settings beside the prompts, and two modules alone."""
+    settings = folder / "config_sentence_transformers.json"
+    values = {"model_type": "ColBERT", "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 20,
+              "document_length": 60, "attend_to_expansion_tokens": False, "skiplist_words": [",", "."]}  # fmt: skip
+    settings.write_text(json.dumps(values))
+    listed = json.loads((folder / "modules.json").read_text())[:2]
+    listed[1]["type"] = "pylate.models.Dense.Dense"
+    (folder / "modules.json").write_text(json.dumps(listed))
+    own = folder / "sentence_bert_config.json"
+    kept = {name: value for name, value in json.loads(own.read_text()).items() if "length" not in name}
+    own.write_text(json.dumps(kept))
+
+
+def compare_for_search(embedder: Embedder, peer: Any, apps: dict[str, Path], result: Result) -> None:
+    """Queries and documents in each runtime against those of sentence-transformers, and how alike they are."""
+    from attnport_bundle import load
+
+    given = {"query": [*SENTENCES[:50], *TEXTS[200:]], "document": [*SENTENCES[50:], *TEXTS[200:]]}
+    own = {role: getattr(peer, f"encode_{role}")(texts, batch_size=BATCH) for role, texts in given.items()}
+    alike = peer.similarity(own["query"], own["document"]).numpy()
+    for runtime in RUNTIMES:
+        found = {}
+        for role, texts in given.items():
+            with load(apps.get(role, apps[""] if "" in apps else Path()), form=runtime) as model:
+                found[role] = getattr(model, f"encode_{role}")(texts)
+                measure = model.similarity
+            got, wanted = rows(found[role]), rows(own[role])
+            if got.shape != wanted.shape:
+                raise ValueError(f"{runtime}: got shape {got.shape}; sentence-transformers gives {wanted.shape}.")
+            lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1)
+            some = lengths > 0
+            if (got[~some].any() or wanted[~some].any()) or np.abs(got - wanted).max() > 1e-4 * np.abs(wanted).max():
+                raise ValueError(f"{runtime}: a {role} differs by {np.abs(got - wanted).max()}.")
+            cosine = float(((got * wanted).sum(1)[some] / lengths[some]).min())
+            result.cosine = (result.cosine or {}) | {runtime: min(cosine, (result.cosine or {}).get(runtime, 1.0))}
+        scores = measure(found["query"], found["document"])
+        if np.abs(scores - alike).max() > 1e-4 * max(1.0, np.abs(alike[alike > -1e8]).max()):
+            raise ValueError(f"{runtime}: a score differs by {np.abs(scores - alike).max()}.")
+
+
+def rows(vectors: Any) -> Any:
+    """Vectors of any kind as an array, a row for each, or for each token."""
+    if isinstance(vectors, list):
+        return np.concatenate(vectors)
+    whole = vectors.dense() if hasattr(vectors, "dense") else vectors
+    return whole.to_dense().numpy() if hasattr(whole, "to_dense") else whole
+
+
 def compare(embedder: Embedder, peer: Any, folder: Path, result: Result) -> None:
     """The bundle in each runtime against `encode`, or against `predict` of a cross-encoder."""
     from attnport.verbs.bundle import bundle
     from attnport_bundle import load
 
     app = bundle(folder / "out", folder / "app", forms=RUNTIMES, unverified=True)
+    if embedder.kind:
+        apps = {"": app}
+        if embedder.kind == "inference-free":
+            apps = {"query": bundle(folder / "out-query", folder / "app-query", forms=RUNTIMES, unverified=True),
+                    "document": app}  # fmt: skip
+        compare_for_search(embedder, peer, apps, result)
+        return
     if embedder.labels:
         pairs = list(zip(SENTENCES, [*SENTENCES[7:], *SENTENCES[:7]], strict=True))
         expected = peer.predict(pairs, batch_size=BATCH, show_progress_bar=False)
@@ -255,7 +409,11 @@ def measure(embedder: Embedder, folder: Path, *, parity: bool) -> Result:
     try:
         peer = save(embedder, folder / "model")
         out = folder / "out"
-        artifact = attnport.export(f"hf:{folder / 'model'}", out)
+        if embedder.kind == "inference-free":  # whose queries have no attention
+            attnport.export(f"hf:{folder / 'model'}", folder / "out-query", part="query")
+            fuse(folder / "out-query", targets=list(RUNTIMES))
+        part = "document" if embedder.kind == "inference-free" else ""
+        artifact = attnport.export(f"hf:{folder / 'model'}", out, part=part)
         io = artifact.manifest.io
         result.inputs = ", ".join(spec.name for spec in io.inputs)
         result.masks = ", ".join(f"{mask} {mask.window}" if mask.window else str(mask) for mask in io.masks)

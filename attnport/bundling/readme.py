@@ -130,6 +130,9 @@ def _from_text(io: IO, tokenizer: str, folder: Path | None, prompts: Prompts, li
     if scores := batches.scoring(io):
         program = _scores_program(next(spec for spec in io.outputs if spec.name == scores))
         return [f"From texts, or pairs of texts, to scores{install}. {cut_at(io, limit)}", indent(program)]
+    if (kind := batches.kind_of(io)) in (batches.SPARSE_ENCODER, batches.MULTI_VECTOR):
+        uses = expected(prompts, 'prompt_name="{}"', "An `encode` method puts it there, or that of a")
+        return [f"From text to what a {kind} makes of it{install}. {cut_at(io, limit)}", indent(_SEARCH), *uses]
     if not is_embedder(io):
         program = _tokenizer_program(tokenizer)
         return [f"From text{install}. {cut_at(io)}", indent(program)]
@@ -150,11 +153,12 @@ def is_embedder(io: IO) -> bool:
     return True
 
 
-def expected(prompts: Prompts, argument: str = 'prompt="{}"') -> list[str]:
-    """The prompts that `embed` puts before a text, by the text's use.
+def expected(prompts: Prompts, argument: str = 'prompt="{}"', how: str = "`embed` puts it there by its") -> list[str]:
+    """The prompts that a method puts before a text, by the text's use.
 
     Args:
         argument: How a call names one.
+        how: The beginning of a sentence on who puts it there.
     """
     named = {name: text for name, text in prompts.named.items() if text}
     if not named:
@@ -163,7 +167,7 @@ def expected(prompts: Prompts, argument: str = 'prompt="{}"') -> list[str]:
         f"- `{argument.format(name)}`: `{json.dumps(text, ensure_ascii=False)}`" for name, text in named.items()
     )
     rest = f"Without a name it is that of `{prompts.default}`." if prompts.usual else "Without a name there is none."
-    return [f"The model was trained with a prompt before a text. `embed` puts it there by its name:\n\n{uses}", rest]
+    return [f"The model was trained with a prompt before a text. {how} name:\n\n{uses}", rest]
 
 
 def cut_at(io: IO, limit: int | None = None) -> str:
@@ -187,6 +191,13 @@ def _embed_program() -> str:
         '    vectors = model.embed(["A sentence.", "Another one, longer."])',
         "print(vectors.shape)",
     )
+
+
+_SEARCH = _program(
+    "from attnport_bundle import load",
+    '    documents = model.encode_document(["A sentence.", "Another one, longer."])',
+    '    print(model.similarity(model.encode_query("A sentence"), documents))',
+)
 
 
 def _scores_program(scores: TensorSpec) -> str:

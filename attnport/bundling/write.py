@@ -26,6 +26,7 @@ from attnport.artifacts import (
     MaskSpec,
     ParityReport,
     RuntimeParity,
+    Search,
     Verdict,
 )
 from attnport.bundling import golden
@@ -42,6 +43,7 @@ from attnport_bundle.errors import FeedError
 from attnport_bundle.format import manifest as spec
 from attnport_bundle.format.decoder import Decoder
 from attnport_bundle.format.manifest import ENGINES, RUNTIMES, Runtime
+from attnport_bundle.format.search import SEARCH
 from attnport_bundle.format.strict_json import MAX_TEXT
 from attnport_bundle.runtimes import OLDEST
 from attnport_bundle.runtimes.tensorrt import read_header
@@ -335,6 +337,8 @@ def write(
     for name in sorted({name for backend in backends for name in backend.copied(folder)} | _of_text(manifest)):
         _copy(folder / name, target / name, manifest.files.get(name, ""))
     tokenizer = _tokenizer_files(target, manifest.tokenizer)
+    if manifest.search not in (None, Search()):
+        (target / SEARCH).write_text(json.dumps(dataclasses.asdict(manifest.search), indent=1) + "\n", encoding="utf-8")
     golden.write(target / GOLDENS, goldens.arrays)
     _copy_reader(target / PACKAGE, bundled.values(), tokenizer is not None, contract.decoder is not None)
     packages = [package_of(form.runtime, form.provider) for form in bundled.values()]

@@ -103,7 +103,8 @@ class Given:
     part: Annotated[
         str,
         Option(
-            "A part of an hf: model: encoder, decoder, encoder-with-past, text, vision, audio, video; default: all.",
+            "A part of an hf: model: encoder, decoder, encoder-with-past, text, vision, audio, video, or a way of "
+            "a Router of sentence-transformers, such as query; default: all.",
             metavar="NAME",
         ),
     ] = ""

@@ -301,6 +301,7 @@ def _made(
         files={},
         prompts=spec.prompts,
         text_limit=spec.text_limit,
+        search=spec.search,
         depends=spec.depends,
     )
     with create(folder, manifest, began_s) as changing:

@@ -12,6 +12,7 @@ real limit. Texts are cut to the contract's limit and padded to the longest of a
 from __future__ import annotations
 
 import bisect
+import functools
 import importlib.util
 import os
 import re
@@ -25,13 +26,15 @@ from ..arguments import path as path_argument
 from ..errors import BundleError, FeedError, IntegrityError, escaped
 from ..feeds import padding_masks
 from ..format.contract import IO, Dim
+from ..format.search import Expansion
 from ..format.strict_json import parse
 
 if TYPE_CHECKING:
     import numpy as np
 
-IDS, TYPES, POOLED = "input_ids", "token_type_ids", "pooled_mask"
-"""Inputs of text models. The last says which tokens are pooled: all of them, but not those of a prompt."""
+IDS, TYPES, POOLED, ATTENDED = "input_ids", "token_type_ids", "pooled_mask", "attended_mask"
+"""Inputs of text models. `POOLED` says which tokens are pooled: all of them, but not those of a prompt. `ATTENDED` says
+which others attend to: all of them, but not those that make a query longer."""
 Text = str | tuple[str, str]
 """A text, or a pair of texts such as a query and a document, which become one row."""
 
@@ -39,20 +42,23 @@ Text = str | tuple[str, str]
 class Tokenizer:
     """Makes every input of a text model: token ids, type ids and padding masks."""
 
-    def __init__(self, path: str | os.PathLike[str], io: IO, *, limit: int | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], io: IO, *, limit: int | None = None, expansion: Expansion | None = None
+    ) -> None:
         """Reads a tokenizer file, with the package `tokenizers` if it is installed, else with our reader of BERT's.
 
         Args:
             path: The bundle's `tokenizer.json`; without the package, `tokenizer.chars` is read beside it.
             io: The contract of the model: `model.io`.
             limit: The most tokens of a text, if that is fewer than the model takes; None = what the model takes.
+            expansion: What makes every text longer, as a query of ColBERT's kind; None = nothing.
 
         Raises:
             BundleError: the file cannot be read, or only by the package `tokenizers`, or the model does not read text.
         """
         if not reads_text(io):
             raise BundleError(f"the model does not read text: it takes {', '.join(map(str, io.inputs))}.")
-        self._io, self._length = io, text_length(io)
+        self._io, self._length, self._expansion = io, text_length(io), expansion
         longest = self._length.max if limit is None else min(integer("limit", limit, 1), self._length.max)
         self._longest = longest
         self._words, self._rows = _read(path_argument("path", path), longest)
@@ -81,6 +87,9 @@ class Tokenizer:
         """
         require(isinstance(prompt, str), "prompt", prompt, "the text to put before each text")
         rows = self._rows([_begun(prompt, text) for text in _checked(texts, first)])
+        lengths = [len(row.ids) for row in rows]
+        if self._expansion is not None:
+            rows = [_expanded(row, self._expansion) for row in rows]
         feeds = self._padded(rows, places)
         if prompt and POOLED in feeds:
             # With what stands before every text, and without a special token behind it.
@@ -89,6 +98,9 @@ class Tokenizer:
             for at, row in enumerate(rows):
                 begin = feeds[POOLED].shape[1] - len(row.ids) if self._left else 0
                 feeds[POOLED][at, begin : begin + count] = 0
+        if self._expansion is not None and not self._expansion.attended and ATTENDED in feeds:
+            for at, length in enumerate(lengths):
+                feeds[ATTENDED][at, length:] = 0
         return feeds
 
     def padded(self, rows: Sequence[Sequence[int]], *, places: int | None = None) -> dict[str, np.ndarray[Any, Any]]:
@@ -114,13 +126,20 @@ class Tokenizer:
             )
         return text_feeds(self._io, rows, self._words.pad_id, left=self._left)
 
+    def token(self, index: int) -> str:
+        """The token of an id. Raises FeedError where there is none."""
+        found = self._words.token(index)
+        require(found is not None, "token id", index, "one of the tokenizer")
+        return str(found)
+
 
 def reads_text(io: IO) -> bool:
     """Whether a tokenizer makes every input of a model: token ids, with or without type ids and padding masks."""
     dims = {spec.name: spec.dims for spec in io.inputs}
-    tensors = {IDS, TYPES} & dims.keys()
+    tensors = {IDS, TYPES, ATTENDED} & dims.keys()
     masks = {mask.input for mask in io.padding_masks()}
-    return IDS in dims and dims.keys() <= masks | {IDS, TYPES} and all(len(dims[name]) == 2 for name in tensors)
+    own = {IDS, TYPES, ATTENDED}
+    return IDS in dims and dims.keys() <= masks | own and all(len(dims[name]) == 2 for name in tensors)
 
 
 def text_length(io: IO) -> Dim:
@@ -146,8 +165,11 @@ def text_feeds(
 
     lengths = [len(row.ids) for row in rows]
     size = text_length(io).at_least(max(lengths))
-    feeds = {spec.name: np.zeros((len(rows), size), spec.dtype) for spec in io.inputs if spec.name in (IDS, TYPES)}
+    own = (IDS, TYPES, ATTENDED)
+    feeds = {spec.name: np.zeros((len(rows), size), spec.dtype) for spec in io.inputs if spec.name in own}
     feeds[IDS][:] = pad_id
+    if ATTENDED in feeds:
+        feeds[ATTENDED][:] = 1
     for at, row in enumerate(rows):
         begin = size - lengths[at] if left else 0
         feeds[IDS][at, begin : begin + lengths[at]] = row.ids
@@ -188,6 +210,11 @@ def _checked(texts: Sequence[Text], first: int) -> Sequence[Text]:
             except UnicodeEncodeError as err:
                 raise FeedError(f"texts[{number}]: got half of a surrogate pair; expected text.") from err
     return found
+
+
+def _expanded(row: Tokens, expansion: Expansion) -> Tokens:
+    more = max(expansion.length - len(row.ids), 0)
+    return Tokens(row.ids + (expansion.token,) * more, row.type_ids + (0,) * more)
 
 
 def _begun(prompt: str, text: Text) -> Text:
@@ -235,6 +262,11 @@ class PackageTokenizer:
         self.around = int(self._made.num_special_tokens_to_add(is_pair=False))
         self._made.no_padding()
         self._made.enable_truncation(max(longest, self.around), direction=truncation.get("direction", "right"))
+
+    def token(self, index: int) -> str | None:
+        """The token of an id; None where there is none."""
+        found: str | None = self._made.id_to_token(index)
+        return found
 
     def encode_batch(self, texts: Sequence[Text]) -> list[Tokens]:
         """The ids of each text or pair with the tokens around it, which stay if the text is cut.
@@ -352,6 +384,14 @@ class WordPiece:
                 yield [self._added[part]]
             else:
                 yield [index for word in part.translate(self._characters).split(" ") for index in self._cut(word)]
+
+    def token(self, index: int) -> str | None:
+        """The token of an id; None where there is none."""
+        return self._tokens.get(index)
+
+    @functools.cached_property
+    def _tokens(self) -> dict[int, str]:
+        return {index: text for text, index in self._vocab.items()}
 
     def _cut(self, word: str) -> list[int]:
         """Cuts off the longest piece in the vocabulary repeatedly; the unknown token if there is none at any place."""

@@ -110,9 +110,28 @@ def test_documents_are_ranked_by_their_scores(made: tuple[Path, Path, int]) -> N
         scores = model.predict([("a query", document) for document in documents])
         ranked = model.rank("a query", documents, top_k=4)
         assert [each["corpus_id"] for each in ranked] == list(np.argsort(-scores))[:4]
+        best = model.rank("a query", documents, 1, True, batch_size=8, show_progress_bar=False)
+        assert best == [{**ranked[0], "text": documents[ranked[0]["corpus_id"]]}]
         assert [each["score"] for each in ranked] == pytest.approx(sorted(scores, reverse=True)[:4], abs=1e-6)
         with pytest.raises(FeedError, match="top_k: got 0"):
             model.rank("a query", documents, top_k=0)
+
+
+def test_another_activation_is_applied(made: tuple[Path, Path, int]) -> None:
+    _, app, labels = made
+    with load(app) as model:
+        logits = model.predict(PAIRS, activation_fn="Identity", batch_size=4)
+        assert logits.shape == ((len(PAIRS),) if labels == 1 else (len(PAIRS), labels))
+        sigmoid = type("Sigmoid", (), {})()  # as torch's module is called
+        np.testing.assert_allclose(model.predict(PAIRS, activation_fn=sigmoid), 1 / (1 + np.exp(-logits)), rtol=1e-5)
+        shares = model.predict(PAIRS, apply_softmax=True)
+        if labels > 1:
+            expected = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+            np.testing.assert_allclose(shares, expected, rtol=1e-5)
+        with pytest.raises(FeedError, match="activation_fn: got 'Tanh'; expected Sigmoid, Identity or None"):
+            model.predict(PAIRS, activation_fn="Tanh")
+        with pytest.raises(FeedError, match="predict: got an unknown argument 'top_k'"):
+            model.predict(PAIRS, top_k=3)
 
 
 @pytest.mark.parametrize("wrong", [3, ("a",), ("a", "b", "c"), ("a", 3), ["a", None], ("a", "\ud800")])

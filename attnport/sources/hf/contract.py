@@ -54,6 +54,7 @@ from attnport.sources.parsing import parse_dims
 from attnport.sources.ranges import range_by_trying
 from attnport_bundle.errors import escape_all
 from attnport_bundle.format.strict_json import MAX_TEXT
+from attnport_bundle.text import ATTENDED
 
 _NOT_TRIED = ("batch", "choices")
 _MOST_TRIED = 4096
@@ -306,7 +307,7 @@ def text_inputs(
     """
     text = getattr(config, "text_config", config)
     vocab = getattr(text, "vocab_size", None) or _words(module.model) or _CODE_POINTS
-    seen = see(module.named, vocab, getattr(text, "pad_token_id", None))
+    seen = see(HubModel(module.model, module.run).named, vocab, getattr(text, "pad_token_id", None))
     longest = _longest(text, seen.positions)
     inputs = [
         TensorSpec("input_ids", "int64", TOKENS, high=vocab),
@@ -319,6 +320,8 @@ def text_inputs(
     if module.head is not None and module.head.pooled_mask:
         inputs.append(TensorSpec("pooled_mask", "int64", TOKENS, high=2))
         masks.append(MaskSpec(("padding",), "pooled_mask"))
+    if module.head is not None and module.head.attended_mask:
+        inputs.append(TensorSpec(ATTENDED, "int64", TOKENS, high=2))
     most = longest or MAX_POSITIONS
     ranges = narrow_dims((Dim("batch", 1, 8, 64), Dim("seq", 1, min(128, most), most)), declared)
     if longest is None and "seq" not in parse_dims(declared):

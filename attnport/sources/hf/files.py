@@ -6,7 +6,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,14 @@ _ENDLESS = 1 << 31
 """transformers says 10**30 where it knows no limit."""
 SETTINGS = "config_sentence_transformers.json"
 TRANSFORMER_SETTINGS = "sentence_bert_config.json"
+METADATA = "artifact.metadata"
+"""The settings of Stanford's ColBERT."""
 _INDEX = ".safetensors.index.json"
-_READ = (".json", ".safetensors", ".md", ".py", ".txt", ".model", ".jinja")
+_ROUTERS, _ROUTES = ("Router", "Asym"), "router_config.json"
+_OF_FIRST = ("config.json", WEIGHTS, f"{WEIGHTS}.index.json", TRANSFORMER_SETTINGS, _TOKENIZER, _TOKENIZER_SETTINGS,
+             "special_tokens_map.json", "vocab.txt")  # fmt: skip
+"""The files of a transformer, or of a table of static embeddings, that has a folder of its own."""
+_READ = (".json", ".metadata", ".safetensors", ".md", ".py", ".txt", ".model", ".jinja")
 """The suffixes of files that transformers or attnport may open directly in a folder."""
 _INSIDE = (
     "Put the file itself there. Links are followed inside the folder, and from a hub cache's snapshot to its blobs."
@@ -31,11 +37,15 @@ _CONVERT = "If you trust them: transformers.AutoModel.from_pretrained(OLD).save_
 _ADAPTER = "Load it with peft, merge it (merge_and_unload), save that with save_pretrained, and give the saved folder."
 
 
-def check_links(folder: Path) -> None:
-    """Refuses entries of an `hf:` folder that link out of it or are no regular files; raises like `check_link`."""
-    for path in sorted(folder.iterdir()):
+def check_links(folder: Path, root: Path | None = None) -> None:
+    """Refuses entries of an `hf:` folder that link out of it or are no regular files; raises like `check_link`.
+
+    Args:
+        root: The folder that they may link into, if this one is inside of it.
+    """
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.suffix in _READ:
-            check_link(folder, path)
+            check_link(root or folder, path)
 
 
 def check_link(folder: Path, path: Path) -> None:
@@ -188,22 +198,26 @@ def folder_of(place: str) -> Path:
     folder = Path(place)
     if folder.is_dir():
         return folder
-    found = [find(place, name) for name in ("config.json", "modules.json", SETTINGS, TRANSFORMER_SETTINGS)]
+    found = [find(place, name) for name in ("config.json", "modules.json", SETTINGS, TRANSFORMER_SETTINGS, METADATA)]
     folder = next((path.parent for path in found if path), folder)
-    for step in steps_of(folder):
-        check_inside(folder, step)
-        for name in ("config.json", WEIGHTS):
-            find(place, f"{step}/{name}")
+    listed = _listed(folder)
+    if listed and kind_of(listed[0]) in _ROUTERS:
+        find(place, _ROUTES)
+        routes = routes_of(folder).values()
+        firsts, steps = [route[0] for route in routes], [step for route in routes for step in route[1:]]
+    else:
+        firsts, steps = listed[:1], listed[1:]
+    for modules, names in ((firsts, _OF_FIRST), (steps, ("config.json", WEIGHTS))):
+        for module in filter(lambda module: module.get("path"), modules):
+            check_inside(folder, str(module["path"]))
+            for name in names:
+                find(place, f"{module['path']}/{name}")
     return folder
 
 
-def steps_of(folder: Path) -> list[str]:
-    """The places in `modules.json` of what comes behind the transformer, in order.
-
-    Raises:
-        SpecError: `modules.json` cannot be read.
-    """
-    return [str(module.get("path", "")) for module in modules_of(folder)[1:]]
+def kind_of(module: Mapping[str, Any]) -> str:
+    """The class of a module in `modules.json`, without the module that it is in."""
+    return str(module.get("type", "")).rpartition(".")[2]
 
 
 def check_inside(folder: Path, place: str) -> None:
@@ -216,12 +230,53 @@ def check_inside(folder: Path, place: str) -> None:
         raise SpecError(f"{folder / 'modules.json'} names {place!r}, which is outside the folder.")
 
 
-def modules_of(folder: Path) -> list[dict[str, Any]]:
+def modules_of(folder: Path, route: str = "") -> list[dict[str, Any]]:
     """What `modules.json` of sentence-transformers lists, in order; [] without one.
 
+    Args:
+        route: Of a Router, in whose place are the modules of this way.
+
     Raises:
-        SpecError: it cannot be read.
+        SpecError: it cannot be read, or has a Router without this way.
     """
+    modules = _listed(folder)
+    if not modules or kind_of(modules[0]) not in _ROUTERS:
+        return modules
+    routes = routes_of(folder)
+    if route not in routes:
+        raise SpecError(
+            f"{folder}: its Router leads to one of several models, by what a text is for: {', '.join(routes)}.",
+            hint=f"Export each by itself: --part {next(iter(routes), 'query')}, and so on.",
+        )
+    return routes[route]
+
+
+def routes_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The modules of each way of a Router, which stands first in `modules.json`; {} where none does.
+
+    Raises:
+        SpecError: it cannot be read, or names a place outside the folder.
+    """
+    modules = _listed(folder)
+    if not modules or kind_of(modules[0]) not in _ROUTERS:
+        return {}
+    place = str(modules[0].get("path", ""))
+    check_inside(folder, place)
+    check_link(folder, folder / place / _ROUTES)
+    values = read_json(folder / place / _ROUTES)
+    try:
+        own = {name: {"type": kind, "path": str(Path(place, name))} for name, kind in values["types"].items()}
+        found = {way: [*(own[name] for name in names), *modules[1:]] for way, names in values["structure"].items()}
+    except (KeyError, TypeError, AttributeError) as err:
+        raise SpecError(f"{folder / place / _ROUTES} is not what sentence-transformers writes: {err!r}.") from err
+    if not all(found.values()):
+        raise SpecError(f"{folder / place / _ROUTES} has a way without a module.")
+    for module in own.values():
+        check_inside(folder, str(module["path"]))
+    return found
+
+
+def _listed(folder: Path) -> list[dict[str, Any]]:
     if not (folder / "modules.json").is_file():
         return []
     modules = read_json(folder / "modules.json")
@@ -258,7 +313,7 @@ def describing_files(place: str) -> dict[str, Path]:
     """
     folder = folder_of(place)
     names = list(_NAMES)
-    for step in filter(None, steps_of(folder)):
+    for step in filter(None, (str(module.get("path", "")) for module in modules_of(folder)[1:])):
         check_inside(folder, step)
         names += [f"{step}/config.json", f"{step}/{WEIGHTS}"]
     found = {name: path for name in names if (path := _beside(folder, place, name)) is not None}
@@ -287,6 +342,7 @@ class TokenizerOf:
         note: What a user should know of it, or "".
         longest: The most tokens of a text that it makes unless it is told otherwise; None = as many as there are.
         chat: As of `ModelSpec`.
+        expanding: The id of the token that ColBERT makes queries longer with: that of a mask, or else of the end.
     """
 
     file: Path | str | None
@@ -295,9 +351,10 @@ class TokenizerOf:
     note: str = ""
     longest: int | None = None
     chat: str | None = None
+    expanding: int | None = None
 
 
-def read_tokenizer(place: str, config: Any, *, lower: bool = False) -> TokenizerOf:
+def read_tokenizer(place: str, config: Any, *, lower: bool = False, prefixes: Sequence[str] = ()) -> TokenizerOf:
     """The tokenizer of a folder or a hub id; none of its own Python code is run.
 
     What is written is the tokenizer as transformers sets it up, since `tokenizer_config.json` changes what is in
@@ -306,6 +363,7 @@ def read_tokenizer(place: str, config: Any, *, lower: bool = False) -> Tokenizer
 
     Args:
         lower: Texts are in lower case, as sentence-transformers' `do_lower_case` has it.
+        prefixes: What becomes one token before a text where the vocabulary has it, as ColBERT's marks.
     """
     file = find(place, _TOKENIZER)
     if file is None and find(place, _TOKENIZER_SETTINGS) is None:
@@ -314,6 +372,7 @@ def read_tokenizer(place: str, config: Any, *, lower: bool = False) -> Tokenizer
         with never_asking(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tokenizer: Any = require("transformers").AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+            _register(tokenizer, prefixes)
             backend = tokenizer.backend_tokenizer
     except Exception as err:  # of a dozen types: a damaged file, a package that is missing, code of its own
         note = (
@@ -335,7 +394,9 @@ def read_tokenizer(place: str, config: Any, *, lower: bool = False) -> Tokenizer
         _lower(backend)
     longest = int(tokenizer.model_max_length)
     limit = longest if longest < _ENDLESS else None
-    return TokenizerOf(backend.to_str(pretty=True), names, known=True, longest=limit, chat=_chat(tokenizer))
+    expanding = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.eos_token_id
+    text = backend.to_str(pretty=True)
+    return TokenizerOf(text, names, known=True, longest=limit, chat=_chat(tokenizer), expanding=expanding)
 
 
 def _chat(tokenizer: Any) -> str | None:
@@ -346,6 +407,22 @@ def _chat(tokenizer: Any) -> str | None:
     tokens = tokenizer.special_tokens_map
     texts = {name: token for name, token in tokens.items() if isinstance(token, str)}
     return None if not template else json.dumps({"template": template, "tokens": texts}, ensure_ascii=False, indent=1)
+
+
+def _register(tokenizer: Any, prefixes: Sequence[str]) -> None:
+    """Makes a prefix one token, where the vocabulary has it, or its first word, and the text would be split.
+
+    Source: sentence-transformers' `MultiVectorEncoder._register_prefix_tokens`.
+    """
+    from tokenizers import AddedToken
+
+    vocabulary, tokens = tokenizer.get_vocab(), []
+    for prefix in filter(str.split, prefixes):
+        known = next((text for text in (prefix, prefix.split(None, 1)[0]) if text in vocabulary), None)
+        if known is not None and tokenizer.tokenize(known) != [known]:
+            tokens.append(AddedToken(known, normalized=False, special=True))
+    if tokens:
+        tokenizer.add_special_tokens({"additional_special_tokens": tokens})
 
 
 def _usual_inputs(model_type: str) -> tuple[str, ...]:

@@ -21,12 +21,16 @@ from attnport.sources.hf.files import (
     TokenizerOf,
     auto_class,
     check_config,
+    check_inside,
     check_links,
     check_weights,
     folder_of,
+    kind_of,
+    modules_of,
     never_asking,
     read_tokenizer,
     refuse_code,
+    routes_of,
 )
 from attnport.sources.hf.inputs import Numbers, numbers_of, read_processor
 from attnport.sources.hf.modules import (
@@ -39,7 +43,16 @@ from attnport.sources.hf.modules import (
     part_of,
     run_whole,
 )
-from attnport.sources.hf.sentence import Head, read_head, read_limit, read_lower, read_prompts
+from attnport.sources.hf.sentence import (
+    Head,
+    read_head,
+    read_limit,
+    read_lower,
+    read_prefixes,
+    read_prompts,
+    read_search,
+)
+from attnport.sources.hf.static import SPARSE_STATIC, STATIC, load_static
 from attnport.sources.parsing import parse_dims
 
 _NAMELESS = ("", "model", "models", "checkpoint", "snapshot")
@@ -65,13 +78,17 @@ def load_hf(source: Source) -> ModelSpec:
             f"hf:{place}: --input does not apply to --part {source.part}, whose inputs are found.",
             hint="Leave out one of them.",
         )
-    all_of_it = not source.task and not source.part and not source.inputs
-    read = _opened(source, whole=all_of_it)
+    found = _found(source)
+    part = "" if found.is_route else source.part
+    all_of_it = not source.task and not part and not source.inputs
+    if all_of_it and found.modules and kind_of(found.modules[0]) in (STATIC, SPARSE_STATIC):
+        return load_static(found.name(source), place, found.folder, found.modules, dims)
+    read = _opened(source, found, whole=all_of_it)
     model = read.model()
     if source.inputs:
         return _as_declared(read, model, source.inputs, dims, source.outputs)
-    numbers = numbers_of(read.config, read_processor(place), types="token_type_ids" in read.tokenizer.makes)
-    if source.part or not is_plain_text(model, numbers):
+    numbers = numbers_of(read.config, read_processor(found.where), types="token_type_ids" in read.tokenizer.makes)
+    if part or not is_plain_text(model, numbers):
         if read.head is not None:
             raise SpecError(
                 f"hf:{place}: what sentence-transformers puts behind a {read.config.model_type} is not supported.",
@@ -83,29 +100,54 @@ def load_hf(source: Source) -> ModelSpec:
     spec = _spec(read, model, contract, lambda loaded: module_of(loaded, call, read.head), dims)
     if not all_of_it:
         return spec
-    folder = folder_of(place)
-    limit = read_limit(folder, read.tokenizer.longest) if read.head is not None else None
+    limit = read_limit(found.beside, read.tokenizer.longest) if read.head is not None else None
     most = contract.dim("seq").max
     return dataclasses.replace(
-        spec, prompts=read_prompts(folder), text_limit=limit if limit is not None and limit < most else None
+        spec,
+        prompts=read_prompts(found.folder),
+        text_limit=limit if limit is not None and limit < most else None,
+        search=read_search(found.folder, read.head, read.tokenizer, found.modules) if read.head is not None else None,
     )
 
 
 def model_of(source: Source) -> Any:
     """The transformers model itself, as `load_hf` takes it where its inputs are declared; raises as that does."""
-    return _opened(source, whole=False).model()
+    return _opened(source, _found(source), whole=False).model()
 
 
 def _place(source: Source) -> str:
     return source.text.removeprefix("hf").removeprefix(":")
 
 
-def _opened(source: Source, *, whole: bool) -> _Read:
-    """Reads everything but the weights: config, tokenizer and the head of sentence-transformers.
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """Where the files of a model are.
 
-    Args:
-        whole: Read what sentence-transformers puts behind the model, too.
+    Attributes:
+        folder: The folder of sentence-transformers' files: the place itself, or the hub cache's for a hub id.
+        where: The folder or hub id of the config, the weights and the tokenizer: `place`, or a folder inside.
+        modules: What `modules.json` lists, or a way of its Router.
+        is_route: Whether the part that was asked for is such a way.
     """
+
+    folder: Path
+    where: str
+    modules: list[dict[str, Any]]
+    is_route: bool
+
+    @property
+    def beside(self) -> Path:
+        """The folder of the settings of the transformer."""
+        return Path(self.where) if Path(self.where).is_dir() else self.folder
+
+    def name(self, source: Source, config: Any = None) -> str:
+        """The model's name."""
+        place = Path(_place(source))
+        own = _name(place) if place.is_dir() else place.name
+        return f"{own or getattr(config, 'model_type', 'model')}{f'.{source.part}' if source.part else ''}"
+
+
+def _found(source: Source) -> _Found:
     check_task(source.task)
     place = _place(source)
     if not place:
@@ -119,23 +161,39 @@ def _opened(source: Source, *, whole: bool) -> _Read:
             f"hf:{place}: there is no such folder.",
             hint="Give a folder with config.json, or the id of a model of the hub: hf:OWNER/NAME.",
         )
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise SpecError(f"hf:{place}: it has no config.json.", hint="Give the folder that save_pretrained wrote.")
     if folder.is_dir():
         check_links(folder)
+    beside = folder_of(place)
+    is_route = source.part in routes_of(beside)
+    modules = modules_of(beside, source.part)
+    inner = str(modules[0].get("path", "")) if modules else ""
+    if not inner or (beside / "config.json").is_file():
+        return _Found(beside, place, modules, is_route)
+    check_inside(beside, inner)
+    check_links(beside / inner, beside)
+    return _Found(beside, str(beside / inner), modules, is_route)
+
+
+def _opened(source: Source, found: _Found, *, whole: bool) -> _Read:
+    """Reads everything but the weights: config, tokenizer and the head of sentence-transformers.
+
+    Args:
+        whole: Read what sentence-transformers puts behind the model, too.
+    """
+    place = found.where
+    if Path(place).is_dir() and not (Path(place) / "config.json").is_file():
+        raise SpecError(f"hf:{place}: it has no config.json.", hint="Give the folder that save_pretrained wrote.")
     values, config = _config(place, source.trust_remote_code)
     check_weights(place, values)
-    beside = folder_of(place)
-    head = read_head(beside, config) if whole else None
-    name = _name(folder) or config.model_type if folder.is_dir() else place.rpartition("/")[2]
-    if source.part:
-        name = f"{name}.{source.part}"
-    return _Read(name, place, config, head, read_tokenizer(place, config, lower=read_lower(beside)), source)
+    head = read_head(found.folder, config, found.modules) if whole else None
+    lower, prefixes = read_lower(found.beside), read_prefixes(found.folder)
+    tokenizer = read_tokenizer(place, config, lower=lower, prefixes=prefixes)
+    return _Read(found.name(source, config), _place(source), config, head, tokenizer, source, place)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Read:
-    """What is known of a model besides its weights."""
+    """What is known of a model besides its weights, whose place is `where`."""
 
     name: str
     place: str
@@ -143,10 +201,11 @@ class _Read:
     head: Head | None
     tokenizer: TokenizerOf
     source: Source
+    where: str
 
     def model(self) -> Any:
         """The transformers model, with its weights."""
-        return _model(self.place, self.config, self.head, self.source)
+        return _model(self.where, self.config, self.head, self.source)
 
     def tokenizer_of(self, contract: IOContract) -> Path | str | None:
         """The tokenizer's file, if the inputs are its ids."""
@@ -267,7 +326,7 @@ def _name(folder: Path) -> str:
 
 def _model(place: str, config: Any, head: Head | None, source: Source) -> Any:
     """The transformers model, with its weights."""
-    kind = _kind(place, config, head is not None and head.embeds, source)
+    kind = _kind(place, config, head, source)
 
     def read(attention: str | None) -> Any:
         with never_asking():
@@ -298,9 +357,10 @@ def _model(place: str, config: Any, head: Head | None, source: Source) -> Any:
     return model.eval()
 
 
-def _kind(place: str, config: Any, embeds: bool, source: Source) -> Any:
+def _kind(place: str, config: Any, head: Head | None, source: Source) -> Any:
     """The transformers class that loads the model: that of the task or of its architecture, or an auto class."""
     transformers = require("transformers")
+    embeds = head is not None and head.embeds
     if source.task and source.trust_remote_code and getattr(config, "auto_map", None):
         return getattr(transformers, auto_name(source.task))
     if source.task:
@@ -308,11 +368,15 @@ def _kind(place: str, config: Any, embeds: bool, source: Source) -> Any:
     architecture = str((getattr(config, "architectures", None) or [""])[0])
     if source.trust_remote_code and getattr(config, "auto_map", None):
         return getattr(transformers, auto_class(config.to_dict(), "" if embeds else architecture))
+    if head is not None and head.of_words and type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING:
+        return transformers.AutoModelForMaskedLM
     kind = None if embeds else getattr(transformers, architecture, None)
     if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
         return kind
     encoders = transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
-    if embeds and getattr(config, "is_encoder_decoder", False) and type(config) in encoders:
+    # The config that the encoder of a T5 saves by itself says that it is no encoder-decoder.
+    alone = getattr(config, "is_encoder_decoder", False) or architecture.endswith("EncoderModel")
+    if embeds and alone and type(config) in encoders:
         return transformers.AutoModelForTextEncoding  # as sentence-transformers takes the encoder of a T5
     if type(config) not in transformers.MODEL_MAPPING:
         refuse_code(place, config.to_dict())

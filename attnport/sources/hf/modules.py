@@ -25,6 +25,7 @@ from attnport.errors import UsageError
 from attnport.patches import Patch, alone, patched
 from attnport.sources.hf.sentence import Head
 from attnport.sources.structure import flat_outputs
+from attnport_bundle.text import ATTENDED
 
 _LEFT_OUT = re.compile(
     r"loss|.*_loss|loss_dict|(?!last_).*hidden_states?|.*attentions|.*past_key_values|cache_params|.*_cache|mems|states?|"
@@ -211,9 +212,12 @@ class HubModel(nn.Module):
         """Tensors by name to outputs by name."""
         if "bbox" in tensors and not tensors["bbox"].is_floating_point():
             tensors["bbox"] = _upright(tensors["bbox"])
-        pooled_mask, taken = tensors.pop("pooled_mask", None), tuple(tensors)
+        pooled_mask, attended_mask = tensors.pop("pooled_mask", None), tensors.pop(ATTENDED, None)
+        taken, mask = tuple(tensors), tensors.get(_MASK)
+        if attended_mask is not None and mask is not None:
+            tensors[_MASK] = (mask.to(torch.bool) & attended_mask.to(torch.bool)).to(mask.dtype)
         named = tensors_of(self.run(self.model, tensors), has_pooler(self.model), taken)
-        return named if self.head is None else self.head.behind(named, tensors["attention_mask"], pooled_mask)
+        return named if self.head is None or mask is None else self.head.behind(named, mask, pooled_mask)
 
 
 def module_of(model: nn.Module, call: Call, head: Head | None = None) -> HubModel:

@@ -1,7 +1,12 @@
-"""A sentence-transformers folder: the modules behind its transformer, its prompts, and a cross-encoder's activation."""
+"""A sentence-transformers folder: the modules behind its transformer, its prompts, and a cross-encoder's activation.
+
+A text has one vector, as of embedders; or one with a place for each word of a vocabulary or for each of many features,
+most of them zero (SPLADE, CSR); or one for each of its tokens (ColBERT).
+"""
 
 from __future__ import annotations
 
+import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,20 +14,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnport.artifacts import Prompts
+from attnport.artifacts import Prompts, Search
 from attnport.errors import IntegrityError, SpecError, first_line
 from attnport.sources.hf.files import (
+    METADATA,
     SETTINGS,
     TRANSFORMER_SETTINGS,
     WEIGHTS,
+    TokenizerOf,
     check_inside,
     check_link,
+    kind_of,
     modules_of,
     read_json,
 )
 from attnport_bundle.format.strict_json import decode
 
-TOKENS, SENTENCE, SCORES = "token_embeddings", "sentence_embedding", "scores"
+TOKENS, SENTENCE, SCORES, SPARSE = "token_embeddings", "sentence_embedding", "scores", "sparse_embedding"
+FIRST = ("Transformer", "MLMTransformer", "StaticEmbedding", "SparseStaticEmbedding")
+PYLATE = "ColBERT"
+"""What PyLate calls the kind of its models."""
+_OF_TOKENS = ("MultiVectorEncoder", PYLATE)
+_PREFIXES = {"query": "query_prefix", "document": "document_prefix"}
+_PYLATE = (*_PREFIXES.values(), "query_length", "document_length", "attend_to_expansion_tokens",
+           "attend_to_mask_tokens", "do_query_expansion", "skiplist_words")  # fmt: skip
+"""Settings of which one is in every folder of PyLate's."""
 _ALONE = "Export the transformer alone: hf: with a copy of the folder without modules.json."
 _PREFIX = "pooling_mode_"
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -38,17 +54,37 @@ class Head(nn.Module):
 
     Attributes:
         ways: For each step, the name of what it takes and of what it gives.
+        of_tokens: Whether a text has a vector for each of its tokens, of which the reader takes those that count.
+        attended_mask: Whether an input says which tokens are attended to: those that make a query longer need not be.
     """
 
-    def __init__(self, steps: list[nn.Module], ways: list[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        steps: list[nn.Module],
+        ways: list[tuple[str, str]],
+        *,
+        of_tokens: bool = False,
+        attended_mask: bool = False,
+    ) -> None:
         super().__init__()
         self.steps = nn.ModuleList(steps)
         self.ways = ways
+        self.of_tokens, self.attended_mask = of_tokens, attended_mask
+
+    @property
+    def of_words(self) -> bool:
+        """Whether the scores of words that a masked language model gives for each token go in."""
+        return any(isinstance(step, SpladePooling) for step in self.steps)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether most places of a text's vector are zero."""
+        return self.of_words or any(isinstance(step, SparseAutoEncoder) for step in self.steps)
 
     @property
     def embeds(self) -> bool:
         """Whether the transformer's own vectors go in, and not what another head made of them."""
-        return self.ways[0][0] == TOKENS
+        return self.of_tokens or (self.ways[0][0] == TOKENS and not self.of_words)
 
     @property
     def pooled_mask(self) -> bool:
@@ -59,9 +95,12 @@ class Head(nn.Module):
         self, named: dict[str, torch.Tensor], mask_BT: torch.Tensor, pooled_mask_BT: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         """What a transformer gives, its last hidden state alone if that is embedded, and what the steps make of it."""
-        if not self.embeds:
+        if not self.embeds and not self.of_words:
             return {**named, **self.named(named, mask_BT)}
-        hidden = named["last_hidden_state"]
+        hidden = named["logits" if self.of_words else "last_hidden_state"]
+        if self.sparse or self.of_tokens:
+            found = {TOKENS: hidden, **self.named({TOKENS: hidden}, mask_BT, pooled_mask_BT)}
+            return {SPARSE: found[SENTENCE]} if self.sparse else {TOKENS: found[TOKENS]}
         return {"last_hidden_state": hidden, **self.named({TOKENS: hidden}, mask_BT, pooled_mask_BT)}
 
     def named(
@@ -70,34 +109,41 @@ class Head(nn.Module):
         """The tensors that the steps give, by name; those of `first` that no step replaced are left out."""
         known = dict(first)
         for step, (takes, gives) in zip(self.steps, self.ways, strict=True):
-            pooling = isinstance(step, Pooling)
-            known[gives] = step(known[takes], mask_BT, pooled_mask_BT) if pooling else step(known[takes])
+            pooling, words = isinstance(step, Pooling), isinstance(step, SpladePooling)
+            masks = (mask_BT, pooled_mask_BT) if pooling else (mask_BT,) if words else ()
+            known[gives] = step(known[takes], *masks)
         return {name: known[name] for name in dict.fromkeys(gives for _, gives in self.ways)}
 
 
-def read_head(folder: Path, config: Any) -> Head | None:
+def read_head(folder: Path, config: Any, listed: Sequence[Mapping[str, Any]] | None = None) -> Head | None:
     """What `modules.json` says comes behind the transformer, or the activation of a cross-encoder; None for neither.
+
+    Args:
+        listed: Of a Router, the modules of one of its ways; None = those of `modules.json`.
 
     Raises:
         SpecError: a module or mode of sentence-transformers is not supported, or the files have another format.
     """
-    modules = modules_of(folder)
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
-    if modules and kinds[0] != "Transformer":
+    modules = modules_of(folder) if listed is None else listed
+    kinds = [kind_of(module) for module in modules]
+    if modules and kinds[0] not in FIRST:
         raise SpecError(f"{folder}: got modules {', '.join(kinds)}; expected a Transformer first.", hint=_ALONE)
+    of_tokens = "MultiVectorMask" in kinds or _settings(folder).get("model_type") in _OF_TOKENS
     steps: list[nn.Module] = []
     ways: list[tuple[str, str]] = []
-    known = {TOKENS}
+    known = {SENTENCE if modules and "Static" in kinds[0] else TOKENS}
     for at, (module, kind) in enumerate(zip(modules[1:], kinds[1:], strict=True), 1):
-        if kind == "Dropout":
+        if kind in ("Dropout", "MultiVectorMask"):  # the reader chooses tokens
             continue
         if kind not in _READERS:
             raise SpecError(f"{folder}: sentence-transformers module {kind} is not supported.", hint=_ALONE)
         place = str(module.get("path", f"{at}_{kind}"))
         values = _config(folder, place, needed=kind != "Normalize")
         steps.append(_READERS[kind](folder, place, values))
-        takes = TOKENS if kind == "Pooling" else str(values.get("module_input_name") or SENTENCE)
-        gives = SENTENCE if kind == "Pooling" else str(values.get("module_output_name") or takes)
+        pools = kind in ("Pooling", "SpladePooling")
+        usual = TOKENS if pools or (of_tokens and kind == "Dense") else SENTENCE
+        takes = TOKENS if pools else str(values.get("module_input_name") or usual)
+        gives = SENTENCE if pools else str(values.get("module_output_name") or takes)
         if takes not in known:
             raise SpecError(
                 f"{folder}: got modules {', '.join(kinds)}: {kind} takes {takes}, and none before it gives that.",
@@ -105,6 +151,17 @@ def read_head(folder: Path, config: Any) -> Head | None:
             )
         known.add(gives)
         ways.append((takes, gives))
+    if of_tokens:
+        if SENTENCE in known:
+            raise SpecError(f"{folder}: got modules {', '.join(kinds)}; expected vectors of tokens alone.", hint=_ALONE)
+        if _is_stanford(folder):
+            steps.insert(0, _stanford(folder))
+            ways.insert(0, (TOKENS, TOKENS))
+        if _settings(folder).get("model_type") == PYLATE:  # whose code does this behind its modules
+            steps.append(Normalise())
+            ways.append((TOKENS, TOKENS))
+        expansion = _expansion(folder, _of_transformer(folder, modules))
+        return Head(steps, ways, of_tokens=True, attended_mask=expansion is not None and not expansion["attend"])
     activation = cross_activation(folder, config)
     if activation is not None:
         steps.append(Scores(activation))
@@ -118,7 +175,7 @@ def cross_activation(folder: Path, config: Any) -> nn.Module | None:
     Raises:
         SpecError: it is not one of torch's.
     """
-    values = _read(folder, SETTINGS)
+    values = _settings(folder)
     of_config = getattr(config, "sentence_transformers", None)
     is_cross = values.get("model_type") == "CrossEncoder"
     text = of_config.get("activation_fn") if isinstance(of_config, Mapping) else None
@@ -138,8 +195,11 @@ def read_prompts(folder: Path) -> Prompts:
     Raises:
         SpecError: the file has another format, or a prompt that no bundle can have.
     """
-    values = _read(folder, SETTINGS)
+    values = _settings(folder)
     named = values.get("prompts") or {}
+    for name, prefix in _PREFIXES.items():
+        if isinstance(named, dict) and isinstance(text := values.get(prefix), str):
+            named = {**named, name: text + str(named.get(name) or "").removeprefix(text)}
     default = values.get("default_prompt_name") or ""
     if (
         not isinstance(named, dict)
@@ -176,6 +236,106 @@ def read_lower(folder: Path) -> bool:
     return bool(_read(folder, TRANSFORMER_SETTINGS).get("do_lower_case"))
 
 
+def read_search(
+    folder: Path,
+    head: Head | None,
+    tokenizer: TokenizerOf,
+    modules: Sequence[Mapping[str, Any]],
+    *,
+    sparse: bool = False,
+) -> Search:
+    """How texts are searched: what `similarity` compares by, and which vectors and tokens count.
+
+    Args:
+        modules: What `modules.json` lists.
+        sparse: Whether vectors are sparse though no part of the head makes them so.
+
+    Raises:
+        SpecError: the files have another format, or name a token that the tokenizer does not have.
+    """
+    values, own = _settings(folder), _of_transformer(folder, modules)
+    sparse, of_tokens = sparse or (head is not None and head.sparse), head is not None and head.of_tokens
+    similarity = values.get("similarity_fn_name") or ("dot" if sparse else "cosine")
+    if of_tokens:  # as the library, which takes those of one vector for a leftover
+        similarity = similarity if similarity in ("maxsim", "meanmaxsim") else "maxsim"
+    sizes = [step.active for step in head.steps if isinstance(step, SparseAutoEncoder)] if head is not None else []
+    found: dict[str, Any] = {"similarity": similarity}
+    found |= {f"{role}_limit": {**values, **own}.get(f"{role}_length") for role in ("query", "document")}
+    found |= {"active": values.get("max_active_dims") or next(iter(sizes), None)} if sparse else {}
+    if of_tokens:
+        found |= _of_tokens(folder, tokenizer, modules, own)
+    try:
+        return decode(Search, found, "search", own=True)
+    except IntegrityError as err:
+        raise SpecError(f"{folder / SETTINGS}: {err}") from err
+
+
+def _of_transformer(folder: Path, modules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings of the transformer, which may have a folder of its own."""
+    return _read(folder / str(modules[0].get("path", "")) if modules else folder, TRANSFORMER_SETTINGS)
+
+
+def _of_tokens(
+    folder: Path, tokenizer: TokenizerOf, modules: Sequence[Mapping[str, Any]], own: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The attributes of `Search` of a model with a vector for each token."""
+    from tokenizers import Tokenizer
+
+    masks = [module for module in modules if kind_of(module) == "MultiVectorMask"]
+    values = _config(folder, str(masks[0].get("path", "")), needed=True) if masks else _settings(folder)
+    if values.get("keep_only_token_ids"):
+        raise SpecError(f"{folder}: keep_only_token_ids is of pictures, which are not supported.", hint=_ALONE)
+    words = values.get("skiplist_words")
+    words = list(string.punctuation) if words is None and not masks else words or []
+    tasks = values.get("skiplist_tasks") or ["document"]
+    text = tokenizer.file.read_text(encoding="utf-8") if isinstance(tokenizer.file, Path) else tokenizer.file or ""
+    known = Tokenizer.from_str(text)
+    skipped = [known.token_to_id(str(word)) for word in words]
+    found = {
+        "skipped": sorted({one for one in skipped if one is not None}),
+        "skipped_of": [tasks] if isinstance(tasks, str) else tasks,
+    }
+    if (expansion := _expansion(folder, own)) is None:
+        return found
+    token = expansion.get("token")
+    made = tokenizer.expanding if token is None else known.token_to_id(str(token))
+    if made is None:
+        raise SpecError(f"{folder}: its tokenizer has no token {token or 'of a mask'!r} to make queries longer.")
+    if known.padding and known.padding["direction"] == "left":
+        raise SpecError(f"{folder}: queries are made longer, and padding stands before them.", hint=_ALONE)
+    if expansion.get("strategy") not in ("fixed", "min"):
+        raise SpecError(f"{folder}: got query_expansion {expansion}; expected the strategy fixed or min.", hint=_ALONE)
+    return found | {
+        "expansion": {
+            "token": made,
+            "length": expansion.get("length"),
+            "fixed": expansion["strategy"] == "fixed",
+            "attended": bool(expansion.get("attend")),
+        },
+    }
+
+
+def _expansion(folder: Path, own: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What makes queries longer: sentence-transformers' `query_expansion`, also in the words of PyLate; None = nothing.
+
+    Source: sentence-transformers' `MultiVectorEncoder._parse_model_config`.
+    """
+    settings = _settings(folder)
+    said = own.get("query_expansion", settings.get("query_expansion"))
+    if "query_expansion" in own or "query_expansion" in settings:
+        return {"attend": False, **said} if isinstance(said, dict) else None
+    if not any(name in settings for name in _PYLATE) or settings.get("do_query_expansion") is False:
+        return None
+    attend = settings.get("attend_to_expansion_tokens", settings.get("attend_to_mask_tokens"))
+    return {"strategy": "fixed", "attend": bool(attend), "length": settings.get("query_length") or 32}
+
+
+def read_prefixes(folder: Path) -> tuple[str, ...]:
+    """What PyLate puts before a query and before a document, each as one token where the tokenizer has such."""
+    values = _settings(folder)
+    return tuple(str(values[name]) for name in (*_PREFIXES.values(),) if values.get(name))
+
+
 def _pooling(folder: Path, place: str, values: Mapping[str, Any]) -> nn.Module:
     said = values.get("pooling_mode")
     modes = [said] if isinstance(said, str) else said
@@ -203,6 +363,41 @@ def _dense(folder: Path, place: str, values: Mapping[str, Any]) -> nn.Module:
     return _weighted(folder, place, step)
 
 
+def _splade(folder: Path, place: str, values: Mapping[str, Any]) -> nn.Module:
+    strategy, activation = values.get("pooling_strategy", "max"), values.get("activation_function", "relu")
+    if strategy not in ("max", "sum") or activation not in ("relu", "log1p_relu"):
+        raise SpecError(
+            f"{folder}: got SPLADE's {strategy!r} of {activation!r}; expected max or sum, of relu or log1p_relu.",
+            hint=_ALONE,
+        )
+    return SpladePooling(strategy, twice=activation == "log1p_relu")
+
+
+def _auto_encoder(folder: Path, place: str, values: Mapping[str, Any]) -> nn.Module:
+    try:
+        sizes = [int(values[name]) for name in ("input_dim", "hidden_dim", "k")]
+        step = SparseAutoEncoder(*sizes, normalise=bool(values.get("normalize", False)))
+    except (KeyError, TypeError, ValueError, RuntimeError) as err:
+        raise SpecError(f"{folder / place / 'config.json'} is not what sentence-transformers writes: {err!r}.") from err
+    # Of the encoder's weights, which the decoder shares, a file has one.
+    names = {name: name for name in ("pre_bias", "encoder.weight", "latent_bias")}
+    return _weighted(folder, place, step, {**names, "decoder.linear.weight": "encoder.weight"})
+
+
+def _stanford(folder: Path) -> nn.Module:
+    """The projection of Stanford's ColBERT."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            weight = file.get_tensor("linear.weight").float()
+        step = Projection(weight.shape[1], weight.shape[0], nn.Identity(), bias=False, residual=False)
+        step.linear.load_state_dict({"weight": weight})
+    except (SafetensorError, RuntimeError, OSError, IndexError) as err:
+        raise SpecError(f"{folder / WEIGHTS}: its projection cannot be loaded: {first_line(err)}") from err
+    return step
+
+
 def _layer_norm(folder: Path, place: str, values: Mapping[str, Any]) -> nn.Module:
     size = values.get("dimension")
     if not isinstance(size, int) or size < 1:
@@ -210,8 +405,8 @@ def _layer_norm(folder: Path, place: str, values: Mapping[str, Any]) -> nn.Modul
     return _weighted(folder, place, LayerNorm(size))
 
 
-def _weighted(folder: Path, place: str, step: nn.Module) -> nn.Module:
-    """A step with the weights of its folder."""
+def _weighted(folder: Path, place: str, step: nn.Module, names: Mapping[str, str] | None = None) -> nn.Module:
+    """A step with the weights of its folder: all of them, or those with names here, by the step's own names."""
     path = folder / place / WEIGHTS
     check_link(folder, path)
     if not path.is_file():
@@ -223,7 +418,9 @@ def _weighted(folder: Path, place: str, step: nn.Module) -> nn.Module:
     from safetensors.torch import load_file
 
     try:
-        step.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
+        tensors = load_file(path)
+        own = names or {name: name for name in tensors}
+        step.load_state_dict({own[name]: one.float() for name, one in tensors.items() if name in own})
     except (SafetensorError, RuntimeError, OSError) as err:
         raise SpecError(f"{path}: its weights cannot be loaded: {first_line(err)}") from err
     return step
@@ -234,6 +431,8 @@ _READERS = {
     "Normalize": lambda folder, place, values: Normalise(),
     "Dense": _dense,
     "LayerNorm": _layer_norm,
+    "SpladePooling": _splade,
+    "SparseAutoEncoder": _auto_encoder,
 }
 
 
@@ -262,6 +461,31 @@ def _config(folder: Path, place: str, *, needed: bool) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise SpecError(f"{path} is not what sentence-transformers writes.")
     return values
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """What `config_sentence_transformers.json` says, or, in PyLate's words, the settings of Stanford's ColBERT.
+
+    Source: sentence-transformers' `MultiVectorEncoder._maybe_load_stanford_metadata`.
+    """
+    if (folder / SETTINGS).is_file() or not _is_stanford(folder):
+        return _read(folder, SETTINGS)
+    values = _read(folder, METADATA)
+    return {
+        "model_type": PYLATE,
+        "query_prefix": f"{values.get('query_token_id') or '[unused0]'} ",
+        "document_prefix": f"{values.get('doc_token_id') or '[unused1]'} ",
+        "query_length": values.get("query_maxlen"),
+        "document_length": values.get("doc_maxlen"),
+        "attend_to_expansion_tokens": values.get("attend_to_mask_tokens"),
+        "skiplist_words": None if values.get("mask_punctuation", True) else [],
+    }
+
+
+def _is_stanford(folder: Path) -> bool:
+    """Whether the folder has no modules, and a ColBERT with its projection among the weights."""
+    named = _read(folder, "config.json").get("architectures") or ()
+    return "HF_ColBERT" in named and not (folder / "modules.json").is_file()
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
@@ -320,6 +544,52 @@ class Pooling(nn.Module):
             return (kept_BTE * share_BT.unsqueeze(-1)).sum(1)
         count_B1 = keep_BT1.sum(1).clamp(min=1).to(hidden_BTE.dtype)
         return kept_BTE.sum(1) / (count_B1.sqrt() if mode == "mean_sqrt_len_tokens" else count_B1)
+
+
+class SpladePooling(nn.Module):
+    """One number for each word of the vocabulary, of the scores that a masked language model gives it at each token.
+
+    Source: sentence-transformers' `SpladePooling` (SPLADE v2: Formal et al., 2021).
+    """
+
+    def __init__(self, strategy: str, *, twice: bool) -> None:
+        super().__init__()
+        self.strategy, self.twice = strategy, twice
+
+    def forward(self, logits_BTV: torch.Tensor, attention_mask_BT: torch.Tensor) -> torch.Tensor:
+        """`[B,T,V]` to `[B,V]`, of the tokens that a mask `[B,T]` keeps."""
+        kept_BTV = torch.where(attention_mask_BT.to(torch.bool).unsqueeze(-1), logits_BTV, 0.0)
+        if self.strategy == "max":  # the logarithm of the largest is the largest logarithm
+            return self._activated(kept_BTV.amax(1))
+        return self._activated(kept_BTV).sum(1)
+
+    def _activated(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.log1p(torch.relu(x))
+        return torch.log1p(x) if self.twice else x
+
+
+class SparseAutoEncoder(nn.Module):
+    """Features of a vector. Those that count are the `active` largest, which the reader chooses.
+
+    Source: sentence-transformers' `SparseAutoEncoder` (CSR: Wen et al., 2025). The names of weights are those of its
+    files.
+    """
+
+    def __init__(self, size: int, features: int, active: int, *, normalise: bool) -> None:
+        super().__init__()
+        self.pre_bias = nn.Parameter(torch.zeros(size))
+        self.encoder = nn.Linear(size, features, bias=False)
+        self.latent_bias = nn.Parameter(torch.zeros(features))
+        self.active, self.normalise = active, normalise
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[B,size]` to `[B,features]`."""
+        if self.normalise:  # in float32, as the sum of squares may overflow in half precision
+            wide = x if x.dtype == torch.float64 else x.float()
+            wide = wide - wide.mean(-1, keepdim=True)
+            deviation = (wide.square().sum(-1, keepdim=True) / (x.shape[-1] - 1)).sqrt()
+            x = (wide / (deviation + 1e-5)).to(x.dtype)
+        return torch.relu(self.encoder(x - self.pre_bias) + self.latent_bias)
 
 
 def _first(keep_BT: torch.Tensor, position_T: torch.Tensor) -> torch.Tensor:
