@@ -309,11 +309,6 @@ class Given:
         known = immovable(trials, [*kept, *chosen])
         traced = _traced(adapted(module, arguments, names), tensors, chosen, [*kept, *known])
         sizes, limited, notes = in_truth(joined(traced, trials), trials, kept, known)
-        if _by_runs(tensors):
-            sizes = {
-                name: tuple(dataclasses.replace(dim, by="trace") if said_by(dim) == "module" else dim for dim in each)
-                for name, each in sizes.items()
-            }
         own = named_dims(from_zero(sizes, examples), tensors, declared)
         arguments = with_dims(arguments, own, highs, beside)
         arguments = with_needed_values(arguments, call, tensors, [name for name in beside if beside[name].forced])
@@ -322,7 +317,7 @@ class Given:
         tried, limits = found_ranges(
             list(start), ranges, lambda sizes: trials.shapes(own, sizes) is not None, start=start, limits=usual
         )
-        if frozen(sizes):
+        if frozen(sizes) and not _by_runs(tensors):
             specs = tuple(held.spec for held in arguments.inputs)
             masks = tuple(held.mask for held in arguments.inputs if held.mask)
             here = tuple(

@@ -19,6 +19,7 @@ def table() -> dict[Any, Translation]:
     aten = torch.ops.aten
     return {
         operator.floordiv: floordiv,
+        torch.sym_sqrt: root,
         aten.remainder.Scalar: remainder,
         aten.repeat_interleave.self_int: repeat_interleave,
         aten.squeeze.dim: squeeze,
@@ -36,6 +37,11 @@ def floordiv(self: Any, other: Any) -> Any:
     rest = op.Sub(self, op.Mul(quotient, other))
     opposite = op.Less(op.Mul(rest, other), op.Constant(value_int=0))
     return op.Sub(quotient, op.Cast(opposite, to=7))
+
+
+def root(self: Any) -> Any:
+    """`math.sqrt` of a size, as of the rows of fair-esm's MSA transformer and the patches of vit-pytorch's T2T."""
+    return op.Sqrt(op.Cast(self, to=1))
 
 
 def _may_be_negative(size: Any) -> bool:
