@@ -67,6 +67,18 @@ def test_a_stage_is_one_line_where_stderr_is_no_terminal(capsys: pytest.CaptureF
     assert capsys.readouterr() == ("", "fuse: writing attention\n")
 
 
+def test_where_stderr_is_no_terminal_a_long_step_is_told_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("attnport.console.run.time.monotonic", lambda: now[0])
+    out = Reporter()
+    for at in (1.0, 20.0, 31.0, 40.0, 62.0):
+        now[0] = at
+        out.progress(f"checking at {at:.0f}")
+    assert capsys.readouterr().err.splitlines() == ["checking at 31", "checking at 62"]
+
+
 def test_on_a_terminal_the_stage_begins_the_line_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TERM", "xterm")

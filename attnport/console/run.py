@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback as tracebacks
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ _UNTOUCHED = {
 
 # The object of click's context when the process ends with the verb. A caller in Python does not set it.
 OWN_PROCESS = object()
+_SILENCE_S = 30.0
+"""How long nothing is said of the progress where there is no terminal, as in a log."""
 _SPINNER = 3
 """Columns for the spinner, and one that stays free: some terminals break a line that fills the last."""
 
@@ -80,17 +83,19 @@ class Reporter:
         self._status: Any = None
         self._stage = ""
         self._left = TimeLeft()
+        self._said_s = time.monotonic()
 
     def stage(self, name: str, what: str, number: int, count: int) -> None:
         """Says which part of a verb with several begins: a line, on a terminal the beginning of that of `progress`."""
         self._stage = f"{number} of {count}, {name}: "
         if self._status is None:
+            self._said_s = time.monotonic()
             click.echo(one_line(f"{name}: {what}"), file=self._stderr)
         else:
             self.progress(what)
 
     def progress(self, message: str) -> None:
-        """Shows what is being done: one line on a terminal, a line each with -v, nothing otherwise.
+        """Shows what is being done: one line on a terminal, a line each with -v, otherwise one now and then.
 
         Raises:
             KeyboardInterrupt: a signal should have ended the verb, but a library swallowed the exception.
@@ -105,6 +110,11 @@ class Reporter:
 
             room = self._status.console.width - _SPINNER
             self._status.update(Text(shortened(self._stage + self._left.with_time_left(message), room)))
+        else:
+            message = self._left.with_time_left(message)
+            if time.monotonic() - self._said_s >= _SILENCE_S:
+                self._said_s = time.monotonic()
+                click.echo(self._stage + message, file=self._stderr)
 
     def tell(self, message: str) -> None:
         """Prints a note on stderr."""
