@@ -207,22 +207,31 @@ def _is_vector(spec: TensorSpec) -> bool:
 SPARSE, OF_TOKENS = "sparse_embedding", "token_embeddings"
 """The outputs of a model whose vectors are mostly zero, and of one with a vector for each token."""
 EMBEDDER, SPARSE_ENCODER, MULTI_VECTOR = "embedder", "sparse encoder", "multi-vector encoder"
+_SCORES = "cross-encoder or classifier"
+_METHODS = {
+    EMBEDDER: "embed",
+    SPARSE_ENCODER: "encode_sparse",
+    MULTI_VECTOR: "encode_query and encode_document",
+    _SCORES: "predict or rank",
+}
 
 
 def kind_of(io: IO) -> str:
     """What a model makes of texts, in the words of sentence-transformers; "" of one that is none of theirs."""
     names = {spec.name for spec in io.outputs}
     if scoring(io):
-        return "cross-encoder or classifier"
+        return _SCORES
     kinds = {SPARSE: SPARSE_ENCODER, OF_TOKENS: MULTI_VECTOR}
     found = next((kind for name, kind in kinds.items() if name in names), "")
     return found or (EMBEDDER if sum(map(_is_vector, io.outputs)) == 1 else "")
 
 
 def wrong_kind(io: IO, method: str, expected: str) -> FeedError:
-    """Says what a model is, for whom a method is not."""
+    """Says what a model is, for whom a method is not, and the methods that are."""
     got, kind = ", ".join(map(str, io.outputs)), kind_of(io)
-    return FeedError(f"{method}: got the outputs {got}{f', of this {kind}' if kind else ''}; expected {expected}.")
+    instead = _METHODS.get(kind, "run")
+    what = f", of this {kind}" if kind else ""
+    return FeedError(f"{method}: got the outputs {got}{what}; expected {expected}. Call {instead}.")
 
 
 def embedding(io: IO) -> str:
