@@ -89,7 +89,8 @@ def obstacles() -> tuple[Patch, ...]:
     - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
     - `scaled_dot_product_attention` takes no condition on sizes for `is_causal`, as Whisper's decoder gives it.
     - A logarithm or exponential of a size is a number, and so a constant; it becomes a tensor, as Enformer's range of
-      positions does. `linspace` of as many steps as a size, as of Perceiver's positions, is written with `arange`.
+      positions does. A root is a power, also while values are computed, as in fair-esm's MSA transformer. `linspace` of
+      as many steps as a size, as of Perceiver's positions, is written with `arange`.
     - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
       nothing.
     - torch.export prints the whole graph so far when it fails. The words that it would suggest ranges with are not
@@ -109,6 +110,7 @@ def obstacles() -> tuple[Patch, ...]:
         *_settled_attention(),
         Patch(torch, "linspace", _spaced(torch.linspace)),
         *(Patch(math, name, _of_size(name)) for name in ("log", "log2", "log10", "log1p", "exp")),
+        Patch(math, "sqrt", _root(math.sqrt)),
     )
 
 
@@ -158,6 +160,11 @@ def _of_size(name: str) -> Callable[..., Any]:
         return found / plain(*base) if base else found
 
     return called
+
+
+def _root(sqrt: Callable[[Any], float]) -> Callable[[Any], Any]:
+    """`math.sqrt` that keeps a size of a trace."""
+    return lambda number: number**0.5 if isinstance(number, torch.SymInt | torch.SymFloat) else sqrt(number)
 
 
 def _keeps(to: Callable[[torch.Tensor], torch.Tensor], module: torch.nn.Module) -> bool:
