@@ -114,7 +114,7 @@ def test_an_edited_manifest_is_refused_with_the_place(path: tuple[str, ...], val
     "key",
     sorted(
         json.loads(to_json(MANIFEST)).keys()
-        - {"depends", "forms", "engines", "notes", "prompts", "schema", "stages", "text_limit"}
+        - {"depends", "forms", "engines", "notes", "prompts", "schema", "search", "stages", "text_limit"}
     ),
 )
 def test_a_key_that_is_gone_is_named(key: str) -> None:

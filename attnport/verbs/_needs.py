@@ -10,7 +10,7 @@ from attnport.artifacts import Capabilities
 from attnport.errors import UnavailableError
 from attnport.exporter.targets import base as lowerings
 from attnport.folder.machine import versions
-from attnport.folder.workspace import open_folder
+from attnport.folder.workspace import check_source, open_folder
 from attnport.processes.isolated import Limits, probe_all
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
@@ -30,6 +30,7 @@ def ready(folder: Path, names: Sequence[str], progress: Callable[[str], None], p
     Raises:
         UsageError: there is no such runtime.
         UnavailableError: none of the runtimes is installed. Where one is, the others are NOT_RUN in the result.
+        SpecError: the source is not what was exported.
         ArtifactError, IntegrityError, ExportError: as `fuse`.
     """
     lacking, absent = list[tuple[Runtime, str]](), dict[str, Capabilities]()
@@ -49,6 +50,8 @@ def ready(folder: Path, names: Sequence[str], progress: Callable[[str], None], p
         name, found = next(iter(absent.items()))
         raise UnavailableError(f"{name} was not run: {found.reason.rstrip('.')}.", hint=found.hint)
     probed = probe_all(list({runtime for runtime, _ in lacking}), Limits()) if lacking else {}
+    if lacking:
+        check_source(open_folder(folder))
     for runtime, each in lacking:
         if probed[runtime.name].available:
             write_form(folder, runtime.form, each, progress)

@@ -195,7 +195,7 @@ class Embedder(Model):
         io = IO(inputs, (ROWS, VECTORS), DIMS, (MaskSpec(("padding",), "attention_mask"),))
         files = tokenizer and TokenizerFiles(tokenizer, None)
         self.manifest: Any = SimpleNamespace(io=io, tokenizer=files, prompts=Prompts(), text_limit=None)
-        self._folder, self._tokenizer = folder, None
+        self._folder, self._tokenizers, self.search = folder, {}, None
 
     def run(self, **feeds: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
         return Runs()(ids=feeds["input_ids"], mask=feeds["attention_mask"])

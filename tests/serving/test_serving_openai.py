@@ -166,7 +166,7 @@ def test_a_text_ends_before_a_stop_text_also_one_of_several_tokens(client: opena
 def test_messages_are_answered_behind_the_models_template(
     client: openai.OpenAI, decoder: Model, speaker_model: Path
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(speaker_model)
+    tokenizer = AutoTokenizer.from_pretrained(speaker_model, trust_remote_code=False)
     ids = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=True, return_dict=False)
     (own,) = decoder.generate([ids], max_tokens=15, as_text=True)
     messages: Any = MESSAGES
