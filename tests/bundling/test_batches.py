@@ -15,6 +15,7 @@ from attnport_bundle import batches
 from attnport_bundle.errors import BundleError, FeedError
 from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.format.manifest import Prompts, TokenizerFiles
+from attnport_bundle.format.search import Search
 from attnport_bundle.model import Model
 
 IDS, MASK = TensorSpec("ids", "int64", ("batch", "seq")), TensorSpec("mask", "int64", ("batch", "seq"))
@@ -195,7 +196,7 @@ class Embedder(Model):
         io = IO(inputs, (ROWS, VECTORS), DIMS, (MaskSpec(("padding",), "attention_mask"),))
         files = tokenizer and TokenizerFiles(tokenizer, None)
         self.manifest: Any = SimpleNamespace(io=io, tokenizer=files, prompts=Prompts(), text_limit=None)
-        self._folder, self._tokenizers, self.search = folder, {}, None
+        self._folder, self._tokenizers, self.search = folder, {}, Search()
 
     def run(self, **feeds: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
         return Runs()(ids=feeds["input_ids"], mask=feeds["attention_mask"])
