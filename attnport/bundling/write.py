@@ -17,6 +17,7 @@ from pathlib import Path
 
 import attnport_bundle
 from attnport.artifacts import (
+    INTEGERS,
     EngineRecord,
     Form,
     FusionReport,
@@ -126,7 +127,7 @@ def _made_by(key: str, folder: Path, known: Sequence[str]) -> str:
     quoted = shlex.quote(str(folder))
     if target in ENGINES:
         return f"Build an engine with: attnport build {quoted} --target {target}{plan and f' --precision {plan}'}"
-    if plan.startswith("int"):
+    if plan in INTEGERS:
         return f"Made by attnport tune {quoted} --text FILE, which keeps it only if it is the fastest."
     return nearest(key, known) or f"Make it with: attnport fuse {quoted} --target {target}"
 

@@ -48,8 +48,12 @@ _PATTERNS = {
     "content": "|".join(CARRIES),
     "keys": r"keys=([A-Za-z_]\w*)",
 }
-_BY_NAME = ((re.compile(r"(^|_)(key_)?padding_mask$"), "hide"), (re.compile(r"(^|_)(attention|input)_mask$"), "keep"))
-"""What masks of padding are called, and which of their elements are real tokens: as torch and transformers have it."""
+_BY_NAME = (
+    (re.compile(r"(^|_)(key_)?padding_mask(_\d+)?$"), "hide"),
+    (re.compile(r"(^|_)(attention|input)_mask(_\d+)?$"), "keep"),
+)
+"""What masks of padding are called, and which of their elements are real tokens: as torch and transformers have it. A
+number stands behind where an exporter had the name twice."""
 MARKS = (*_NAMED, "window=N", *POLARITIES, *ALIGNMENTS, *CARRIES, "keys=DIM")
 """The marks of a mask in `--input`."""
 

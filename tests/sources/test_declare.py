@@ -103,6 +103,7 @@ def test_a_kind_that_is_missing_is_shown_in_place() -> None:
     [
         ("attention_mask", "keep"),
         ("input_mask", "keep"),
+        ("attention_mask_1", "keep"),
         ("key_padding_mask", "hide"),
         ("src_key_padding_mask", "hide"),
     ],
