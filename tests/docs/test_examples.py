@@ -186,7 +186,8 @@ def test_the_commands_of_a_guide_run(guide: str, readers: Path, tmp_path: Path) 
     for name in ("examples", "path"):
         (tmp_path / name).symlink_to((readers / name).resolve())
     for line in shell_lines(page(f"docs/{guide}.md")):
-        run(line, tmp_path)
+        if "$" not in line:  # of a loop in a workflow
+            run(line, tmp_path)
 
 
 @pytest.mark.slow
