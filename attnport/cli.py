@@ -306,7 +306,7 @@ def gpu_check(out: Reporter, run: Run) -> Finish:
 
 
 def check_target(path: Path, option: str, example: str) -> None:
-    """Checks before the work whether its result can be saved in the file that an option names.
+    """Refuses a file that the result cannot be saved in, before the work begins.
 
     Args:
         option: What named the file, such as `--save`.

@@ -115,7 +115,7 @@ def gives_away(key: str, value: str, builder: Builder) -> bool:
 
 
 def clean(model: ModelProto, builder: Builder) -> bytes:
-    """The file's new bytes, without doc strings, revealing notes, unknown keys and unknown fields.
+    """The bytes of the file without doc strings, notes with paths or names, and unknown keys and fields.
 
     The protobuf message is edited directly, not through a graph library, so that nothing else changes.
     """

@@ -182,7 +182,7 @@ def _grounds(before: LatencyReport, after: LatencyReport) -> tuple[bool, list[st
     ]
     if before.weights != after.weights:
         notes.append("the weights differ")
-    # Another model may be slower in PyTorch too, of which a ratio to that shows nothing.
+    # A larger model is slower in PyTorch as well, so that the ratio to PyTorch does not show it.
     relative = "version torch" not in changed and before.weights == after.weights
     if not relative:
         notes.append(

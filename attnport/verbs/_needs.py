@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attnport.artifacts import Capabilities
-from attnport.errors import UnavailableError
+from attnport.errors import ExportError, UnavailableError
 from attnport.exporter.targets import base as lowerings
 from attnport.folder.machine import versions
 from attnport.folder.workspace import check_source, open_folder
@@ -53,8 +53,15 @@ def ready(folder: Path, names: Sequence[str], progress: Callable[[str], None], p
     if lacking:
         check_source(open_folder(folder))
     for runtime, each in lacking:
-        if probed[runtime.name].available:
+        if not probed[runtime.name].available:
+            continue
+        try:
             write_form(folder, runtime.form, each, progress)
+        except ExportError as err:
+            if names:
+                raise
+            # The others are judged all the same, and this one is NOT_RUN without its form.
+            logging.getLogger("attnport").warning(f"the form {runtime.form} was not written: {err.message}")
 
 
 def lacks(folder: Path, target: str, plan: str) -> bool:

@@ -278,7 +278,7 @@ class Tuning:
     candidates: list[Candidate] = field(default_factory=list)
 
     def judge(self, parity: Mapping[str, RuntimeParity], *, by_metric: bool) -> None:
-        """Finds the forms in integers, and judges the numbers of every form.
+        """Searches the forms in integers, then judges the numbers of every form.
 
         Args:
             by_metric: Whether the metric judges the other precisions too, in place of parity.

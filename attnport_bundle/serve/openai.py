@@ -371,7 +371,7 @@ class _Writer:
             with suppress(_Gone, RuntimeError):  # the loop is closed
                 try:
                     self._generate(job, tell)
-                except Exception as err:
+                except Exception as err:  # whatever it is, it is raised where the pieces are read
                     tell(err)
                 tell(None)
 
@@ -449,7 +449,7 @@ class Template:
 
         Raises:
             FeedError: the template does not take these messages, or makes more of them.
-            NotImplementedError: jinja2 is not installed.
+            NotImplementedError: jinja2 is not installed; the server answers it with 501.
         """
         try:
             from jinja2.exceptions import TemplateError

@@ -169,7 +169,7 @@ def refused(model: Model) -> dict[str, Any]:
         r"texts\[1\]: got \('a', 'b'\); expected a text; pairs are for `predict`": lambda: model.encode(
             ["a", ("a", "b")]
         ),
-        r"texts\[0\]: got \('a', 'b'\)": lambda: model.embed([("a", "b")]),  # type: ignore[list-item]
+        r"texts\[0\]: got \('a', 'b'\)": lambda: model.embed([("a", "b")]),  # type: ignore[list-item]  # a pair is refused
         "encode: got convert_to_tensor=True; expected False: .*torch.from_numpy": lambda: model.encode(
             "a", convert_to_tensor=True
         ),
@@ -180,7 +180,7 @@ def refused(model: Model) -> dict[str, Any]:
         "task: got 'passage'": lambda: model.encode("a", task="passage"),
         "prompt: got 'mine'; expected the name of one": lambda: model.encode("a", prompt_name="mine"),
         "texts: got none": lambda: model.encode([]),
-        "texts: got 3; expected a text, or several": lambda: model.encode(3),  # type: ignore[arg-type]
+        "texts: got 3; expected a text, or several": lambda: model.encode(3),  # type: ignore[arg-type]  # a number is refused
         "similarity: got vectors": lambda: model.similarity(np.ones((2, 3)), np.ones((2, 4))),
     }
 

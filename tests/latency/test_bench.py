@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from attnport.artifacts import Capabilities, LatencyReport
-from attnport.errors import ArtifactError, ProfileError, SpecError, UnavailableError, UsageError
+from attnport.errors import ArtifactError, ExportError, ProfileError, SpecError, UnavailableError, UsageError
 from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import read
 from attnport.latency import measuring as verb
 from attnport.latency.measuring import MIN_ROUNDS
 from attnport.processes.isolated import Child, probe_all
+from attnport.verbs import _needs
 from attnport.verbs.bench import bench, raise_for
 from attnport.verbs.check import check
 
@@ -286,6 +287,24 @@ def test_the_forms_of_this_machine_are_written_first_where_there_is_none(tiny_ar
         edit.finish("fuse", "")
     check(tiny_artifact, threads=1)
     assert {"ort_cpu", "openvino"} <= open_folder(tiny_artifact).forms.keys()
+
+
+def test_a_form_that_cannot_be_written_leaves_the_other_runtimes_judged(
+    tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with change(tiny_artifact) as edit:
+        edit.manifest = dataclasses.replace(edit.manifest, forms={})
+        edit.finish("fuse", "")
+    real = _needs.write_form
+
+    def write(folder: Path, target: str, *how: Any) -> None:
+        if target == "openvino":
+            raise ExportError("OpenVINO has no such operator.")
+        real(folder, target, *how)
+
+    monkeypatch.setattr(_needs, "write_form", write)
+    found = check(tiny_artifact, threads=1).runtimes
+    assert (found["ort_cpu"].verdict, found["openvino"].verdict) == ("PASS", "NOT_RUN")
 
 
 def test_weights_that_changed_since_export_are_refused(tiny_artifact: Path) -> None:

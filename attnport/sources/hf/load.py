@@ -121,7 +121,7 @@ def _place(source: Source) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """Where the files of a model are.
+    """The folders or hub ids that hold the files of a model.
 
     Attributes:
         folder: The folder of sentence-transformers' files: the place itself, or the hub cache's for a hub id.

@@ -244,7 +244,7 @@ def read_search(
     *,
     sparse: bool = False,
 ) -> Search:
-    """How texts are searched: what `similarity` compares by, and which vectors and tokens count.
+    """The settings of a search: how two vectors are compared, and which vectors and tokens count.
 
     Args:
         modules: What `modules.json` lists.
@@ -569,7 +569,7 @@ class SpladePooling(nn.Module):
 
 
 class SparseAutoEncoder(nn.Module):
-    """Features of a vector. Those that count are the `active` largest, which the reader chooses.
+    """The features of a vector; the reader keeps the `active` largest of them.
 
     Source: sentence-transformers' `SparseAutoEncoder` (CSR: Wen et al., 2025). The names of weights are those of its
     files.
