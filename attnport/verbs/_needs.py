@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attnport.artifacts import Capabilities
-from attnport.errors import ExportError, UnavailableError
+from attnport.errors import ArtifactError, ExportError, UnavailableError
 from attnport.exporter.targets import base as lowerings
 from attnport.folder.machine import versions
 from attnport.folder.workspace import check_source, open_folder
@@ -57,7 +57,7 @@ def ready(folder: Path, names: Sequence[str], progress: Callable[[str], None], p
             continue
         try:
             write_form(folder, runtime.form, each, progress)
-        except ExportError as err:
+        except (ArtifactError, ExportError) as err:  # as of a graph that the runtime cannot compile
             if names:
                 raise
             # The others are judged all the same, and this one is NOT_RUN without its form.
