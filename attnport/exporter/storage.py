@@ -16,6 +16,8 @@ INLINE_BYTES = 1024
 """Tensors of at most this size stay inside the ONNX file, so that readers can fold them."""
 BLOCK_BYTES = 1 << 24
 """What is copied at once of a tensor, to compare it or to write it."""
+MOST = 0.75
+"""A form that reads a smaller part of `weights.bin` has a file of its own for all its weights."""
 LARGE_BYTES = 1 << 28
 """A graph with fewer bytes of weights is proved as it is."""
 
@@ -27,15 +29,29 @@ def save_exported(model: ir.Model, path: Path, weights: str) -> None:
     _write(model, path)
 
 
-def save_form(model: ir.Model, path: Path, weights: str) -> bool:
+def save_form(model: ir.Model, path: Path, weights: str, *, again: bool = False) -> bool:
     """Saves a lowered graph; it refers to the artifact's `weights.bin`, and new large tensors go to the file `weights`.
+
+    Args:
+        again: Also those that are in a file already, so that the form needs `weights` alone.
 
     Returns:
         Whether the file `weights` was written; a form that changes no large tensor has none.
     """
-    written = _externalise(model, path.parent, weights)
+    written = _externalise(model, path.parent, weights, again=again)
     _write(model, path)
     return written
+
+
+def reads_little(model: ir.Model) -> bool:
+    """Whether a graph reads less than `MOST` of a weights file.
+
+    Integers replace most of `weights.bin`, and a bundle copies whole files: it would carry float32 that nothing reads.
+    """
+    read = defaultdict[Path, dict[int | None, int]](dict)
+    for _, tensor in _external_tensors(model):
+        read[Path(tensor.path)][tensor.offset] = tensor.nbytes
+    return any(sum(sizes.values()) < MOST * file.stat().st_size for file, sizes in read.items())
 
 
 def load(path: Path) -> ir.Model:

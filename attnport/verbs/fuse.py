@@ -307,7 +307,8 @@ class _Fusing:
                 assert self.rewrite is not None
                 self.rewrite(lowered.model, integers.kept)
             name, weights = f"model.{key}.onnx", f"model.{key}.bin"
-            written = storage.save_form(lowered.model, changing.path(name), weights)
+            whole = storage.reads_little(lowered.model)
+            written = storage.save_form(lowered.model, changing.path(name), weights, again=whole)
             if not written and weights in changing.manifest.files:
                 changing.remove(weights)
             form = Form(

@@ -55,6 +55,22 @@ def test_a_form_refers_to_the_shared_weights_and_adds_what_it_changed(saved: Pat
     assert (saved.parent / "weights.bin").read_bytes() == before
 
 
+def test_a_form_that_reads_little_of_the_shared_weights_takes_it_along(tmp_path: Path) -> None:
+    exported = two_weights()
+    exported.graph.initializers["same"].const_value = ir.tensor(np.ones((32, 32), np.float32), name="same")
+    storage.save_exported(exported, tmp_path / "model.onnx", "weights.bin")
+    form = storage.load(tmp_path / "model.onnx")
+    assert not storage.reads_little(form)
+    form.graph.initializers["same"].const_value = ir.tensor(np.ones((64, 32), np.int8), name="same")
+    assert storage.reads_little(form)
+    assert storage.save_form(form, tmp_path / "model.a.onnx", "model.a.bin", again=True)
+    again = storage.load(tmp_path / "model.a.onnx").graph.initializers
+    places = {name: str(value.const_value.location) for name, value in again.items()
+              if isinstance(value.const_value, ir.ExternalTensor)}  # fmt: skip
+    assert places == {"w": "model.a.bin", "same": "model.a.bin"}
+    assert np.array_equal(again["w"].const_value.numpy(), two_weights().graph.initializers["w"].const_value.numpy())
+
+
 def test_the_same_graph_is_the_same_bytes(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     storage.save_exported(two_weights(), tmp_path / "again" / "model.onnx", "weights.bin")

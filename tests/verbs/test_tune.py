@@ -117,6 +117,7 @@ def test_a_bundle_in_int8_that_computes_something_else_fails_where_it_lands(
     run(folder, items, max_drop=0.5)
     check(folder, ["ort_cpu"])
     app = bundle(folder, tmp_path / "app", forms=["ort_cpu.int8"])
+    assert not (app / "weights.bin").exists()  # float32 that its form does not read
     described = json.loads((app / "bundle.json").read_text())
     for bound in described["goldens"]["bounds"]:
         bound["rms_bound"] = bound["max_bound"] = 1e-9
