@@ -27,6 +27,7 @@ from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import read_goldens
 from attnport.processes.isolated import Limits, probe_all
 from attnport.reporting.document import mebibytes
+from attnport.reporting.facts import part_compared
 from attnport.runtimes import base
 from attnport.sources.hf.files import describing_files
 from attnport.user_cache import cache
@@ -149,6 +150,10 @@ def bundle(
             shutil.rmtree(packed)
     if laid_out is None:
         tell(f"{_contents(written, why)}{_in_cpp(written) if 'cpp' in lang else ''}")
+        parity = read_parity(folder, manifest)
+        if parity is not None and any(part_compared(row.invariance) for row in parity.runtimes.values()):
+            for note in parity.notes:  # an application may rely on masks that the module does not keep to
+                tell(note)
         if tried and (kept := cache()) is not None:
             kept.write(_record(out), _made(out, inputs))
     return out

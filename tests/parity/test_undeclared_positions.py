@@ -14,6 +14,7 @@ from attnport.errors import ParityFailed
 from attnport.parity import evaluate
 from attnport.parity.invariance import ON_THE_LEFT
 from attnport.reporting.parity import section
+from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check, raise_for
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
@@ -70,6 +71,9 @@ def test_a_module_whose_own_rows_change_with_padding_is_no_failure_of_a_runtime_
     assert any("padding beside an item changes its rows in the module itself" in note for note in report.notes)
     assert not any(NOTE in note for note in report.notes)
     assert {pair.verdict for pair in report.runtimes["ort_cpu"].invariance} == {"NOT_RUN"}
+    told = list[str]()
+    bundle(tmp_path / "out", tmp_path / "app", tell=told.append)
+    assert any("padding beside an item changes its rows in the module itself" in note for note in told)
 
 
 def test_a_mask_of_the_opposite_meaning_fails_and_is_named(tmp_path: Path) -> None:
