@@ -79,6 +79,9 @@ def home(_exported: Path) -> Path:
 
 SPECS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "no such model": ("", "no_such_model", ("is no model of attnport", "bert_encoder")),
+    "a hub's name without its owner": ("", "bert-base-uncased", ("hf:bert-base-uncased",)),
+    "a misspelt file": ("", "{folder}/model.onx", ("there is no such file", "Is it model.py?")),
+    "a file of another kind": ("", "{folder}/config.json", ("none of the files",)),
     "no such package": ("", "no_such_package.module:factory", ("no module 'no_such_package'",)),
     "no such file": ("", "nowhere.py:factory", ("nowhere.py is not a file",)),
     "no such factory": ("def other(): pass", "{file}:factory", ("there is no 'factory'", "other")),
@@ -115,6 +118,7 @@ def test_a_spec_that_does_not_load(name: str, tmp_path: Path, tiny_artifact: Pat
     code, text, told = SPECS[name]
     file = tmp_path / "model.py"
     file.write_text(code)
+    (tmp_path / "config.json").write_text("{}") if "config.json" in text else None
     before = contents(tiny_artifact)
     refused(call("export", text.format(file=file, folder=tmp_path), "-o", tiny_artifact), *told)
     assert contents(tiny_artifact) == before

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import ModelSpec, Source
-from attnport.errors import AttnportError, SpecError, UsageError
+from attnport.errors import AttnportError, SpecError, UsageError, nearest
 from attnport.sources.digests import code_digest, dependencies, reading, weights_digest
 from attnport.sources.onnx_file import is_onnx
 from attnport.sources.package import SPEC_FORMS
@@ -119,7 +119,8 @@ def _resolve(source: Source, own: Callable[[str], ModelSpec] | None) -> ModelSpe
         return load_onnx(text, source.inputs, source.dims, source.outputs)
     if ":" not in text:
         if own is None or not text.replace("-", "_").isidentifier():
-            raise SpecError(f"{text!r} names no model.", hint=_with_factory(text))
+            why = "" if not text or Path(text).exists() else ": there is no such file"
+            raise SpecError(f"{text!r} names no model{why}.", hint=_with_factory(text))
         spec = own(text)
         refuse_inputs(text, source.inputs)
         return narrow(spec, source.dims)
@@ -131,7 +132,11 @@ def _with_factory(text: str) -> str:
         return f"{text} has no config.json, as a folder of transformers has."
     if text.endswith(".py"):
         return f"Name the function in it that returns the module: {text}:factory."
-    return SPEC_FORMS
+    if Path(text).is_file():
+        return "It is none of the files that are read; one of ONNX ends in .onnx."
+    beside = Path(text).parent
+    files = [path.name for path in beside.iterdir()] if beside.is_dir() else []
+    return nearest(Path(text).name, files) or SPEC_FORMS
 
 
 def _loading_error(text: str, err: BaseException) -> str:

@@ -259,6 +259,8 @@ def _array(tensor: Any, read: Callable[[Any, str, int], Any], values: Any, optio
         if tensor.datatype == "BYTES":
             within(count, options.max_request_tokens, "texts", "Send them in several requests.")
         array: Array = np.asarray(read(values, tensor.datatype, count), _KINDS[tensor.datatype].dtype)
+        if array.size != count:
+            raise ValueError(f"got {array.size} values; its shape {list(tensor.shape)} has {count}")
         return array.reshape(tuple(tensor.shape))
     except (FeedError, ValueError, TypeError, OverflowError, struct.error) as err:
         problem = f"a text is not UTF-8: {err.reason}" if isinstance(err, UnicodeDecodeError) else str(err)

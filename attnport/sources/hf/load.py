@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attnport.artifacts import Dim, IOContract, ModelSpec, Source
-from attnport.errors import SpecError, UsageError, first_line
+from attnport.errors import SpecError, UsageError, first_line, nearest
 from attnport.optional import require
 from attnport.sources.declare import declared_arguments, observed_spec
 from attnport.sources.hf.contract import contract_of, declared_name, is_plain_text, labelled, subject_of, text_contract
@@ -452,7 +452,8 @@ def check_task(task: str) -> None:
     if task and task not in TASKS and task.removeprefix(_PREFIX) not in _heads():
         raise UsageError(
             f"--task {task}: there is no such task; there are {', '.join(TASKS)}.",
-            hint="Or give an auto class of transformers, such as AutoModelForSequenceClassification.",
+            hint=f"{nearest(task, TASKS)} A reranker is one of text-classification. An auto class of transformers will do, "
+            "too: AutoModelForSequenceClassification.".lstrip(),
         )
 
 
