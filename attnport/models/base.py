@@ -65,8 +65,8 @@ def get(name: str, seed: int = 0, **sizes: Any) -> ModelSpec:
     if own_name not in known:
         raise SpecError(
             f"{name!r} is no model of attnport; there are {', '.join(known)}.",
-            hint=f"{nearest(own_name, known)} On the hub, it is hf:{name}; a folder, a file or a function is named by its "
-            "path: net.py:make.".lstrip(),
+            hint=f"{nearest(own_name, known)} On the hub, it is hf:{name}; a folder, a file or a function is named by "
+            "its path: net.py:make.".lstrip(),
         )
     importlib.import_module(f"{__package__}.{known[own_name].file}")
     module, contract = _defined[own_name]

@@ -43,6 +43,7 @@ from attnport.options import (
     Progress,
     Seed,
     Shapes,
+    Tell,
     Text,
     Threads,
     Timeout,
@@ -108,6 +109,7 @@ def bench(
     force: Force = False,
     seed: Seed = 0,
     progress: Progress = lambda message: None,
+    tell: Tell = lambda message: None,
 ) -> LatencyReport:
     """Measures an artifact folder and writes `latency.json`; returns the earlier report if nothing has changed.
 
@@ -150,6 +152,7 @@ def bench(
     with stage(folder, name, digest, force=force, began_s=began_s) as run:
         if run.kept:
             check_source(manifest)
+            tell(f"{folder / file} is up to date, so that nothing was timed; --force times again")
             return read(LatencyReport, folder / file)
         todo = workloads(folder, manifest, shapes, sentences, seed, histogram, batch)
         with tempfile.TemporaryDirectory(prefix="attnport-bench-") as scratch:

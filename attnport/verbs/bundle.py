@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from attnport.artifacts import Manifest
+from attnport.artifacts import Manifest, ParityReport
 from attnport.bundling import place, signing
 from attnport.bundling.layouts import base as layouts
 from attnport.bundling.readme import package_of
@@ -150,13 +150,17 @@ def bundle(
             shutil.rmtree(packed)
     if laid_out is None:
         tell(f"{_contents(written, why)}{_in_cpp(written) if 'cpp' in lang else ''}")
-        parity = read_parity(folder, manifest)
-        if parity is not None and any(part_compared(row.invariance) for row in parity.runtimes.values()):
-            for note in parity.notes:  # an application may rely on masks that the module does not keep to
-                tell(note)
+        _tell_of_masks(read_parity(folder, manifest), tell)
         if tried and (kept := cache()) is not None:
             kept.write(_record(out), _made(out, inputs))
     return out
+
+
+def _tell_of_masks(parity: ParityReport | None, tell: Callable[[str], None]) -> None:
+    """Tells the notes of a check where the module does not keep to its masks, on which an application may rely."""
+    if parity is not None and any(part_compared(row.invariance) for row in parity.runtimes.values()):
+        for note in parity.notes:
+            tell(note)
 
 
 def _is_made(out: Path, inputs: str) -> bool:

@@ -452,8 +452,8 @@ def check_task(task: str) -> None:
     if task and task not in TASKS and task.removeprefix(_PREFIX) not in _heads():
         raise UsageError(
             f"--task {task}: there is no such task; there are {', '.join(TASKS)}.",
-            hint=f"{nearest(task, TASKS)} A reranker is one of text-classification. An auto class of transformers will do, "
-            "too: AutoModelForSequenceClassification.".lstrip(),
+            hint=f"{nearest(task, TASKS)} A reranker is one of text-classification. An auto class of transformers will "
+            "do, too: AutoModelForSequenceClassification.".lstrip(),
         )
 
 
