@@ -482,7 +482,8 @@ def _name(runtime: str) -> str:
     wanted = base.distributions({runtime} & set(base.names()))
     installed = versions(wanted)
     modules = sorted({name.strip("-*").replace("-", "_") for name in (*wanted, *installed)})
-    parts = json.dumps([_state(), installed, [list(_places(name)) for name in modules]])
+    more = base.get(runtime).depends() if runtime in base.names() else ""
+    parts = json.dumps([_state(), installed, [list(_places(name)) for name in modules], more])
     return f"probe.{runtime}.{digest_text(parts)[:_HEX]}.json"
 
 

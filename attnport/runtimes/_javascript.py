@@ -18,6 +18,7 @@ import struct
 import subprocess
 import tempfile
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,6 +45,7 @@ from attnport.user_cache import cache
 
 VERSION = "1.30.0"
 """The newest release of both packages that was tried."""
+NODE = ("node", "nodejs")
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _SCRIPTS = Path(__file__).parent / "javascript"
 _START_S, _POLL_S = 60.0, 20.0
@@ -101,10 +103,10 @@ class Process(ABC):
         at = 4 + int.from_bytes(answer[:4])
         message, found = json.loads(answer[4:at]), dict[str, Array]()
         for each in message["tensors"]:
-            found[each["name"]] = np.frombuffer(
-                answer, np.dtype(each["dtype"]), each["size"] // np.dtype(each["dtype"]).itemsize, at
-            ).reshape(each["shape"])
-            at += each["size"]
+            dtype, size = np.dtype(each["dtype"]), each["size"]
+            array = np.frombuffer(answer, dtype, size // dtype.itemsize, at)
+            found[each["name"]] = array.reshape(each["shape"]).copy()  # aligned, and the caller's own
+            at += size
         if "error" in message:
             raise RuntimeError(message["error"])
         return message, found
@@ -133,6 +135,10 @@ class Process(ABC):
         """Ends the process."""
         self._process.kill()
         self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                assert stream is not None
+                stream.close()
 
 
 class Node(Process):
@@ -144,7 +150,7 @@ class Node(Process):
     """
 
     def __init__(self, place: Path, entry: str = "") -> None:
-        node = program("node", "nodejs")
+        node = program(*NODE)
         self.name = f"node {subprocess.run([node, '--version'], capture_output=True, text=True).stdout.strip()}"
         command = [node, str(_SCRIPTS / "node.mjs"), str(place), *([str(place / entry)] if entry else [])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -163,14 +169,6 @@ class Node(Process):
         if not answer:
             raise ChildProcessError(f"node ended with {self._process.wait()}")
         return answer
-
-    def close(self) -> None:
-        """Ends the process."""
-        super().close()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
 
 
 class _Server(ThreadingHTTPServer):
@@ -199,8 +197,6 @@ class Chromium(Process):
         self._server = _Server(("127.0.0.1", 0), self._handler(token, place, dict(files)))
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self._profile = tempfile.TemporaryDirectory(prefix="attnport-chromium-", ignore_cleanup_errors=True)
-        # Chromium ends when this pipe does, so that it cannot outlive this process.
-        (its_input, self._pipe), (self._told, its_output) = os.pipe(), os.pipe()
         port = self._server.server_address[1]
         command = [
             program(*CHROMIUM),
@@ -217,16 +213,14 @@ class Chromium(Process):
             *flags,
             f"http://127.0.0.1:{port}/{token}/page.html#dist/{entry}",
         ]
+        # Chromium ends when its pipe of commands does, so that it cannot outlive this process.
         self._process = subprocess.Popen(
-            ["sh", "-c", f'exec 3<&{its_input} 4>&{its_output}; exec "$@"', "sh", *command],
-            pass_fds=(its_input, its_output),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            ["sh", "-c", 'exec 3<&0 4>&1 </dev/null >/dev/null; exec "$@"', "sh", *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        os.close(its_input)
-        os.close(its_output)
         try:
             agent = self._answer(_START_S).decode()
         except BaseException:
@@ -298,9 +292,6 @@ class Chromium(Process):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         super().close()
-        for end in (self._pipe, self._told):
-            with contextlib.suppress(OSError):
-                os.close(end)
         self._server.shutdown()
         self._server.server_close()
         self._profile.cleanup()
@@ -323,8 +314,14 @@ class JavaScriptRuntime(Runtime):
         """That of the package."""
         return package(self.npm)[1]
 
+    def depends(self) -> str:
+        """The package, and the programs that are there."""
+        with contextlib.suppress(MissingDependency):
+            return f"{package(self.npm)} {[shutil.which(name) for name in (*NODE, *CHROMIUM)]}"
+        return ""
+
     def able(self) -> dict[str, Any]:
-        """Computes on the CPU, if a tiny model runs."""
+        """Computes on the device on which a tiny model runs."""
         import onnx.parser
 
         with tempfile.TemporaryDirectory(prefix="attnport-") as scratch:
@@ -333,13 +330,13 @@ class JavaScriptRuntime(Runtime):
             try:
                 process = self.started({path.name: path})
                 try:
-                    self.opened(process, path, (), 1)
+                    device = self.opened(process, path, (), 1)["device"]
                     process.ask("run", {"x": np.ones(2, np.float32)}, outputs=["y"])
                 finally:
                     process.close()
             except (RuntimeError, ChildProcessError) as err:
                 raise UnavailableError(f"{self.npm} does not work here: {err}") from err
-        return {}
+        return {"devices": (device or "CPU",)}
 
     @abstractmethod
     def started(self, files: Mapping[str, Path]) -> Process:
@@ -378,6 +375,7 @@ class JavaScriptSession(CheckedSession):
         super().__init__(opening.io, ran)
         self.load_ns, self.last_ns = load_ns, 0
         self._process, self._names = process, [spec.name for spec in opening.io.outputs]
+        self._free_once = weakref.finalize(self, process.close)  # also of a session that nobody closes
 
     def peak_bytes(self) -> int:
         """The peak memory of the process."""
@@ -390,4 +388,4 @@ class JavaScriptSession(CheckedSession):
         return outputs
 
     def _free(self) -> None:
-        self._process.close()
+        self._free_once()

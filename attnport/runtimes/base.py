@@ -504,6 +504,10 @@ class Runtime(abc.ABC):
         """The NVIDIA libraries that it needs, by name, with the path that the loader finds; "" if it finds none."""
         return {}
 
+    def depends(self) -> str:
+        """What the result of a probe depends on beside `distributions`, as a text that is another where it is."""
+        return ""
+
     def able(self) -> dict[str, Any]:
         """What it can do here, as fields of `Capabilities`; by default it computes on the CPU in its plans.
 

@@ -64,7 +64,7 @@ def bundle(
             "--form",
         ),
     ] = (),
-    layout: Annotated[str, Option("Lay the files out for what reads them instead: triton, ovms or hub.")] = "",
+    layout: Annotated[str, Option("Lay the files out for what reads them instead: triton, ovms, hub or web.")] = "",
     sign: Annotated[Path | None, Option("An Ed25519 private key (PEM) outside of both folders.")] = None,
     unverified: Annotated[
         bool, Option("Accept forms whose parity was not run; the bundle says so. Forms that failed are never accepted.")

@@ -34,6 +34,11 @@ def in_onnxruntime(manifest: Manifest, form: str, path: Path) -> Run:
     def run(feeds: Mapping[str, Any]) -> dict[str, Any]:
         return dict(zip(names, session.run(None, dict(feeds)), strict=True))
 
+    return running(manifest, form, run, module)
+
+
+def running(manifest: Manifest, form: str, run: Callable[[Mapping[str, Any]], dict[str, Any]], module: Any) -> Run:
+    """`Model.run` of a form, whose feeds `run` takes; `module` is what opened it, or its name."""
     return Model(manifest, form, _Session(module, run)).run
 
 
@@ -53,14 +58,15 @@ def in_openvino(manifest: Manifest, form: str, path: Path, settings: Mapping[str
             hint="Name a form in that precision with --form, or one for ONNX Runtime.",
         )
     request, names = made.create_infer_request(), tuple(spec.name for spec in manifest.io.outputs)
-    return Model(manifest, form, _Session(module, lambda feeds: infer(request, made, feeds, names))).run
+    return running(manifest, form, lambda feeds: infer(request, made, feeds, names), module)
 
 
 class _Session(Session):
     """As much of a session as `Model.run` uses."""
 
     def __init__(self, module: Any, run: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
-        self.provider, self.version, self.machine = module.__name__, str(module.__version__), cpu()
+        name, version = getattr(module, "__name__", str(module)), str(getattr(module, "__version__", ""))
+        self.provider, self.version, self.machine = name, version, cpu()
         self.inputs: tuple[Port, ...] = ()
         self.outputs: tuple[Port, ...] = ()
         self._run = run

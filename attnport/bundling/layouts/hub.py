@@ -25,74 +25,83 @@ LARGEST_FILE = (1 << 31) - (1 << 20)
 
 
 class Hub(Layout):
-    """The source's folder, with the model's forms in place of its weights."""
+    """The source's folder, with the model's forms in place of its weights.
+
+    Attributes:
+        runtimes: Those whose forms it has.
+    """
+
+    name = "hub"
+    runtimes: tuple[str, ...] = ("onnxruntime", "openvino")
 
     def write(self, packed: Packed, target: Path) -> None:
         """Fills `target`; see the base class."""
-        runtimes = [packed.manifest.forms[name].runtime for name in packed.manifest.order]
-        for name in packed.manifest.order:
-            _require_fitting(packed, name)
-        if len(set(runtimes)) < len(runtimes):
+        forms = {self.file(packed, name): name for name in packed.manifest.order}
+        if len(forms) < len(packed.manifest.order):
             raise UsageError(
-                f"got the forms {', '.join(packed.manifest.order)}; a folder of layout hub has one for each runtime.",
-                hint="Name one of onnxruntime and one of openvino at most.",
+                f"got the forms {', '.join(packed.manifest.order)}; of these, two would be {' or '.join(forms)}.",
+                hint=f"A folder of layout {self.name} has one form for each file.",
             )
-        _require_transformer(packed)
+        _require_transformer(packed, self.name)
         for file, source in packed.described().items():
             (target / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target / file)
-        for name, runtime in zip(packed.manifest.order, runtimes, strict=True):
-            (_write_openvino if runtime == "openvino" else _write_onnx)(packed, name, target)
+        for file, name in forms.items():
+            (target / file).parent.mkdir(exist_ok=True)
+            if packed.manifest.forms[name].runtime == "openvino":
+                _write_openvino(packed, name, target / file)
+            else:
+                self.write_onnx(packed, name, target / file)
 
-
-def _require_fitting(packed: Packed, name: str) -> None:
-    """Raises UsageError for a form that the readers of this layout do not open, or not as it was checked."""
-    packed.require_runtime(name, "hub", "onnxruntime", "openvino")
-    form = packed.manifest.forms[name]
-    if form.runtime == "openvino" and PRECISIONS[form.plan] != "f32":
-        raise UsageError(
-            f"form {name} computes in {PRECISIONS[form.plan]}, which is a setting of OpenVINO and not in its file.",
-            hint='Use --form openvino, and load it with ov_config={"INFERENCE_PRECISION_HINT": "bf16"}.',
-        )
-    for spec in (*packed.io.inputs, *packed.io.outputs):
-        if form.dtypes[spec.name] != spec.dtype:
+    def file(self, packed: Packed, name: str) -> str:
+        """The file of a form. Raises UsageError for one that the readers do not open, or not as it was checked."""
+        packed.require_runtime(name, self.name, *self.runtimes)
+        form = packed.manifest.forms[name]
+        if form.runtime == "openvino" and PRECISIONS[form.plan] != "f32":
             raise UsageError(
-                f"form {name}: {spec.name} is {form.dtypes[spec.name]}; what reads layout hub takes {spec.dtype}.",
-                hint="Name a form in fp32 or int8 with --form.",
+                f"form {name} computes in {PRECISIONS[form.plan]}, which is a setting of OpenVINO and not in its file.",
+                hint='Use --form openvino, and load it with ov_config={"INFERENCE_PRECISION_HINT": "bf16"}.',
             )
+        for spec in (*packed.io.inputs, *packed.io.outputs):
+            if form.dtypes[spec.name] != spec.dtype:
+                raise UsageError(
+                    f"form {name}: {spec.name} is {form.dtypes[spec.name]}; what reads layout {self.name} takes "
+                    f"{spec.dtype}.",
+                    hint="Name a form in fp32 or int8 with --form.",
+                )
+        return OPENVINO if form.runtime == "openvino" else ONNX
+
+    def write_onnx(self, packed: Packed, name: str, path: Path) -> None:
+        """The weights go into the file, or beside it under the name by which they are looked for."""
+        import onnx
+
+        form = packed.manifest.forms[name]
+        model = onnx.load(packed.folder / form.file)
+        size = sum((packed.folder / file).stat().st_size for file in form.external)
+        apart = size > LARGEST_FILE
+        onnx.save_model(model, path, save_as_external_data=apart, location=f"{path.name}_data" if apart else None)
+        packed.proved(name, "ONNX Runtime", lambda: in_onnxruntime(packed.manifest, name, path))
 
 
-def _require_transformer(packed: Packed) -> None:
+def _require_transformer(packed: Packed, layout: str) -> None:
     """Raises UsageError unless inputs and outputs are those of a transformer that reads text."""
     inputs = [spec.name for spec in packed.io.inputs]
     other = [name for name in inputs if name not in INPUTS]
     if other or "input_ids" not in inputs:
-        raise UsageError(f"{packed.name} takes {', '.join(inputs)}; what reads layout hub gives {', '.join(INPUTS)}.")
+        raise UsageError(
+            f"{packed.name} takes {', '.join(inputs)}; what reads layout {layout} gives {', '.join(INPUTS)}."
+        )
     first = packed.io.outputs[0]
     if (first.name, len(first.dims)) not in (("last_hidden_state", 3), ("logits", 2)):
         raise UsageError(
-            f"the first output of {packed.name} is {first}; what reads layout hub takes last_hidden_state of every "
-            "token, and pools it itself, or logits of every text.",
+            f"the first output of {packed.name} is {first}; what reads layout {layout} takes last_hidden_state of "
+            "every token, and pools it itself, or logits of every text.",
             hint="Export the hf: folder without --outputs and --part: last_hidden_state is then the first.",
         )
 
 
-def _write_onnx(packed: Packed, name: str, target: Path) -> None:
-    """The weights go into the file, or beside it under the name by which they are looked for."""
-    import onnx
-
-    form, path = packed.manifest.forms[name], target / ONNX
-    path.parent.mkdir()
-    model = onnx.load(packed.folder / form.file)
-    size = sum((packed.folder / file).stat().st_size for file in form.external)
-    apart = size > LARGEST_FILE
-    onnx.save_model(model, path, save_as_external_data=apart, location=f"{path.name}_data" if apart else None)
-    packed.proved(name, "ONNX Runtime", lambda: in_onnxruntime(packed.manifest, name, path))
-
-
-def _write_openvino(packed: Packed, name: str, target: Path) -> None:
-    module, path = optional.require("openvino"), target / OPENVINO
-    path.parent.mkdir()
+def _write_openvino(packed: Packed, name: str, path: Path) -> None:
+    module = optional.require("openvino")
     graph = module.Core().read_model(str(packed.folder / packed.manifest.forms[name].file))
     module.save_model(graph, str(path), compress_to_fp16=False)
     settings = {"INFERENCE_PRECISION_HINT": "f32"}

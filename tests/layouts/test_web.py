@@ -1,0 +1,138 @@
+"""Files judged where they run: in node, in Chromium by WebAssembly, and by WebGPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Vectors, missing
+from programs import HERE, ran
+
+from attnport.errors import ParityFailed, UsageError
+from attnport.folder.workspace import open_folder
+from attnport.runtimes import base
+from attnport.runtimes._javascript import Chromium
+from attnport.verbs.bench import bench
+from attnport.verbs.bundle import bundle
+from attnport.verbs.check import check
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(autouse=True)
+def _packages(node_modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_PATH", str(node_modules / "node_modules"))
+    for name in ("ort_node", "ort_web"):
+        if not (found := base.get(name).probe()).available:
+            missing(found.reason)
+
+
+def test_numbers_are_within_the_bound(tiny_artifact: Path) -> None:
+    report = check(tiny_artifact, ["ort_node", "ort_web", "ort_webgpu"])
+    assert {name: report.runtimes[name].verdict for name in ("ort_node", "ort_web")} == {
+        "ort_node": "PASS",
+        "ort_web": "PASS",
+    }
+    on_gpu = report.runtimes.get("ort_webgpu")
+    assert on_gpu.verdict == "PASS" if on_gpu is not None else "adapter" in report.absent["ort_webgpu"]
+    ran_in = report.runtimes["ort_web"].ran
+    assert ran_in is not None
+    assert "wasm, Chrom" in ran_in.provider
+
+
+def test_times_are_those_of_the_calls_alone(tiny_artifact: Path) -> None:
+    runtime, manifest = base.get("ort_web"), open_folder(tiny_artifact)
+    session: Any = runtime.open(base.Opening(manifest.io, model=tiny_artifact / "model.onnx", threads=1))
+    feeds = base.usual_feeds(manifest.io)
+    session.run(feeds)
+    began_ns = time.perf_counter_ns()
+    session.run(feeds)
+    with_the_way_there_ns = time.perf_counter_ns() - began_ns
+    assert 0 < session.last_ns < with_the_way_there_ns
+    assert session.peak_bytes() > 10 << 20
+    session.close()
+    report = bench(tiny_artifact, ["ort_web", "torch_eager"], shapes=["batch=2,seq=8"], budget_s=5.0)
+    assert all(row.median_ns for rows in report.shapes.values() for row in rows.values())
+
+
+def test_a_model_that_it_cannot_open_is_an_error_with_its_words(tiny_artifact: Path) -> None:
+    import onnx
+
+    model = onnx.load(tiny_artifact / "model.onnx")
+    model.graph.node[0].op_type = "NoSuchOperator"
+    onnx.save(model, tiny_artifact / "other.onnx")
+    for name in ("ort_node", "ort_web"):
+        with pytest.raises(Exception, match="NoSuchOperator"):
+            base.get(name).open(base.Opening(open_folder(tiny_artifact).io, model=tiny_artifact / "other.onnx"))
+
+
+def test_chromium_ends_with_the_process_that_started_it(tmp_path: Path, tiny_artifact: Path) -> None:
+    program = (
+        "import sys, time\nfrom pathlib import Path\nfrom attnport.folder.workspace import open_folder\n"
+        "from attnport.runtimes import base\nfolder = Path(sys.argv[1])\n"
+        "session = base.get('ort_web').open(base.Opening(open_folder(folder).io, model=folder / 'model.onnx'))\n"
+        "print('open', flush=True)\ntime.sleep(600)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(tiny_artifact)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "open\n"
+        assert of_profile(tmp_path)
+        child.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while of_profile(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not of_profile(tmp_path)
+
+
+def of_profile(folder: Path) -> list[str]:
+    """The processes of Chromium whose profile lies in a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes()
+        except OSError:
+            continue
+        if b"chrom" in words and str(folder).encode() in words:
+            found.append(path.parent.name)
+    return found
+
+
+def test_transformers_js_reads_the_layout(
+    out: Path, node_modules: Path, texts: list[str], wanted: Vectors, tmp_path: Path
+) -> None:
+    web = bundle(out, tmp_path / "web", layout="web")
+    got = np.asarray(json.loads(ran(["node", HERE / "embed.mjs", node_modules, web], texts)))
+    assert got.shape == wanted.shape
+    assert float(np.abs(got - wanted).max()) < 1e-6
+
+
+def test_a_file_that_computes_something_else_in_the_browser_is_not_written(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Chromium.ask
+
+    def off(self: Chromium, op: str, arrays: Any = None, **fields: Any) -> Any:
+        answer, outputs = honest(self, op, arrays, **fields)
+        return answer, {name: array + np.float32(0.01) for name, array in outputs.items()}
+
+    monkeypatch.setattr(Chromium, "ask", off)
+    with pytest.raises(ParityFailed, match="onnxruntime-web computes other numbers"):
+        bundle(out, tmp_path / "web", layout="web")
+    assert not (tmp_path / "web").exists()
+
+
+def test_a_form_that_transformers_js_does_not_read_is_refused(out: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="layout web"):
+        bundle(out, tmp_path / "web", layout="web", forms=["openvino"])
