@@ -252,7 +252,7 @@ class Chromium(Process):
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
+            def do_GET(self) -> None:  # the name that http.server calls
                 given, _, path = self.path.removeprefix("/").partition("/")
                 if given != token:
                     return self._send(404)
@@ -267,7 +267,7 @@ class Chromium(Process):
                     return self._send(404)
                 return self._send(200, file.read_bytes(), kinds.get(file.suffix, "application/octet-stream"))
 
-            def do_POST(self) -> None:  # noqa: N802  # as above
+            def do_POST(self) -> None:  # as above
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.path == f"/{token}/answer":
                     answers.put(body)

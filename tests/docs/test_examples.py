@@ -63,6 +63,7 @@ WITH_COMMANDS = {
     "docs/serve.md",  # in tests/serving, where there are servers
     "docs/start.md",
     "docs/tune.md",
+    "docs/web.md",  # in tests/layouts, where there are its packages
     "examples/custom_attention.py",
     "examples/masked_attention.py",
 }

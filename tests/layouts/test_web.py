@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Vectors, missing
+from conftest import ROOT, Vectors, missing
 from programs import HERE, ran
 
 from attnport.errors import ParityFailed, UsageError
@@ -116,6 +118,31 @@ def test_transformers_js_reads_the_layout(
     got = np.asarray(json.loads(ran(["node", HERE / "embed.mjs", node_modules, web], texts)))
     assert got.shape == wanted.shape
     assert float(np.abs(got - wanted).max()) < 1e-6
+
+
+def test_what_the_page_shows_runs(out: Path, node_modules: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "web.md").read_text("utf-8")
+    (tmp_path / "out").mkdir()
+    shutil.copytree(out, tmp_path / "out" / "minilm")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    commands = re.findall(r"^attnport .*$", page, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        _, *arguments = command.split()
+        quick = ["--budget", "5"] if arguments[0] == "bench" else []
+        inside(tmp_path, sys.executable, "-m", "attnport.cli", *arguments, *quick)
+    (program,) = re.findall(r"^```js\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "node_modules").symlink_to(node_modules / "node_modules")
+    printing = "\nconsole.log(JSON.stringify(vectors.dims));\n"
+    (tmp_path / "page.mjs").write_text(program.replace("'/models/'", "'web'") + printing)
+    assert json.loads(inside(tmp_path, "node", "page.mjs").splitlines()[-1]) == [1, 384]
+
+
+def inside(folder: Path, *command: str) -> str:
+    """What a command prints that is run in a folder."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def test_a_file_that_computes_something_else_in_the_browser_is_not_written(
