@@ -228,7 +228,7 @@ $(PUBLISHED): benchmarks/packages.txt $(VENV)/.demo
 
 # Without the packages' own scripts: that of onnxruntime-node would download what a GPU needs.
 .cache/layouts/node/.made: tests/layouts/package-lock.json tests/layouts/package.json
-	@echo "Installing transformers.js into $(@D)."
+	@echo "Installing transformers.js and TypeScript into $(@D)."
 	@mkdir -p $(@D) && cp $^ $(@D)
 	@npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund --silent
 	@touch $@

@@ -131,7 +131,7 @@ def test_what_the_page_shows_runs(out: Path, node_modules: Path, tmp_path: Path)
         _, *arguments = command.split()
         quick = ["--budget", "5"] if arguments[0] == "bench" else []
         inside(tmp_path, sys.executable, "-m", "attnport.cli", *arguments, *quick)
-    (program,) = re.findall(r"^```js\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    program, _ = re.findall(r"^```js\n(.*?)^```", page, re.DOTALL | re.MULTILINE)  # test_web_reader.py has the other
     (tmp_path / "node_modules").symlink_to(node_modules / "node_modules")
     printing = "\nconsole.log(JSON.stringify(vectors.dims));\n"
     (tmp_path / "page.mjs").write_text(program.replace("'/models/'", "'web'") + printing)

@@ -1,0 +1,324 @@
+// Opens a bundle that `attnport bundle` wrote, in the browser or in Node, with the ONNX Runtime that it is given:
+// onnxruntime-web or onnxruntime-node. Files are compared with their digests, and the golden cases run, before it is used.
+
+import { atLeast, BundleError, checkFeeds, FeedError, IntegrityError, takes } from './contract.js';
+import type { Contract, Dim, Tensor, TensorSpec, TypedArray } from './contract.js';
+import { wordPiece } from './wordpiece.js';
+import type { Row, Text, Words } from './wordpiece.js';
+
+export { BundleError, FeedError, IntegrityError } from './contract.js';
+export type { Contract, Tensor, TypedArray } from './contract.js';
+export type { Text } from './wordpiece.js';
+
+/** As much of onnxruntime-common as is used here. */
+export interface OnnxRuntime {
+  Tensor: new (type: any, data: any, dims: readonly number[]) => Tensor;
+  InferenceSession: { create(model: any, options?: any): Promise<Session> };
+}
+interface Session {
+  run(feeds: any, outputs?: any): Promise<Record<string, any>>;
+  release(): Promise<void>;
+}
+interface Form {
+  file: string; external: string[]; plan: string; runtime: string; provider: string | null;
+  dtypes: Record<string, string>;
+}
+interface Bound { case: string; output: string; plan: string; rms_bound: number; max_bound: number }
+interface Manifest {
+  format: string; version: number; name: string; io: Contract; order: string[]; forms: Record<string, Form>;
+  goldens: { file: string; bounds: Bound[] };
+  tokenizer: { file: string; chars: string | null } | null;
+  files: Record<string, { bytes: number; sha256: string }>;
+  prompts: { named: Record<string, string>; default: string };
+  text_limit: number | null;
+}
+
+export interface Options {
+  /** The package onnxruntime-web or onnxruntime-node, imported. */
+  ort: OnnxRuntime;
+  /** The form to open; by default the first for ONNX Runtime on the CPU. */
+  form?: string;
+  /** Where the form runs: `wasm` or `webgpu` of onnxruntime-web, `cpu` of onnxruntime-node. By default what it chooses. */
+  providers?: string[];
+  /** Whether the golden cases run before the model is returned; true by default. */
+  selftest?: boolean;
+  /** Threads of ONNX Runtime; by default what it chooses. */
+  threads?: number;
+}
+/** One output of a golden case: its errors against the float64 reference, and their bounds. */
+export interface Result {
+  case: string; output: string; passed: boolean; reason: string;
+  rms: number; rmsBound: number; max: number; maxBound: number;
+}
+
+type Read = (name: string) => Promise<Uint8Array>;
+const DTYPES: Record<string, [string, new (buffer: ArrayBuffer) => TypedArray]> = {
+  F64: ['float64', Float64Array], F32: ['float32', Float32Array], F16: ['float16', Uint16Array],
+  I64: ['int64', BigInt64Array], I32: ['int32', Int32Array], BOOL: ['bool', Uint8Array],
+};
+const IDS = 'input_ids', TYPES = 'token_type_ids', POOLED = 'pooled_mask', ATTENDED = 'attended_mask';
+/** Places of a batch, padding included; a batch of fewer than `FULL` is slower per place, and takes texts of any length. */
+const TOKENS = 1024, FULL = 128, LIKE = 0.75;
+
+/**
+ * Opens a bundle.
+ *
+ * Throws IntegrityError where a file is not the one that was bundled, BundleError where the folder is no bundle, has no
+ * form for ONNX Runtime, or computes other numbers here.
+ *
+ * @param source The URL of the bundle's folder; in Node, its path.
+ */
+export async function load(source: string | URL, options: Options): Promise<Model> {
+  const read = reader(source);
+  const manifest: Manifest = JSON.parse(new TextDecoder().decode(await read('bundle.json')));
+  if (manifest.format !== 'attnport-bundle' || manifest.version !== 1) {
+    throw new BundleError(`bundle.json: got format '${manifest.format}', version ${manifest.version}; ` +
+      "expected 'attnport-bundle', 1.");
+  }
+  const fits = ({ runtime, provider, dtypes }: Form) => runtime === 'onnxruntime' && provider === 'CPUExecutionProvider' &&
+    [...manifest.io.inputs, ...manifest.io.outputs].every((spec) => dtypes[spec.name] === spec.dtype);
+  const name = options.form ?? manifest.order.find((each) => fits(manifest.forms[each]));
+  const form = manifest.forms[name ?? ''];
+  if (!name || !form || !fits(form)) {
+    throw new BundleError(`${name ?? 'the bundle'}: got forms ${manifest.order.join(', ')}; expected one for ONNX Runtime ` +
+      'on the CPU. Make one with: attnport bundle out/ -o app/ --form ort_cpu');
+  }
+
+  async function checked(file: string): Promise<Uint8Array> {
+    const recorded = manifest.files[file];
+    if (!recorded) throw new IntegrityError(`${file} is not listed in bundle.json.`);
+    const bytes = await read(file);
+    const digest = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes as BufferSource));
+    const sha256 = Array.from(digest, (byte) => byte.toString(16).padStart(2, '0')).join('');
+    if (bytes.length !== recorded.bytes || sha256 !== recorded.sha256) {
+      throw new IntegrityError(`${file}: got ${bytes.length} bytes with the digest ${sha256.slice(0, 12)}…; ` +
+        `expected ${recorded.bytes} with ${recorded.sha256.slice(0, 12)}…: it is not the file that was bundled.`);
+    }
+    return bytes;
+  }
+
+  const text = async (file: string) => new TextDecoder().decode(await checked(file));
+  const table = manifest.tokenizer?.chars;
+  const words = table ? wordPiece(await text(manifest.tokenizer!.file), await text(table)) : null;
+  const session = await options.ort.InferenceSession.create(await checked(form.file), {
+    ...(options.providers ? { executionProviders: options.providers } : {}),
+    ...(options.threads ? { intraOpNumThreads: options.threads } : {}),
+    externalData: await Promise.all(form.external.map(async (path) => ({ path, data: await checked(path) }))),
+  });
+  const goldens = safetensors(await checked(manifest.goldens.file), manifest.goldens.file);
+  const model = new Model(manifest, name, options.ort, session, words, goldens);
+  if (options.selftest ?? true) {
+    const failed = (await model.selftest()).find((result) => !result.passed);
+    if (failed) {
+      await model.close();
+      throw new BundleError(`${manifest.name} computes other numbers here: ${failed.case} ${failed.output}: ${failed.reason}.`);
+    }
+  }
+  return model;
+}
+
+/** An open bundle. */
+export class Model {
+  /** The contract: inputs, outputs, dims and masks. */
+  readonly io: Contract;
+
+  /** Use `load`. */
+  constructor(
+    private readonly manifest: Manifest, readonly form: string, private readonly ort: OnnxRuntime,
+    private readonly session: Session, private readonly words: Words | null,
+    private readonly goldens: Map<string, Tensor>,
+  ) {
+    this.io = manifest.io;
+  }
+
+  /** The outputs by name. Throws FeedError for inputs that do not fit the contract. */
+  async run(feeds: Readonly<Record<string, Tensor>>): Promise<Record<string, Tensor>> {
+    checkFeeds(this.io, feeds);
+    const tensors = Object.entries(feeds).map(([name, { type, data, dims }]) => [name, new this.ort.Tensor(type, data, dims)]);
+    return await this.session.run(Object.fromEntries(tensors), this.io.outputs.map((spec) => spec.name));
+  }
+
+  /**
+   * The vector of each text, in their order; those of sentence-transformers' `encode`.
+   *
+   * @param texts Texts of any number; they run in batches of like length.
+   * @param options.prompt The name of the prompt to put before each text; by default the model's own, "" is none.
+   */
+  async embed(texts: readonly string[], options: { prompt?: string } = {}): Promise<Float32Array[]> {
+    const vector = (spec: TensorSpec) => spec.dims.length === 2 && typeof spec.dims[1] === 'number';
+    const outputs = this.io.outputs.filter(vector);
+    if (outputs.length !== 1 || ['scores', 'logits'].includes(outputs[0].name)) {
+      throw new FeedError(`embed: got the outputs ${this.io.outputs.map((spec) => spec.name).join(', ')}; ` +
+        'expected one [batch, number], and neither scores nor logits.');
+    }
+    return this.rows(texts, outputs[0].name, this.prompt(options.prompt));
+  }
+
+  /** The scores of each text or pair of texts, of a cross-encoder or classifier: a number for each class. */
+  async predict(texts: readonly Text[]): Promise<Float32Array[]> {
+    const output = ['scores', 'logits'].find((name) => this.io.outputs.some((spec) => spec.name === name));
+    if (!output) throw new FeedError('predict: the model has neither scores nor logits.');
+    return this.rows(texts, output, '');
+  }
+
+  /** Runs the golden cases: whether the model computes here what it computed where it was bundled. */
+  async selftest(): Promise<Result[]> {
+    const results: Result[] = [];
+    let [last, outputs, problem] = ['', {} as Record<string, Tensor>, ''];
+    for (const bound of this.manifest.goldens.bounds.filter((each) => each.plan === this.manifest.forms[this.form].plan)) {
+      if (bound.case !== last) {
+        last = bound.case;
+        const feeds = this.io.inputs.map((spec) => [spec.name, this.golden(`${last}/in/${spec.name}`)]);
+        [outputs, problem] = await this.run(Object.fromEntries(feeds))
+          .then((found) => [found, ''] as const, (error) => [{}, String(error.message ?? error)] as const);
+      }
+      const [expected, valid] = ['out', 'valid'].map((what) => this.golden(`${bound.case}/${what}/${bound.output}`));
+      results.push(compared(bound, outputs[bound.output], expected, valid, problem));
+    }
+    if (!results.length) throw new BundleError(`there is no golden case of ${this.form}.`);
+    return results;
+  }
+
+  /** Frees the model. */
+  async close(): Promise<void> {
+    await this.session.release();
+  }
+
+  private golden(name: string): Tensor {
+    const found = this.goldens.get(name);
+    if (!found) throw new IntegrityError(`${this.manifest.goldens.file}: there is no '${name}'.`);
+    return found;
+  }
+
+  private prompt(name?: string): string {
+    const { named, default: usual } = this.manifest.prompts;
+    const chosen = name ?? usual;
+    if (chosen && !(chosen in named)) {
+      throw new FeedError(`prompt: got '${chosen}'; expected one of ${Object.keys(named).join(', ') || 'none'}.`);
+    }
+    return chosen ? named[chosen] : '';
+  }
+
+  private async rows(texts: readonly Text[], output: string, prompt: string): Promise<Float32Array[]> {
+    const { words } = this;
+    if (!words) throw new BundleError('the bundle has no tokenizer that is read here; give token ids to run.');
+    if (!texts.length) throw new FeedError('texts: got none; expected one or more.');
+    texts.forEach((text, at) => {
+      if (![text].flat().every((each) => typeof each === 'string')) {
+        throw new FeedError(`texts[${at}]: got ${typeof text}; expected text, or a pair of texts.`);
+      }
+    });
+    const spec = this.io.inputs.find((each) => each.name === IDS);
+    if (!spec || this.io.inputs.some((each) => each.name === ATTENDED)) {
+      throw new FeedError('the model does not read text as this reader gives it; give its inputs to run.');
+    }
+    const [item, place] = spec.dims.map((dim): Dim => this.io.dims.find((each) => each.name === dim) ??
+      { name: '', min: Number(dim), opt: Number(dim), max: Number(dim), step: 1 });
+    const longest = Math.min(place.max, this.manifest.text_limit ?? place.max);
+    const begun = (text: Text): Text => typeof text === 'string' ? prompt + text : [prompt + text[0], text[1]];
+    const rows = texts.map((text) => words.encode(begun(text), longest));
+    const before = prompt ? words.encode(prompt, longest).ids : [];
+    const unpooled = before.length - Number(words.special.has(before[before.length - 1]));
+    const found: Float32Array[] = new Array(rows.length);
+    for (const batch of batches(rows.map((row) => atLeast(place, row.ids.length)), item)) {
+      const filled = [...batch, ...new Array(atLeast(item, batch.length) - batch.length).fill(batch[batch.length - 1])];
+      const size = atLeast(place, rows[batch[0]].ids.length);
+      const result = (await this.run(this.padded(filled.map((at) => rows[at]), size, words.padId, unpooled)))[output];
+      const width = result.dims.slice(1).reduce((product, each) => product * each, 1);
+      batch.forEach((at, row) => {
+        found[at] = (result.data as Float32Array).slice(row * width, (row + 1) * width);
+      });
+    }
+    return found;
+  }
+
+  private padded(rows: Row[], size: number, padId: number, unpooled: number): Record<string, Tensor> {
+    const feeds: Record<string, Tensor> = {};
+    for (const { name, dtype, dims } of this.io.inputs) {
+      const mask = this.io.masks.find((each) => each.input === name && each.kinds.includes('padding'));
+      const [hidden, real] = mask?.polarity === 'hide' ? [1, 0] : mask?.polarity === 'additive' ? [-Infinity, 0] : [0, 1];
+      if (dims.length !== 2 || (mask ? mask.carries !== 'mask' || mask.kinds.length > 1 : ![IDS, TYPES].includes(name))) {
+        throw new FeedError(`input '${name}': this reader does not make it of texts; give the inputs to run.`);
+      }
+      const values = rows.flatMap(({ ids, types }) => Array.from({ length: size }, (_, at) =>
+        name === IDS ? ids[at] ?? padId : name === TYPES ? types[at] ?? 0
+          : at < ids.length && !(name === POOLED && at < unpooled) ? real : hidden));
+      const data = dtype === 'int64' ? BigInt64Array.from(values, BigInt) : dtype === 'int32' ? Int32Array.from(values)
+        : dtype === 'bool' ? Uint8Array.from(values) : Float32Array.from(values);
+      feeds[name] = { type: dtype, dims: [rows.length, size], data };
+    }
+    return feeds;
+  }
+}
+
+/** The places of each batch in the list of texts: those of like length run together, the longest first. */
+function* batches(lengths: number[], sizes: Dim): Generator<number[]> {
+  const order = lengths.map((_, at) => at).sort((one, other) => lengths[other] - lengths[one]);
+  for (let begin = 0; begin < order.length;) {
+    const longest = lengths[order[begin]];
+    const room = Math.floor(Math.min(Math.floor(TOKENS / longest), sizes.max) / sizes.step) * sizes.step;
+    const last = Math.min(begin + Math.max(room, atLeast(sizes, 1)), order.length);
+    let end = begin + 1;
+    while (end < last && ((end - begin) * longest < FULL || lengths[order[end]] >= LIKE * longest || !takes(sizes, end - begin))) {
+      end += 1;
+    }
+    yield order.slice(begin, end);
+    begin = end;
+  }
+}
+
+function compared(bound: Bound, got: Tensor | undefined, expected: Tensor, valid: Tensor, problem: string): Result {
+  let [squares, count, max] = [0, 0, 0];
+  const alike = got && got.dims.length === expected.dims.length && got.dims.every((size, axis) => size === expected.dims[axis]);
+  let reason = got ? '' : problem || 'the output is missing';
+  if (got && !alike) reason = `got shape [${got.dims.join(', ')}]; expected [${expected.dims.join(', ')}]`;
+  if (got && alike) {
+    const inner = expected.data.length / Math.max(valid.data.length, 1); // elements for each one of `valid`
+    for (let at = 0; at < got.data.length; at += 1) {
+      const value = Number(got.data[at]);
+      if (!Number.isFinite(value)) reason ||= 'elements are NaN or Inf';
+      if (!valid.data[Math.floor(at / inner)]) continue;
+      const error = Math.abs(value - Number(expected.data[at]));
+      squares += error * error;
+      count += 1;
+      max = Math.max(max, error);
+    }
+    if (!count && expected.data.length) reason ||= 'no element to compare';
+  }
+  const rms = Math.sqrt(squares / Math.max(count, 1));
+  // Written so that NaN does not pass.
+  if (!(rms <= bound.rms_bound)) reason ||= `RMS error ${rms.toExponential(2)} is over its bound ${bound.rms_bound.toExponential(2)}`;
+  if (!(max <= bound.max_bound)) reason ||= `max error ${max.toExponential(2)} is over its bound ${bound.max_bound.toExponential(2)}`;
+  return { case: bound.case, output: bound.output, passed: !reason, reason, rms, rmsBound: bound.rms_bound, max, maxBound: bound.max_bound };
+}
+
+/** The arrays of a safetensors file. */
+function safetensors(bytes: Uint8Array, file: string): Map<string, Tensor> {
+  const start = 8 + Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
+  const header: Record<string, { dtype: string; shape: number[]; data_offsets: [number, number] }> =
+    JSON.parse(new TextDecoder().decode(bytes.subarray(8, start)));
+  const found = new Map<string, Tensor>();
+  for (const [name, { dtype, shape, data_offsets: [begin, end] }] of Object.entries(header)) {
+    if (name === '__metadata__') continue;
+    if (!DTYPES[dtype] || start + end > bytes.length) throw new IntegrityError(`${file}: '${name}' is cut short, or of ${dtype}.`);
+    const [type, Array] = DTYPES[dtype];
+    found.set(name, { type, dims: shape, data: new Array(bytes.slice(start + begin, start + end).buffer) });
+  }
+  return found;
+}
+
+/** What reads the files of a folder: by the network, or from the disk in Node. */
+function reader(source: string | URL): Read {
+  const place = String(source).replace(/\/*$/, '/');
+  if ((globalThis as any).process?.versions?.node && !/^https?:/.test(place)) {
+    // Not a literal, so that no bundler looks for it.
+    const file = (name: string) => place.startsWith('file:') ? new URL(name, place) : place + name;
+    return async (name) => new Uint8Array(await (await import(['node:fs', 'promises'].join('/'))).readFile(file(name)));
+  }
+  const base = new URL(place, globalThis.location?.href);
+  return async (name) => {
+    const answer = await fetch(new URL(name, base));
+    if (!answer.ok) throw new BundleError(`${new URL(name, base)}: got status ${answer.status}.`);
+    return new Uint8Array(await answer.arrayBuffer());
+  };
+}
