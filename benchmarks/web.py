@@ -1,0 +1,94 @@
+"""MiniLM as WebAssembly, one thread: the forms of this project beside the file that transformers.js' own tools make.
+
+The tokens of 32 sentences run in onnxruntime-web, in node. Each file runs in every schedule: sentences sorted by length
+in batches of 1, 4, 8 and 32, and in those of our readers. The best of a side counts. Sides take turns in every round,
+and ratios are of the same round. The other file is optimum's export, of which transformers.js' converter makes its own.
+
+    python benchmarks/web.py OUT --peer FOLDER [--rounds 15] [--json FILE]
+
+OUT is an artifact of MiniLM with its forms, FOLDER what sentence-transformers' `save_pretrained` wrote with
+`backend="onnx"`. It needs `make layouts-test`'s node packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from attnport.folder.machine import machine
+from attnport_bundle.batches import TOKENS, groups
+from attnport_bundle.format.contract import Dim
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / ".cache" / "layouts" / "node" / "node_modules" / "onnxruntime-web"
+FORMS = {"onnx": "model.onnx", "onnx_18": "model.onnx_18.onnx", "ort_cpu": "model.ort_cpu.onnx"}
+PEER = "transformers.js"
+
+
+def schedules(lengths: Sequence[int]) -> dict[str, list[list[int]]]:
+    """The batches of each schedule, as places in the list."""
+    order = sorted(range(len(lengths)), key=lambda at: -lengths[at])
+    found = {f"sorted, {size}": [order[at : at + size] for at in range(0, len(order), size)] for size in (1, 4, 8, 32)}
+    return found | {"like length": list(groups(lengths, TOKENS, Dim("batch", 1, 8, 64)))}
+
+
+def best(runs: Sequence[dict[str, Any]], side: str) -> dict[str, Any]:
+    """The schedule of a side with the smallest median."""
+    return min((run for run in runs if run["side"] == side), key=lambda run: statistics.median(run["ms"]))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measures, prints and writes what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--peer", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    tokenizer = Tokenizer.from_file(str(given.out / "tokenizer.json"))
+    tokenizer.no_padding()
+    sentences = (ROOT / "examples" / "sentences.txt").read_text("utf-8").splitlines()[:192:6]
+    rows = [row.ids for row in tokenizer.encode_batch(sentences)]
+    lengths = list(map(len, rows))
+    sides = [{"name": PEER, "model": str(given.peer / "onnx" / "model.onnx"), "external": []}]
+    sides += [
+        {"name": name, "model": str(given.out / file), "external": [str(given.out / "weights.bin")]}
+        for name, file in FORMS.items()
+        if (given.out / file).is_file()
+    ]
+    command = ["node", str(ROOT / "benchmarks" / "beside" / "web.mjs"), str(PACKAGE), str(given.rounds)]
+    asked = json.dumps({"rows": rows, "sides": [{**side, "schedules": schedules(lengths)} for side in sides]})
+    runs = json.loads(subprocess.run(command, input=asked, capture_output=True, text=True, check=True).stdout)
+    other = best(runs, PEER)
+    table = []
+    for side in sides:
+        own = best(runs, str(side["name"]))
+        ratios = sorted(one / of for one, of in zip(own["ms"], other["ms"], strict=True))
+        tail = len(ratios) // 20  # nine tenths of the rounds lie between the two that are told
+        table.append(
+            {
+                "side": side["name"],
+                "schedule": own["schedule"],
+                "median_ms": round(statistics.median(own["ms"]), 1),
+                "ratio": round(statistics.median(ratios), 3),
+                "nine_tenths": [round(ratios[tail], 3), round(ratios[-1 - tail], 3)],
+            }
+        )
+        print(table[-1], flush=True)
+    if given.json:
+        real = round(sum(lengths) / (len(lengths) * max(lengths)), 3)
+        version = json.loads((PACKAGE / "package.json").read_text("utf-8"))["version"]
+        found = {"machine": machine().cpu, "onnxruntime_web": version, "rounds": given.rounds, "real_tokens": real}
+        given.json.write_text(json.dumps({**found, "sides": table}, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
