@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from linear_graphs import TOKENS, WIDTH, Array, graph, run, weights
@@ -13,7 +14,7 @@ from linear_graphs import TOKENS, WIDTH, Array, graph, run, weights
 from attnport.exporter.precision import integers
 from attnport.exporter.precision.integers import Seen, layers, observe, observed, write_int8
 
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 __all__ = ["weights"]  # a fixture
 
 
@@ -111,3 +112,33 @@ def test_products_that_read_the_same_share_a_layer(weights: dict[str, Array]) ->
     model.graph.insert_before(model.graph[0], second)
     assert layers(model)[0].nodes == ("second", "first")
     assert layers(model)[0].weights == 2 * WIDTH * 48
+
+
+def test_a_large_table_that_is_read_by_rows_is_in_int8_and_near_to_float32() -> None:
+    random = np.random.default_rng(2)
+    tables = {"words": (4096, 64), "places": (16, 64), "both": (4096, 64)}
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 23]> g (int64[N] ids, int64[N] at, float[N,64] x)'
+        " => (float[N,64] y, float[N,M] z)"
+        "{ a = Gather(words, ids) b = Gather(places, at) c = Gather(both, ids) t = Transpose(both) z = MatMul(x, t)"
+        " d = Add(a, b) y = Add(d, c) }"
+    )
+    for name, shape in tables.items():
+        values = random.normal(size=shape) * random.uniform(0.01, 100, (shape[0], 1))
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(values.astype(np.float32), name))
+    feeds = {"ids": np.arange(40), "at": np.arange(40) % 16, "x": np.zeros((40, 64), np.float32)}
+
+    def y(model: onnx.ModelProto) -> Array:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        found: Array = session.run(["y"], feeds)[0]
+        return found
+
+    model = ir.from_proto(proto)
+    write_int8(model, {"x": Seen(np.zeros(64), np.ones(64), np.zeros(64))}, kept=[layers(model)[0].name])
+    kinds = {name: value.dtype for name, value in model.graph.initializers.items()}
+    assert ir.DataType.INT8 in {kind for name, kind in kinds.items() if name.startswith("words")}
+    assert kinds["places"] == kinds["both"] == ir.DataType.FLOAT  # small; and a product reads it too
+    words = onnx.numpy_helper.to_array(proto.graph.initializer[0])
+    off = np.abs(y(ir.to_proto(model)) - y(proto)).max(1)
+    assert off.max() > 0
+    assert (off <= np.abs(words[:40]).max(1) / 254 * 1.01).all()
