@@ -24,12 +24,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from attnport.folder.machine import machine
+from attnport.onnx_walk import references
 from attnport_bundle.batches import TOKENS, groups
 from attnport_bundle.format.contract import Dim
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / ".cache" / "layouts" / "node" / "node_modules" / "onnxruntime-web"
-FORMS = {"onnx": "model.onnx", "onnx_18": "model.onnx_18.onnx", "ort_cpu": "model.ort_cpu.onnx"}
+FORMS = ("onnx", "onnx_18", "ort_cpu", "ort_cpu.int8")
 PEER = "transformers.js"
 
 
@@ -58,19 +59,18 @@ def main(arguments: Sequence[str]) -> None:
     sentences = (ROOT / "examples" / "sentences.txt").read_text("utf-8").splitlines()[:192:6]
     rows = [row.ids for row in tokenizer.encode_batch(sentences)]
     lengths = list(map(len, rows))
-    sides = [{"name": PEER, "model": str(given.peer / "onnx" / "model.onnx"), "external": []}]
-    sides += [
-        {"name": name, "model": str(given.out / file), "external": [str(given.out / "weights.bin")]}
-        for name, file in FORMS.items()
-        if (given.out / file).is_file()
-    ]
+    sides: list[dict[str, Any]] = [{"name": PEER, "model": str(given.peer / "onnx" / "model.onnx"), "external": []}]
+    for name in FORMS:
+        if (model := given.out / f"model.{name}.onnx").is_file():
+            external = sorted({str(model.with_name(each.location)) for each in references(model)})
+            sides.append({"name": name, "model": str(model), "external": external})
     command = ["node", str(ROOT / "benchmarks" / "beside" / "web.mjs"), str(PACKAGE), str(given.rounds)]
     asked = json.dumps({"rows": rows, "sides": [{**side, "schedules": schedules(lengths)} for side in sides]})
     runs = json.loads(subprocess.run(command, input=asked, capture_output=True, text=True, check=True).stdout)
     other = best(runs, PEER)
     table = []
     for side in sides:
-        own = best(runs, str(side["name"]))
+        own = best(runs, side["name"])
         ratios = sorted(one / of for one, of in zip(own["ms"], other["ms"], strict=True))
         tail = len(ratios) // 20  # nine tenths of the rounds lie between the two that are told
         table.append(
