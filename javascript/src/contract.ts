@@ -86,9 +86,7 @@ export function checkFeeds(io: Contract, feeds: Readonly<Record<string, Tensor>>
     const given = feeds[spec.name];
     const problem = `input '${spec.name}'`;
     if (given === undefined) throw new FeedError(`${problem} is missing; expected ${said(spec)}.`);
-    if (given.type !== spec.dtype) {
-      throw new FeedError(`${problem}: got dtype ${given.type}; expected ${spec.dtype}.`);
-    }
+    if (given.type !== spec.dtype) throw new FeedError(`${problem}: got dtype ${given.type}; expected ${spec.dtype}.`);
     if (given.dims.length !== spec.dims.length) {
       throw new FeedError(`${problem}: got rank ${given.dims.length}, shape [${given.dims.join(', ')}]; ` +
         `expected rank ${spec.dims.length}, ${said(spec)}.`);
@@ -110,26 +108,18 @@ export function checkFeeds(io: Contract, feeds: Readonly<Record<string, Tensor>>
   for (const spec of io.inputs) {
     const given = feeds[spec.name];
     spec.dims.forEach((dim, axis) => {
-      const size = evaluate(dim, sizes);
-      if (given.dims[axis] === size) return;
+      if (given.dims[axis] === evaluate(dim, sizes)) return;
       const at = typeof dim === 'number' ? '' : ` with ${told(sizes)}`;
       throw new FeedError(`input '${spec.name}': got size ${given.dims[axis]} on axis ${axis}; expected ${dim}${at}.`);
     });
-    checkValues(io, spec, given, sizes);
+    const counted = io.masks.find((mask) => mask.input === spec.name && mask.carries === 'lengths');
+    const most = spec.high !== null ? spec.high - 1 : counted?.keys ? sizes.get(counted.keys) : undefined;
+    if (most === undefined) continue;
+    let [low, high] = [Infinity, -Infinity];
+    for (const value of given.data) [low, high] = [Math.min(low, Number(value)), Math.max(high, Number(value))];
+    if (low < 0 || high > most) {
+      throw new FeedError(`input '${spec.name}': got values ${low} to ${high}; expected 0 to ${most}.`);
+    }
   }
   return sizes;
-}
-
-function checkValues(io: Contract, spec: TensorSpec, given: Tensor, sizes: ReadonlyMap<string, number>): void {
-  const counted = io.masks.find((mask) => mask.input === spec.name && mask.carries === 'lengths');
-  const most = spec.high !== null ? spec.high - 1 : counted?.keys ? sizes.get(counted.keys) : undefined;
-  if (most === undefined || given.data.length === 0) return;
-  let [low, high] = [Number(given.data[0]), Number(given.data[0])];
-  for (const value of given.data) {
-    low = Math.min(low, Number(value));
-    high = Math.max(high, Number(value));
-  }
-  if (low < 0 || high > most) {
-    throw new FeedError(`input '${spec.name}': got values ${low} to ${high}; expected 0 to ${most}.`);
-  }
 }
