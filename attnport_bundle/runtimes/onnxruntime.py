@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _OF_THE_FILE = ("NoSuchFile", "NoModel", "InvalidProtobuf", "InvalidGraph")
 """Exceptions for which the file is at fault, not the provider."""
-# TF32 keeps 10 of float32's 23 bits of mantissa: it is a precision of its own, not fp32.
-_OPTIONS: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}}
 _DTYPES = {"float": "float32", "double": "float64"}
 # ONNX Runtime recognises its own format by the file's name or this key; files of that format are not checked here.
 _FORMAT = ("session.load_model_format", "ONNX")
@@ -85,10 +83,15 @@ class OnnxRuntimeSession(Session):
         provider = str(form.provider)
         if provider not in module.get_available_providers():
             raise RuntimeMissing(f"this onnxruntime was built without {provider}.")
+        own: dict[str, str] = {}
+        self.machine = cpu()
         if provider == CUDA:
             from . import cuda
 
             cuda.load_for_onnxruntime(module)
+            self.machine = cuda.gpu(cuda.Device())
+            own = cuda.provider_options(self.machine.sm)
+            self.wants_eights = self.machine.sm < cuda.OWN_ATTENTION
         options = module.SessionOptions()
         options.log_severity_level = 4  # errors are raised; they need not be printed as well
         options.add_session_config_entry(*_FORMAT)
@@ -105,9 +108,7 @@ class OnnxRuntimeSession(Session):
             options.add_external_initializers_from_files_in_memory(list(weights), list(weights.values()), sizes)
         try:
             # The fallback to the CPU is off, as it prints the error, which may hold text of the model file, unescaped.
-            session = module.InferenceSession(
-                path, options, providers=[(provider, _OPTIONS.get(provider, {}))], enable_fallback=0
-            )
+            session = module.InferenceSession(path, options, providers=[(provider, own)], enable_fallback=0)
         except Exception as err:  # a runtime's own exceptions share no base
             if provider != CPU and type(err).__name__ not in _OF_THE_FILE:
                 raise RuntimeMissing(f"{provider} does not start here: {escaped(str(err))}") from err
@@ -115,9 +116,10 @@ class OnnxRuntimeSession(Session):
         # If the requested provider does not start, onnxruntime only warns and takes another one.
         if session.get_providers()[0] != provider:
             raise RuntimeMissing(f"got provider {session.get_providers()[0]}; expected {provider}.")
+        if own:
+            cuda.require_options(session, provider, own)
         self._module, self._session = module, session
         self.provider, self.version = provider, str(module.__version__)
-        self.machine = cuda.gpu(cuda.Device()) if provider == CUDA else cpu()
         self.inputs = tuple(map(_port, session.get_inputs()))
         self.outputs = tuple(map(_port, session.get_outputs()))
         self._names = [port.name for port in self.outputs]
