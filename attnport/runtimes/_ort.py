@@ -32,9 +32,9 @@ from attnport.runtimes.base import (
     small_feeds,
     walk,
 )
-from attnport_bundle.decoding.caches import Buffers
+from attnport_bundle.decoding.caches import Buffers, Carried, Steps
 from attnport_bundle.format.decoder import IN_PLACE
-from attnport_bundle.runtimes.onnxruntime import CPU, WITHOUT_SKIP_NORMS, InPlace
+from attnport_bundle.runtimes.onnxruntime import CPU, CUDA, WITHOUT_SKIP_NORMS, InPlace, OnDevice
 
 if TYPE_CHECKING:
     import onnx
@@ -311,19 +311,23 @@ class OrtSession(CheckedSession):
         self._names = [spec.name for spec in io.outputs]
         self._halves = _half_inputs(session.get_inputs())
 
-    def new_steps(self, roles: Roles) -> Buffers | None:
-        """For a model that writes to its caches; see `attnport_bundle.decoding.caches.steps_of`."""
+    def new_steps(self, roles: Roles) -> Steps | None:
+        """On a GPU, and for a model that writes to its caches; see `attnport_bundle.decoding.caches.steps_of`."""
         import onnxruntime
 
-        run = InPlace.of(onnxruntime, self._session) if self.ran.provider == CPU else None
+        run: InPlace | OnDevice | None = None
+        if self.ran.provider == CPU:
+            run = InPlace.of(onnxruntime, self._session)
+        elif self.ran.provider == CUDA and roles.returns_whole_cache:
+            run = OnDevice(onnxruntime, self._session)
         if run is None:
             return None
 
-        def step(feeds: Mapping[str, Array], buffers: Mapping[str, tuple[str, Array]]) -> dict[str, Array]:
+        def step(feeds: Mapping[str, Array], held: Mapping[str, tuple[str, Any]]) -> Any:
             with self._open(), refused("ONNX Runtime", feeds):
-                return run(feeds, buffers)
+                return run(feeds, held)
 
-        return Buffers(step, roles)
+        return Carried(step, run.read, roles) if isinstance(run, OnDevice) else Buffers(step, roles)
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         with refused("ONNX Runtime", feeds):

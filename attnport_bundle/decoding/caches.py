@@ -124,6 +124,57 @@ class Buffers(Steps):
         return held if axis is None else np.ascontiguousarray(held[_places(axis, 0, self._lengths[name])])
 
 
+class Carried(Steps):
+    """`Steps` of a runtime that keeps caches on its device: what it gives for a cache is held there, and is given to
+    it again. Nothing of a cache passes through the host, unless rows change or places are let go."""
+
+    def __init__(
+        self,
+        step: Callable[[Mapping[str, Array], Mapping[str, tuple[str, Any]]], tuple[dict[str, Array], dict[str, Any]]],
+        read: Callable[[Any], Array],
+        roles: Roles,
+    ) -> None:
+        """Takes the function that runs the model, whose outputs for caches are whole caches.
+
+        Args:
+            step: Takes arrays by input, and by a cache's input the name of the output that follows it and what is
+                held: an array, or a value of the runtime. Gives the other outputs, and what is held next, by input.
+            read: A value of the runtime as an array.
+        """
+        super().__init__(step, roles)
+        self._read = read
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs new tokens of every text; gives the outputs that follow no cache."""
+        held = {spec.name: (output, self._held[spec.name]) for spec, output, _ in self._roles.caches}
+        outputs, self._held = self._run(feeds, held)  # type: ignore[assignment]
+        return outputs
+
+    def take(self, rows: Array) -> None:
+        """Goes on with these rows of the batch, of which one may be there several times."""
+        self._to_host()
+        super().take(rows)
+
+    def drop(self, count: int) -> None:
+        """Lets the first places go, of the caches that hold the last ones alone."""
+        self._to_host()
+        super().drop(count)
+
+    def cache(self, name: str) -> Array:
+        """What the cache of an input holds."""
+        return self._as_array(name)
+
+    def _to_host(self) -> None:
+        self._held = {name: self._as_array(name) for name in self._held}
+
+    def _as_array(self, name: str) -> Array:
+        import numpy as np
+
+        held: Any = self._held[name]
+        dtype = next(spec.dtype for spec, _, _ in self._roles.caches if spec.name == name)
+        return held if isinstance(held, np.ndarray) else self._read(held).astype(dtype, copy=False)
+
+
 def _more(length: int) -> int:
     """How many places are added at once behind so many, so that they are copied once in as many steps."""
     return max(_MORE, length // 4)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BundleError, RuntimeMissing, escaped
-from ..feeds import BFLOAT16, bound, storage
+from ..feeds import BFLOAT16, bound, from_file, storage, to_file
 from ..format.decoder import IN_PLACE, Roles
 from ..format.files import read_regular
 from ..format.manifest import Form
@@ -18,7 +18,7 @@ from . import Port, Session, cpu, refusals
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..decoding.caches import Buffers
+    from ..decoding.caches import Steps
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _OF_THE_FILE = ("NoSuchFile", "NoModel", "InvalidProtobuf", "InvalidGraph")
@@ -73,6 +73,70 @@ class InPlace:
             value = self._module.OrtValue.ortvalue_from_numpy(buffer)  # on a CPU it is the array's own memory
             self._binding.bind_ortvalue_input(name, value)
             self._binding.bind_ortvalue_output(output, value)
+
+
+class OnDevice:
+    """Runs a model whose caches stay on its device, for the texts of one batch; see `decoding.caches.Carried`."""
+
+    def __init__(self, module: Any, session: Any, place: str = "cuda") -> None:
+        """`place` is ONNX Runtime's name of the device."""
+        self._module, self._session, self._place = module, session, place
+        self._dtypes = {port.name: port.dtype for port in map(_port, session.get_inputs())}
+
+    def steps(self, roles: Roles) -> Steps | None:
+        """`Steps` of a model whose outputs are whole caches; None of one that gives what is new alone."""
+        from ..decoding.caches import Carried
+
+        return Carried(self, self.read, roles) if roles.returns_whole_cache else None
+
+    def __call__(
+        self, feeds: Mapping[str, Any], held: Mapping[str, tuple[str, Any]]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The outputs that follow no cache, and the caches by input. Raises BundleError if the runtime refuses to."""
+        import numpy as np
+
+        of_caches = {output for output, _ in held.values()}
+        binding, names = self._session.io_binding(), [output.name for output in self._session.get_outputs()]
+        given = {**feeds, **{name: value for name, (_, value) in held.items()}}
+        with refusals("onnxruntime"):
+            for name, value in given.items():
+                # An array is copied to the device by the run: the ids and masks of a step, and caches that begin.
+                bound_value = self._value(name, value) if isinstance(value, np.ndarray) else value
+                binding.bind_ortvalue_input(name, bound_value)
+            for name in names:
+                binding.bind_output(name, self._place if name in of_caches else "cpu")
+            self._session.run_with_iobinding(binding)
+            found = dict(zip(names, binding.get_outputs(), strict=True))
+            outputs = {name: self.read(value) for name, value in found.items() if name not in of_caches}
+        return outputs, {name: found[output] for name, (output, _) in held.items()}
+
+    def _value(self, name: str, array: Any) -> Any:
+        import numpy as np
+
+        dtype = self._dtypes[name]
+        whole, value = np.ascontiguousarray(to_file(array, dtype)), self._module.OrtValue
+        if dtype == BFLOAT16:
+            return value.ortvalue_from_numpy_with_onnx_type(whole, _ONNX_BFLOAT16)
+        return value.ortvalue_from_numpy(whole)
+
+    def read(self, value: Any) -> np.ndarray[Any, Any]:
+        """A copy of a value as an array; of bfloat16 as float32."""
+        import numpy as np
+
+        if value.data_type() != f"tensor({BFLOAT16})":
+            return np.array(value.numpy())
+        if value.device_name() == "cpu":
+            return from_file(_array(value), BFLOAT16, "float32")
+        from . import cuda
+
+        bits, device = np.empty(value.shape(), np.uint16), cuda.Device()
+        device.open()
+        try:
+            device.download(bits, value.data_ptr())
+            device.synchronize()
+        finally:
+            device.close()
+        return from_file(bits, BFLOAT16, "float32")
 
 
 class OnnxRuntimeSession(Session):
@@ -155,10 +219,12 @@ class OnnxRuntimeSession(Session):
         # An output that is an input passed through is the caller's memory, which the caller may free after the call.
         return {name: self._copied(name, value) if name in feeds else value for name, value in outputs.items()}
 
-    def new_steps(self, roles: Roles) -> Buffers | None:
-        """For a model that writes to its caches; see `decoding.caches.steps_of`."""
+    def new_steps(self, roles: Roles) -> Steps | None:
+        """On a GPU, and for a model that writes to its caches; see `decoding.caches.steps_of`."""
         from ..decoding.caches import Buffers
 
+        if self.provider == CUDA:
+            return OnDevice(self._module, self._session).steps(roles)
         run = InPlace.of(self._module, self._session) if self.provider == CPU else None
         return Buffers(run, roles) if run else None
 
