@@ -34,7 +34,7 @@ class Steps:
     Runtimes have `Steps` of their own, with these methods, that add to caches in place, one new token at a time.
     """
 
-    def __init__(self, run: Run, roles: Roles) -> None:
+    def __init__(self, run: Callable[..., Any], roles: Roles) -> None:
         self._run, self._roles = run, roles
         self._held: dict[str, Array] = {}
 
@@ -104,7 +104,8 @@ class Buffers(Steps):
                 self._held[name] = np.pad(held, [(0, _more(length) * (each == axis)) for each in range(held.ndim)])
         buffers = {spec.name: (output, self._held[spec.name]) for spec, output, axis in self._roles.caches
                    if axis is not None}  # fmt: skip
-        outputs = self._run({**feeds, **{name: self._held[name] for name in states}}, buffers)
+        given = {**feeds, **{name: self._held[name] for name in states}}
+        outputs: dict[str, Array] = self._run(given, buffers)
         self._held |= {name: outputs.pop(output) for name, output in states.items()}
         self._lengths = {name: length + 1 for name, length in self._lengths.items()}
         return outputs
@@ -147,7 +148,8 @@ class Carried(Steps):
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Runs new tokens of every text; gives the outputs that follow no cache."""
         held = {spec.name: (output, self._held[spec.name]) for spec, output, _ in self._roles.caches}
-        outputs, self._held = self._run(feeds, held)  # type: ignore[assignment]
+        outputs: dict[str, Array]
+        outputs, self._held = self._run(feeds, held)
         return outputs
 
     def take(self, rows: Array) -> None:

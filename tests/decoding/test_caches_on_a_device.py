@@ -5,6 +5,7 @@ The CPU provider stands for CUDA's. A small decoder in ONNX's text form has what
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,7 @@ def test_rows_of_beams_are_taken_and_further_tokens_follow() -> None:
 def test_a_session_on_cuda_keeps_them_there_unless_its_outputs_are_what_is_new_alone() -> None:
     session = object.__new__(OnnxRuntimeSession)
     session.provider, session._module, session._session = CUDA, ort, session_of("float")
+    session._options, session._turn = None, contextlib.nullcontext()
     _, roles = contract()
     assert isinstance(session.new_steps(roles), Carried)
     roles.returns_whole_cache = False
