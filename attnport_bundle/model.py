@@ -110,8 +110,8 @@ class Model:
     def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Runs the model on tensors of other libraries (anything with `__dlpack__`) and on arrays.
 
-        On ONNX Runtime nothing is copied, and outputs stay on the device of the provider; they have `__dlpack__`, so
-        `torch.from_dlpack(output)` takes them. OpenVINO and TensorRT copy, from and to the CPU. Dtypes are the file's
+        On ONNX Runtime and TensorRT nothing is copied, and outputs stay on the device; they have `__dlpack__`, so that
+        `torch.from_dlpack(output)` takes them. OpenVINO copies, from and to the CPU. Dtypes are the file's
         (`dtypes`). Only the values of arrays are checked, as tensors would have to be copied for it: an id beyond the
         vocabulary is not noticed in a tensor.
 

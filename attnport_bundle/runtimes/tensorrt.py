@@ -6,20 +6,24 @@ bfloat16 as uint16. Digest, version, header and device are compared before an en
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import BundleError, FeedError, IntegrityError, RuntimeMissing, escaped
-from ..feeds import BFLOAT16, storage
+from ..feeds import BFLOAT16, described, device_of, storage
 from ..format.files import read_regular
 from ..format.manifest import Manifest, shown_name
 from . import Machine, Port, Range, Session, cuda
+from .dlpack import DeviceTensor, borrow
 from .kernels import Cache, RuntimeCache
 
 if TYPE_CHECKING:
@@ -68,6 +72,7 @@ class EngineSession(Session):
             self.profiles.append({name: (tuple(low), tuple(high)) for name, (low, _, high) in shapes.items()})
         self._contexts: dict[int, Any] = {}
         self._buffers: dict[str, tuple[int, int]] = {}  # by tensor; `_SCRATCH` is what the contexts share
+        self._lent = 0  # outputs that others hold
         self._config, self._compiled = self._configured()
 
     def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
@@ -82,8 +87,7 @@ class EngineSession(Session):
             context, is_new, uploads, outputs = self._prepared(feeds)
             for name, array in uploads.items():
                 self._device.upload(self._buffers[name][0], array)
-            if not context.execute_async_v3(self._device.stream):
-                raise BundleError(f"{self.provider} did not run: {self._complaint()}")
+            self._execute(context)
             for name, array in outputs.items():
                 self._device.download(array, self._buffers[name][0])
             self._device.synchronize()
@@ -91,28 +95,84 @@ class EngineSession(Session):
                 self._keep()
             return outputs
 
+    def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """As `run`; tensors on the GPU are read where they are, and outputs stay there, in memory of their own.
+
+        Raises:
+            FeedError: as `run`; or a tensor is on another device, is not contiguous or carries gradients.
+        """
+        import numpy as np
+
+        with self._lock:
+            context, is_new = self._context_for(feeds)
+            kept: list[Any] = []
+            for port in self.inputs:
+                value = feeds[port.name]
+                if isinstance(value, np.ndarray):
+                    array = np.ascontiguousarray(value, storage(port.dtype)).reshape(value.shape)
+                    address = self._buffer(port.name, array.nbytes)
+                    self._device.upload(address, array)
+                    kept.append(array)
+                else:
+                    device_of(port.name, value, "cuda")
+                    address, holder = borrow(port.name, value, self._device.stream)
+                    kept.append(holder)
+                self._bind_input(context, port.name, described(port.name, value).shape, address)
+            outputs = {}
+            for port, shape in self._output_shapes(context):
+                address = self._device.allocate(math.prod(shape) * np.dtype(storage(port.dtype)).itemsize)
+                self._lent += 1
+                outputs[port.name] = DeviceTensor(address, shape, port.dtype, partial(self._returned, address))
+                context.set_tensor_address(port.name, address)
+            self._execute(context)
+            self._device.synchronize()
+            if is_new:
+                self._keep()
+            return outputs
+
+    def _execute(self, context: Any) -> None:
+        if not context.execute_async_v3(self._device.stream):
+            raise BundleError(f"{self.provider} did not run: {self._complaint()}")
+
+    def _returned(self, address: int) -> None:
+        """Frees an output that nobody holds any more; the last one closes the device of a closed session."""
+        self._lent -= 1
+        with contextlib.suppress(RuntimeMissing):  # a context that is lost has taken its memory with it
+            self._device.bind()
+            self._device.free(address)
+            if self._runtime is None and not self._lent:
+                self._device.close()
+
+    def _context_for(self, feeds: Mapping[str, Any]) -> tuple[Any, bool]:
+        """A context for the shapes of a call, and whether it is new; the device is current in this thread."""
+        shapes = {port.name: described(port.name, feeds[port.name]).shape for port in self.inputs}
+        profile = choose_profile(self.profiles, shapes)
+        self._device.bind()
+        return self._context(profile)
+
+    def _bind_input(self, context: Any, name: str, shape: tuple[int, ...], address: int) -> None:
+        if not context.set_input_shape(name, shape):
+            raise BundleError(f"input {name!r}: TensorRT refuses shape {list(shape)}: {self._complaint()}")
+        context.set_tensor_address(name, address)
+
+    def _output_shapes(self, context: Any) -> list[tuple[Port, tuple[int, ...]]]:
+        if missing := context.infer_shapes():
+            raise BundleError(f"the engine does not determine the shape of {', '.join(map(shown_name, missing))}.")
+        return [(port, tuple(context.get_tensor_shape(port.name))) for port in self.outputs]
+
     def _prepared(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Any, bool, Arrays, Arrays]:
         """A context for a call with the device's memory for it; whether it is new; the arrays to upload, which have to
         be kept until the stream is synchronized; and arrays for the outputs. Raises as `run`."""
         import numpy as np
 
-        profile = choose_profile(self.profiles, {port.name: feeds[port.name].shape for port in self.inputs})
-        self._device.bind()
-        context, is_new = self._context(profile)
+        context, is_new = self._context_for(feeds)
         uploads = {
             port.name: np.ascontiguousarray(feeds[port.name], storage(port.dtype)).reshape(feeds[port.name].shape)
             for port in self.inputs
         }
         for name, array in uploads.items():
-            if not context.set_input_shape(name, array.shape):
-                raise BundleError(f"input {name!r}: TensorRT refuses shape {list(array.shape)}: {self._complaint()}")
-            context.set_tensor_address(name, self._buffer(name, array.nbytes))
-        if missing := context.infer_shapes():
-            raise BundleError(f"the engine does not determine the shape of {', '.join(map(shown_name, missing))}.")
-        outputs = {
-            port.name: np.empty(tuple(context.get_tensor_shape(port.name)), storage(port.dtype))
-            for port in self.outputs
-        }
+            self._bind_input(context, name, array.shape, self._buffer(name, array.nbytes))
+        outputs = {port.name: np.empty(shape, storage(port.dtype)) for port, shape in self._output_shapes(context)}
         for name, array in outputs.items():
             context.set_tensor_address(name, self._buffer(name, array.nbytes))
         return context, is_new, uploads, outputs
@@ -133,7 +193,8 @@ class EngineSession(Session):
             self._compiled = self._config = None
             self._engine = None
             self._runtime = None
-            self._device.close()
+            if not self._lent:
+                self._device.close()
 
     def _configured(self) -> tuple[Any, Any]:
         """The configuration of contexts, None where a release has none; and its cache of compiled kernels, or None.
