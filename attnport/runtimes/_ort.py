@@ -310,6 +310,7 @@ class OrtSession(CheckedSession):
         self._session = session
         self._names = [spec.name for spec in io.outputs]
         self._halves = _half_inputs(session.get_inputs())
+        self.keeps_caches = ran.provider == CUDA
 
     def new_steps(self, roles: Roles) -> Steps | None:
         """On a GPU, and for a model that writes to its caches; see `attnport_bundle.decoding.caches.steps_of`."""

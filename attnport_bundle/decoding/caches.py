@@ -25,7 +25,18 @@ MakeSteps = Callable[[Roles], "Steps | None"]
 def steps_of(session: object) -> MakeSteps:
     """What makes a session's `Steps`."""
     make: MakeSteps = getattr(session, "new_steps", lambda roles: None)
-    return make
+    return ForPrompts(make) if getattr(session, "keeps_caches", False) else make
+
+
+class ForPrompts:
+    """Makes `Steps` that take prompts too, of a session whose caches stay on its device (`keeps_caches`)."""
+
+    def __init__(self, make: MakeSteps) -> None:
+        self._make = make
+
+    def __call__(self, roles: Roles) -> Steps | None:
+        """As `MakeSteps`."""
+        return self._make(roles)
 
 
 class Steps:
@@ -127,7 +138,7 @@ class Buffers(Steps):
 
 class Carried(Steps):
     """`Steps` of a runtime that keeps caches on its device: what it gives for a cache is held there, and is given to
-    it again. Nothing of a cache passes through the host, unless rows change or places are let go."""
+    it again, prompts' too. Nothing of a cache passes through the host, unless rows change or places are let go."""
 
     def __init__(
         self,
@@ -261,9 +272,9 @@ class Decoding:
         if roles.positions:
             feeds[roles.positions.name] = positions(whole_BT)[:, -new:].astype(roles.positions.dtype)
         is_step = new == 1 and self._keep_BT.shape[1] > 0
-        if is_step and self._make_steps:
+        if self._make_steps and (is_step or isinstance(self._make_steps, ForPrompts)):
             self._in_place, self._make_steps = self._make_steps(roles), None
-        steps = (self._in_place if is_step else None) or self._copies
+        steps = (self._in_place if is_step or isinstance(self._in_place, Carried) else None) or self._copies
         if steps is not self._copies:
             check_arrays(self._io, {spec.name: feeds.get(spec.name) for spec in self._io.inputs})  # as `run` does
         if steps is not self._steps:

@@ -295,6 +295,7 @@ class OnnxRuntimeSession(Session):
         self._options = self._graphs.options() if self._graphs else None
         # A session that captures graphs runs one call at a time.
         self._turn: contextlib.AbstractContextManager[Any] = Lock() if graphs else contextlib.nullcontext()
+        self.keeps_caches = provider == CUDA
 
     def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """Every output by name, in the file's own dtypes; bfloat16 is passed as uint16 both ways."""

@@ -6,6 +6,7 @@ The CPU provider stands for CUDA's. A small decoder in ONNX's text form has what
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from attnport_bundle.decoding.caches import Carried, Decoding, Steps
+from attnport_bundle.decoding.caches import Carried, Decoding, Steps, steps_of
 from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.format.decoder import Cache, Decoder, Roles
 from attnport_bundle.runtimes.onnxruntime import CUDA, OnDevice, OnnxRuntimeSession
@@ -67,7 +68,7 @@ def session_of(kind: str) -> Any:
     return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-def decodings(kind: str) -> tuple[Decoding, Decoding, list[int]]:
+def decodings(kind: str, *, for_prompts: bool = False) -> tuple[Decoding, Decoding, list[int]]:
     """One whose caches stay on the device, one whose caches are copied, and how often a cache came from the host."""
     session, (io, roles) = session_of(kind), contract()
     outputs = [spec.name for spec in io.outputs]
@@ -85,22 +86,24 @@ def decodings(kind: str) -> tuple[Decoding, Decoding, list[int]]:
     def make(roles: Roles) -> Steps | None:
         return Watched(ort, session, "cpu").steps(roles)
 
-    return Decoding(run, io, roles, make), Decoding(run, io, roles), uploads
+    of_session = steps_of(SimpleNamespace(new_steps=make, keeps_caches=for_prompts))
+    return Decoding(run, io, roles, of_session), Decoding(run, io, roles), uploads
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_256_steps_are_those_of_a_copied_cache_and_no_cache_passes_through_the_host(kind: str) -> None:
-    one, other, uploads = decodings(kind)
+@pytest.mark.parametrize(("kind", "for_prompts"), [*((kind, False) for kind in KINDS), ("float16", True)])
+def test_256_steps_are_those_of_a_copied_cache_and_no_cache_passes_through_the_host(
+    kind: str, for_prompts: bool
+) -> None:
+    one, other, uploads = decodings(kind, for_prompts=for_prompts)
     random = np.random.default_rng(1)
     keep = np.ones((3, 7), bool)
     keep[1, :4] = False
     prompt = random.integers(0, WORDS, (3, 7))
     np.testing.assert_array_equal(one.push(prompt, keep), other.push(prompt, keep))
-    uploads.clear()
     for _ in range(256):
         new = random.integers(0, WORDS, (3, 1))
         np.testing.assert_array_equal(one.push(new, keep[:, :1] | True), other.push(new, keep[:, :1] | True))
-    assert uploads == [7]  # as the steps begin, once
+    assert uploads == [0 if for_prompts else 7]  # as the prompt begins, or the steps: once
     np.testing.assert_array_equal(one.cache("past"), other.cache("past"))
     assert one.cache("past").shape == (3, 263, DEPTH)
     assert one.cache("past").dtype == np.float32
