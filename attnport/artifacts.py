@@ -407,6 +407,7 @@ class Capabilities:
     Attributes:
         failed: Whether the probe itself failed, so that the next one may find something else.
         libraries: The NVIDIA libraries that it needs, by name, with the path that the loader finds; "" if not found.
+        details: What else a trial showed, in words, such as the kernels of attention that ran.
     """
 
     runtime: str
@@ -419,6 +420,7 @@ class Capabilities:
     plans: tuple[str, ...] = ()
     max_opset: int | None = None
     libraries: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def absent(self) -> bool:

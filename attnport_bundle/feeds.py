@@ -270,7 +270,7 @@ def bound(module: Any, session: Any, feeds: Mapping[str, Any], place: str) -> An
         if isinstance(tensor, np.ndarray):
             binding.bind_cpu_input(name, np.ascontiguousarray(tensor).reshape(tensor.shape))
             continue
-        device = _device(name, tensor, place)
+        device = device_of(name, tensor, place)
         shape, dtype = described(name, tensor)
         if dtype == "bool":
             binding.bind_input(name, place, device, np.bool_, list(shape), _address(name, tensor, shape))
@@ -288,12 +288,12 @@ def through_numpy(feeds: Mapping[str, Any]) -> dict[str, Any]:
     arrays = dict(feeds)
     for name, tensor in feeds.items():
         if not isinstance(tensor, np.ndarray):
-            _device(name, tensor, "cpu")
+            device_of(name, tensor, "cpu")
             arrays[name] = _taken(name, tensor, np.from_dlpack)
     return arrays
 
 
-def _device(name: str, tensor: Any, place: str) -> int:
+def device_of(name: str, tensor: Any, place: str) -> int:
     """The number of a tensor's device. Raises FeedError for a tensor that cannot be taken over where it is."""
     kind, number = tensor.__dlpack_device__()
     if int(kind) not in (_CUDA if place == "cuda" else _CPU):

@@ -56,11 +56,14 @@ class Model:
         search: How its vectors of texts are chosen and compared.
     """
 
+    _in_eights = False
+
     def __init__(self, manifest: Manifest, form: str, session: Session, folder: Path | None = None) -> None:
         self.manifest = manifest
         self.form = form
         self.provider, self.version, self.machine = session.provider, session.version, session.machine
         self.passed_over: tuple[str, ...] = ()
+        self._in_eights = session.wants_eights
         self._session: Session | None = session
         self._folder = folder
         self._tokenizers: dict[str, Tokenizer] = {}
@@ -70,6 +73,11 @@ class Model:
     def io(self) -> BundleIO:
         """The contract: inputs, outputs, named dims with their ranges, masks."""
         return self.manifest.io
+
+    @property
+    def _batch_io(self) -> BundleIO:
+        """The contract of batches that are padded here."""
+        return batches.in_eights(self.io) if self._in_eights else self.io
 
     @property
     def prompts(self) -> Mapping[str, str]:
@@ -102,8 +110,8 @@ class Model:
     def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Runs the model on tensors of other libraries (anything with `__dlpack__`) and on arrays.
 
-        On ONNX Runtime nothing is copied, and outputs stay on the device of the provider; they have `__dlpack__`, so
-        `torch.from_dlpack(output)` takes them. OpenVINO and TensorRT copy, from and to the CPU. Dtypes are the file's
+        On ONNX Runtime and TensorRT nothing is copied, and outputs stay on the device; they have `__dlpack__`, so that
+        `torch.from_dlpack(output)` takes them. OpenVINO copies, from and to the CPU. Dtypes are the file's
         (`dtypes`). Only the values of arrays are checked, as tensors would have to be copied for it: an id beyond the
         vocabulary is not noticed in a tensor.
 
@@ -150,7 +158,7 @@ class Model:
             FeedError: as `run`; or the model's padding masks are not `[batch, seq]`, or it has an output without items.
             BundleError: as `run`.
         """
-        return batches.mapped(self.run, self.io, feeds, tokens)
+        return batches.mapped(self.run, self._batch_io, feeds, tokens)
 
     def embed(
         self, texts: Iterable[str], *, prompt: str | None = None, tokens: int = batches.TOKENS
@@ -243,7 +251,7 @@ class Model:
         return self._encode_as("document", inputs, prompt_name, options)
 
     def _texts(self, texts: str | Iterable[str], task: str | None, before: str, tokens: int) -> Texts:
-        return Texts(texts, task or "", before, self.run, self.io, self._text, tokens)
+        return Texts(texts, task or "", before, self.run, self._batch_io, self._text, tokens)
 
     def _encode_as(self, role: str, inputs: Any, name: str | None, options: dict[str, Any]) -> Any:
         before = prompt_of(self.manifest.prompts, role, name, options.pop("prompt", None))
@@ -351,7 +359,7 @@ class Model:
             raise batches.wrong_kind(self.io, "predict", "scores or logits, a row for each text")
         activate = None if activation_fn is None else activation(activation_fn, self.io)
         output = output if activate is None else "logits"
-        scores = batches.embedded(self.run, self.io, output, self._text().encode, texts, tokens)
+        scores = batches.embedded(self.run, self._batch_io, output, self._text().encode, texts, tokens)
         if activate is not None:
             scores = activate(scores[:, 0] if scores.shape[1:] == (1,) else scores)
         return softmax(scores) if apply_softmax and scores.ndim > 1 else scores
@@ -434,7 +442,7 @@ class Model:
             file = self._tokenizer_file()
             if file is None:
                 raise BundleError("the bundle has no tokenizer; make the inputs yourself and use map.")
-            self._tokenizers[role] = tokenizer_of(file, self.manifest, self.search, role)
+            self._tokenizers[role] = tokenizer_of(file, self._batch_io, self.manifest.text_limit, self.search, role)
         return self._tokenizers[role]
 
     def _tokenizer_file(self) -> Path | None:

@@ -102,15 +102,19 @@ def read_search(folder: Path | None, manifest: Manifest) -> Search:
     return decode(Search, parse(data, SEARCH), SEARCH)
 
 
-def tokenizer_of(path: Path, manifest: Manifest, search: Search, role: str) -> Tokenizer:
-    """What makes the inputs of texts that are `query`, `document` or neither, ""."""
+def tokenizer_of(path: Path, io: IO, limit: int | None, search: Search, role: str) -> Tokenizer:
+    """What makes the inputs of texts that are `query`, `document` or neither, "".
+
+    Args:
+        limit: The most tokens of a text where the role says nothing; None = what the model takes.
+    """
     from .text import Tokenizer
 
     own = {"query": search.query_limit, "document": search.document_limit}.get(role)
     expansion = search.expansion if role == "query" else None
     if expansion is not None:
         own = expansion.length if expansion.fixed else max(own, expansion.length) if own else None
-    return Tokenizer(path, manifest.io, limit=own or manifest.text_limit, expansion=expansion)
+    return Tokenizer(path, io, limit=own or limit, expansion=expansion)
 
 
 def prompt_of(prompts: Prompts, role: str, name: str | None, text: str | None) -> str:

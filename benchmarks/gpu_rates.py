@@ -17,8 +17,9 @@ import argparse
 import functools
 import itertools
 import json
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -168,12 +169,28 @@ def rates(
     return cells[0], cells[1], notes
 
 
-def table(report: Mapping[str, Any], per_s: Mapping[str, float]) -> list[str]:
-    """A line for each call and runtime of the report, and notes."""
-    lines, notes = [], dict[str, None]()
+def clocks(states: Iterable[str]) -> set[int]:
+    """The clocks in states of the GPU, in MHz; empty where they are not known."""
+    return {int(found[1]) for state in states if (found := re.match(r"(\d+) MHz", state))}
+
+
+def table(report: Mapping[str, Any], per_s: Mapping[str, float], states: Sequence[str] = ()) -> list[str]:
+    """A line for each call and runtime of the report, and notes.
+
+    Args:
+        per_s, states: Of `peaks`: its `per_s`, and its states of the GPU.
+    """
+    lines, notes, other_clocks = [], dict[str, None](), []
+    of_peaks = clocks(states)
     for key, piece in report["pieces"].items():
         model, _, plan = key.partition(" ")
-        for call, rows in (piece["latency"] or {"shapes": {}})["shapes"].items():
+        latency = piece["latency"] or {"shapes": {}}
+        for call, rows in latency["shapes"].items():
+            settings = latency.get("settings", {})
+            of_call = clocks(str(settings.get(f"gpu {when} {call}", "")) for when in ("before", "after"))
+            if of_peaks and of_call and of_call != of_peaks:
+                own, others = (" and ".join(map(str, sorted(each))) for each in (of_call, of_peaks))
+                other_clocks.append(f"{key} {call}: at {own} MHz, the peaks at {others} MHz: shares are of two clocks")
             sizes = {dim: int(size) for dim, size in (part.split("=") for part in call.split(","))}
             work = WORK[model](sizes, ELEMENT_BYTES[plan])
             for name, row in rows.items():
@@ -181,7 +198,7 @@ def table(report: Mapping[str, Any], per_s: Mapping[str, float]) -> list[str]:
                     lines.append(f"{key:20} {call:24} {name:32} {found[0]:>18} {found[1]:>18}")
                     notes |= dict.fromkeys(found[2])
     head = f"{'':20} {'':24} {'':32} {'TFLOP/s':>18} {'GB/s':>18}"
-    return [head, *lines, *(f"(!): {note}" for note in notes), "*: of the whole call with its copies"]
+    return [head, *lines, *(f"(!): {note}" for note in notes), *other_clocks, "*: of the whole call with its copies"]
 
 
 def main() -> None:
@@ -202,7 +219,7 @@ def main() -> None:
         print(f"measured peak: {rate / 1e9:.4g} GB/s (a copy)" if plan == "copy" else
               f"measured peak: {plan} {rate / 1e12:.3g} TFLOP/s")  # fmt: skip
     if given.report:
-        print("\n".join(table(json.loads(given.report.read_text()), found["per_s"])))
+        print("\n".join(table(json.loads(given.report.read_text()), found["per_s"], found["gpu"])))
 
 
 if __name__ == "__main__":

@@ -437,6 +437,38 @@ tests/exporter/test_storage.py
   attnport/exporter/storage.py: weights that were cut short are loaded
     - if offset + length > file.stat().st_size:
     + if offset > file.stat().st_size:
+tests/runtimes/test_reader_graphs.py
+  attnport_bundle/runtimes/onnxruntime.py: a graph computes the inputs of the call that was captured
+    - inputs[name].update_inplace(np.ascontiguousarray(array))
+    + inputs[name].shape()
+  attnport_bundle/runtimes/onnxruntime.py: a graph is kept that gives other numbers
+    - if any(one.tobytes() != other.tobytes() for one, other in zip(found, plain, strict=True)):
+    + if not found:
+  attnport_bundle/runtimes/onnxruntime.py: runs that are no graphs are captured too
+    - self._options = self._graphs.options() if self._graphs else None
+    + self._options = None
+tests/decoding/test_caches_on_a_device.py
+  attnport_bundle/decoding/caches.py: caches of a device pass through the host at every step
+    - outputs, self._held = self._run(feeds, held)
+    + outputs, self._held = self._run(feeds, {name: (out, self._as_array(name)) for name, (out, _) in held.items()})
+tests/bundling/test_engine_device_tensors.py
+  attnport_bundle/runtimes/tensorrt.py: a device is closed whose outputs others hold
+    - if not self._lent:
+    + if self._lent >= 0:
+  attnport_bundle/runtimes/dlpack.py: a tensor whose rows lie apart is read as one
+    - if any(size > 1 and stride != own for
+    + if any(size > 9 and stride != own for
+tests/bundling/test_engine_in_bundle.py
+  attnport_bundle/runtimes/tensorrt.py: an engine for other devices is opened
+    - if not known and not (form.runtime == "tensorrt_rtx" and read_header(path).later):
+    + if not known and form.runtime != "tensorrt_rtx":
+tests/runtimes/test_ort_cuda.py
+  attnport_bundle/runtimes/cuda.py: cuDNN's attention is asked for where there is no cuDNN
+    - if 80 <= sm < OWN_ATTENTION and _loads(CUDNN):
+    + if 80 <= sm < OWN_ATTENTION:
+  attnport/runtimes/_ort.py: a card whose cuDNN has no kernel is a fault of the model
+    - |failed to build cudnn graph"
+    + "
 """
 
 

@@ -105,6 +105,10 @@ class Context:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
         self.profile: int | None = None
+        self.memory: tuple[int, int] | None = None
+
+    def set_device_memory(self, address: int, size_bytes: int) -> None:
+        self.memory = address, size_bytes
 
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
         self.profile = profile
@@ -126,6 +130,8 @@ class Context:
         return self.shapes["x"] if name == "y" else self.shapes[name]
 
     def execute_async_v3(self, stream: int) -> bool:
+        assert self.memory is not None, "USER_MANAGED, and nobody gave memory"
+        ctypes.memset(self.memory[0], 0xAB, self.memory[1])
         n = self.shapes["x"][0]
         x = np.ctypeslib.as_array((ctypes.c_float * (3 * n)).from_address(self.addresses["x"])).reshape(n, 3)
         m = np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(self.addresses["m"])).astype(bool)
@@ -138,6 +144,7 @@ class Engine:
     """The part of ICudaEngine that a session calls."""
 
     num_io_tensors, num_optimization_profiles = 3, len(PROFILES)
+    device_memory_size_v2 = 4096
     kinds = MappingProxyType({"x": "FLOAT", "m": "BOOL", "y": "BF16"})
 
     def __init__(self) -> None:
@@ -164,9 +171,10 @@ class Engine:
         self.configs.append(Config())
         return self.configs[-1]
 
-    def create_execution_context(self, config: Config | None = None) -> Context:
+    def create_execution_context(self, config: Config) -> Context:
+        assert config.allocation == "user managed"
         self.contexts.append(Context(self.factor))
-        if config is not None and config.cache is not None:
+        if config.cache is not None:
             config.cache.kernels.add(len(self.contexts))
         return self.contexts[-1]
 
@@ -188,8 +196,14 @@ class Kept:
 class Config:
     """The part of IRuntimeConfig that a session calls."""
 
+    cuda_graph_strategy = "disabled"
+
     def __init__(self) -> None:
         self.cache: Kept | None = None
+        self.allocation = "static"
+
+    def set_execution_context_allocation_strategy(self, strategy: str) -> None:
+        self.allocation = strategy
 
     def create_runtime_cache(self) -> Kept:
         return Kept()
@@ -260,6 +274,8 @@ def trt(device: HostDevice, version: str) -> Any:
         Builder=Builder,
         EngineValidity=Validity,
         EngineInvalidityDiagnostics=Diagnostics,
+        ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED="user managed"),
+        CudaGraphStrategy=SimpleNamespace(DISABLED="disabled", WHOLE_GRAPH_CAPTURE="whole graph"),
         MatrixOperation=SimpleNamespace(NONE=0),
         float16="half",
     )

@@ -20,7 +20,7 @@ from attnport_bundle.text import reads_text
 def package_of(runtime: str, provider: str | None) -> str:
     """The package that a form needs beside `numpy`."""
     on_gpu = runtime == "onnxruntime" and provider not in (None, "CPUExecutionProvider")
-    return "onnxruntime-gpu" if on_gpu else manifest.package_of(runtime)
+    return "onnxruntime-gpu[cuda,cudnn]" if on_gpu else manifest.package_of(runtime)
 
 
 def readme(

@@ -540,7 +540,7 @@ def _copy_reader(target: Path, forms: Iterable[spec.Form], tokenizer: bool, deco
     patterns = {"*.py", "py.typed", "format/*.py", "runtimes/__init__.py"}
     for form in forms:
         if form.runtime in spec.ENGINES:
-            patterns |= {f"runtimes/{name}.py" for name in ("tensorrt", "cuda", "kernels")}
+            patterns |= {f"runtimes/{name}.py" for name in ("tensorrt", "cuda", "kernels", "dlpack")}
             continue
         patterns.add(f"runtimes/{form.runtime}.py")
         if form.provider == "CUDAExecutionProvider":

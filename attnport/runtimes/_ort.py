@@ -32,9 +32,9 @@ from attnport.runtimes.base import (
     small_feeds,
     walk,
 )
-from attnport_bundle.decoding.caches import Buffers
+from attnport_bundle.decoding.caches import Buffers, Carried, Steps
 from attnport_bundle.format.decoder import IN_PLACE
-from attnport_bundle.runtimes.onnxruntime import CPU, WITHOUT_SKIP_NORMS, InPlace
+from attnport_bundle.runtimes.onnxruntime import CPU, CUDA, WITHOUT_SKIP_NORMS, InPlace, OnDevice
 
 if TYPE_CHECKING:
     import onnx
@@ -53,8 +53,12 @@ TINY = '<ir_version: 10, opset_import: ["" : 18]> g (float[B] x) => (float[B] y)
 _FLOATS = ("float", "double", "float16", "bfloat16")
 # Operators that read a tensor's shape and none of its elements.
 _OF_SHAPES = ("Shape", "Size")
-_FAULT = re.compile(r"\b(cuda|cudnn(_fe)?|cublas(lt)?) (failure|error)\b|failed to load (shared )?library", re.I)
-"""A fault that a library of NVIDIA reports, a provider's library that does not load."""
+_FAULT = re.compile(
+    r"\b(cuda|cudnn(_fe)?|cublas(lt)?) (failure|error)\b|failed to load (shared )?library|failed to build cudnn graph"
+    r"|\bcudaError[A-Z]|misaligned address|illegal memory access",
+    re.I,
+)
+"""A fault that a library of NVIDIA reports, a provider's library that does not load, cuDNN without a kernel here."""
 _NO_MEMORY = re.compile(r"out of memory|failed to allocate memory", re.I)
 
 
@@ -306,20 +310,25 @@ class OrtSession(CheckedSession):
         self._session = session
         self._names = [spec.name for spec in io.outputs]
         self._halves = _half_inputs(session.get_inputs())
+        self.keeps_caches = ran.provider == CUDA
 
-    def new_steps(self, roles: Roles) -> Buffers | None:
-        """For a model that writes to its caches; see `attnport_bundle.decoding.caches.steps_of`."""
+    def new_steps(self, roles: Roles) -> Steps | None:
+        """On a GPU, and for a model that writes to its caches; see `attnport_bundle.decoding.caches.steps_of`."""
         import onnxruntime
 
-        run = InPlace.of(onnxruntime, self._session) if self.ran.provider == CPU else None
+        run: InPlace | OnDevice | None = None
+        if self.ran.provider == CPU:
+            run = InPlace.of(onnxruntime, self._session)
+        elif self.ran.provider == CUDA and roles.returns_whole_cache:
+            run = OnDevice(onnxruntime, self._session)
         if run is None:
             return None
 
-        def step(feeds: Mapping[str, Array], buffers: Mapping[str, tuple[str, Array]]) -> dict[str, Array]:
+        def step(feeds: Mapping[str, Array], held: Mapping[str, tuple[str, Any]]) -> Any:
             with self._open(), refused("ONNX Runtime", feeds):
-                return run(feeds, buffers)
+                return run(feeds, held)
 
-        return Buffers(step, roles)
+        return Carried(step, run.read, roles) if isinstance(run, OnDevice) else Buffers(step, roles)
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         with refused("ONNX Runtime", feeds):
@@ -419,7 +428,8 @@ def evidence(
 
     Args:
         printing: Whether the operators of this provider print the kernel that they choose. Then that is the evidence,
-            at lengths that are multiples of 8; an operator that printed none gives no evidence.
+            at lengths that are multiples of 8; an operator that printed none gives no evidence. What it took at odd
+            ones stands in the text.
 
     Raises:
         ArtifactError, UnavailableError: see `profiled`; or no operator printed a kernel.
@@ -429,6 +439,10 @@ def evidence(
     with printed_kernels() if printing else contextlib.nullcontext(None) as chosen:
         of_step = _step_events(model, graph, provider, io, sizes)
         events, optimised = profiled(model, provider, small_feeds(graph, io, sizes), io=io)
+    odd = {name: size + 1 for name, size in sizes.items() if _takes(io, name, size + 1)}
+    with printed_kernels() if odd else contextlib.nullcontext(None) as at_odd:
+        if odd:
+            profiled(model, provider, small_feeds(graph, io, sizes | odd), io=io)
     if chosen == {} and anchors:
         raise UnavailableError("this onnxruntime printed no kernel of any attention.")
     events += of_step
@@ -440,7 +454,7 @@ def evidence(
         if len(anchor) != 1:
             continue
         ways = [way for way in (anchor[0], f"{anchor[0]}{MANY}") if way == anchor[0] or way in nodes]
-        found = [_proof(nodes.get(way), kernels.get(f"{way}_kernel_time"), name, chosen) for way in ways]
+        found = [_proof(nodes.get(way), kernels.get(f"{way}_kernel_time"), name, chosen, at_odd) for way in ways]
         proved = [proof for proof in found if proof is not None]
         if len(proved) == len(ways):
             proofs[attention] = Evidence(proved[0].kernel, "; ".join(proof.text for proof in proved) + copies)
@@ -454,7 +468,11 @@ def _copies(events: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _proof(
-    node: onnx.NodeProto | None, event: Mapping[str, Any] | None, provider: str, chosen: Kernels | None
+    node: onnx.NodeProto | None,
+    event: Mapping[str, Any] | None,
+    provider: str,
+    chosen: Kernels | None,
+    at_odd: Kernels | None = None,
 ) -> Evidence | None:
     """What an operator of the optimised model, its event in the profile and the kernel that it printed show."""
     if node is None or event is None or (node.domain, node.op_type) not in FUSED_OPS:
@@ -472,7 +490,10 @@ def _proof(
     if not ran_as or UNFUSED in ran_as:
         return None
     kernel = " and ".join(ran_as)
-    return Evidence(f"{node.op_type} {kernel}", f"{text}; ONNX Runtime printed SdpaKernel={kernel} for it")
+    text += f"; ONNX Runtime printed SdpaKernel={kernel} for it"
+    if at_odd is not None and (others := " and ".join(at_odd.get(node.name, ("nothing",)))) != kernel:
+        text += f"; at lengths that are no multiple of {_ALIGNED} it printed {others}"
+    return Evidence(f"{node.op_type} {kernel}", text)
 
 
 def _step_events(
@@ -523,6 +544,11 @@ def kernels_in(printed: str) -> Kernels:
             node, kernel = match.groups()
             found[node] = tuple(dict.fromkeys((*found.get(node, ()), kernel)))
     return found
+
+
+def _takes(io: IOContract | None, name: str, size: int) -> bool:
+    """Whether a model has this size of a named dim, as far as is known."""
+    return io is None or any(dim.name == name and dim.takes(size) for dim in io.dims)
 
 
 def aligned_sizes(graph: onnx.ModelProto, io: IOContract | None) -> dict[str, int]:

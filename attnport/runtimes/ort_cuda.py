@@ -20,13 +20,26 @@ from attnport.errors import UnavailableError, whole_cause
 from attnport.runtimes import _cuda, _ort
 from attnport.runtimes.base import GRAPH, STREAM, Array, DeviceTimed, Opening, checked_model
 from attnport_bundle.feeds import BFLOAT16
-from attnport_bundle.runtimes.cuda import load_driver
+from attnport_bundle.runtimes.cuda import (
+    CUDNN,
+    CUDNN_FLASH,
+    EFFICIENT,
+    FLASH,
+    UNFUSED,
+    cudnn_version,
+    provider_options,
+    require_options,
+)
 
 PROVIDER = "CUDAExecutionProvider"
-# TF32 keeps 10 of float32's 23 bits of mantissa: it is a precision of its own, not fp32.
-_OPTIONS = {"use_tf32": "0"}
-GPU_PACKAGE = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
-"""Both wheels of ONNX Runtime install the same folder."""
+GPU_PACKAGE = 'pip uninstall -y onnxruntime && pip install "onnxruntime-gpu[cuda,cudnn]"'
+"""Both wheels of ONNX Runtime install the same folder; without its extras, none of CUDA's libraries comes along."""
+_KERNELS = {"flash": FLASH, "memory-efficient": EFFICIENT, "cuDNN": CUDNN_FLASH}
+_ATTENTION = (
+    '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]> g (float16[1,8,128] q%s) => (float16[1,8,128] y) '
+    "{ [att] y = com.microsoft.MultiHeadAttention<num_heads=2>(q, q, q%s) }"
+)
+_MASKS = {"without a mask": ("", ""), "with a bias": (", float16[1,1,8,8] bias", ", , , bias")}
 
 
 class OrtCuda(_ort.OrtRuntime):
@@ -41,22 +54,35 @@ class OrtCuda(_ort.OrtRuntime):
     distributions = (*_ort.ONNX_RUNTIMES, "nvidia-*")
 
     def able(self) -> dict[str, Any]:
-        """Computes on CUDA, if driver and libraries are there."""
+        """Computes on CUDA, if driver and libraries are there; in bfloat16 from Ampere on."""
         self.require_built(PROVIDER)
-        load_driver()
+        device = _cuda.Device()
         _cuda.load_cuda()
-        return self.able_on((PROVIDER, _OPTIONS), "It wants CUDA and cuDNN libraries.")
+        options = provider_options(device.sm)
+        able = self.able_on((PROVIDER, options), "It wants CUDA and cuDNN libraries.")
+        plans = tuple(plan for plan in self.plans if plan != "bf16" or _has_bf16(device))
+        details = {"cuDNN": cudnn_version() or f"{CUDNN} is not found", "attention": attention_kernels(options)}
+        return able | {"devices": (f"{device.name} (SM {device.sm})",), "plans": plans, "details": details}
 
     def session(self, opening: Opening) -> Session:
-        """Opens a form of `ort_cuda`. The model is run on small inputs to check that nothing fell back to the CPU."""
+        """Opens a form of `ort_cuda`. The model is run on small inputs to check that nothing fell back to the CPU.
+
+        Raises:
+            UnavailableError: the GPU has no kernels in bfloat16, or the session has other options than the reader's.
+        """
         path, _ = checked_model(opening)
-        _ort.refuse_fallback(path, (PROVIDER, _OPTIONS), io=opening.io)
         device = _cuda.Device()
+        if opening.plan == "bf16" and not _has_bf16(device):
+            raise UnavailableError(f"{device.name} is SM {device.sm}; {self.name} computes in bf16 from SM 80 on.")
+        own = provider_options(device.sm)
+        _ort.refuse_fallback(path, (PROVIDER, own), io=opening.io)
         device.open()
 
         def opened(options: Mapping[str, str]) -> Any:
-            provider = PROVIDER, {**_OPTIONS, "user_compute_stream": str(device.stream), **options}
-            return _ort.open_session(path, _ort.options(opening.threads), provider)
+            provider = PROVIDER, {**own, "user_compute_stream": str(device.stream), **options}
+            session = _ort.open_session(path, _ort.options(opening.threads), provider)
+            require_options(session, PROVIDER, own)
+            return session
 
         def ran(session: Any) -> Ran:
             return Ran(f"{device.name} (SM {device.sm})", session.get_providers()[0], opening.plan)
@@ -68,9 +94,31 @@ class OrtCuda(_ort.OrtRuntime):
     ) -> dict[str, Evidence]:
         """Attentions that are one operator, for which ONNX Runtime printed a kernel that is one kernel.
 
-        Its choice depends on the lengths: those of the run are multiples of 8, the least that the contract allows.
+        Its choice depends on the lengths: those of the run are multiples of 8, the least that the contract allows; the
+        text says what it chose at odd ones.
         """
-        return _ort.evidence(model, anchors, (PROVIDER, _OPTIONS), io, printing=True)
+        return _ort.evidence(model, anchors, (PROVIDER, provider_options(_cuda.Device().sm)), io, printing=True)
+
+
+def _has_bf16(device: _cuda.Device) -> bool:
+    return device.sm >= 80
+
+
+def attention_kernels(options: Mapping[str, str]) -> str:
+    """Which kernels of attention run here in half precision, of flash, memory-efficient and cuDNN, in words.
+
+    Each is asked for alone, for an attention of 8 tokens, and ONNX Runtime prints what it took.
+    """
+    found = []
+    for what, texts in _MASKS.items():
+        names = []
+        for name, kernel in _KERNELS.items():
+            with _ort.printed_kernels() as printed:
+                failed = _ort.refusal(_ATTENTION % texts, (PROVIDER, {**options, "sdpa_kernel": str(kernel | UNFUSED)}))
+            if not failed and _ort.UNFUSED not in printed.get("att", (_ort.UNFUSED,)):
+                names.append(name)
+        found.append(f"{' and '.join(names) or 'none that is fused'} {what}")
+    return ", ".join(found)
 
 
 _NAMES = {"float": "float32", "double": "float64"}

@@ -203,16 +203,17 @@ class _TimedSession(ReaderSession):
         super().close()
 
     def _configured(self) -> tuple[Any, Any]:
-        """As the reader's, but a call waits for the kernels made for its shapes.
+        """As the reader's, but a call waits for the kernels made for its shapes, and is captured by `run_timed` alone.
 
         By default, TensorRT-RTX compiles them in the background and uses others meanwhile: the wrong kernels would be
         timed, and captured in a graph.
         """
         config, compiled = super()._configured()
         strategies = getattr(self._module, "DynamicShapesKernelSpecializationStrategy", None)
-        if strategies is not None:
-            config = self._engine.create_runtime_config() if config is None else config
+        if config is not None and strategies is not None:
             config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
+        if config is not None and (graphs := getattr(self._module, "CudaGraphStrategy", None)) is not None:
+            config.cuda_graph_strategy = graphs.DISABLED
         return config, compiled
 
     def _timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:

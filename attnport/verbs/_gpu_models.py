@@ -45,9 +45,10 @@ def llama_part() -> ModelSpec:
     """8 of the 22 layers of TinyLlama 1.1B (width 2048, 32 heads in 4 groups), with a vocabulary of 8192.
 
     Layers are as wide as a model that is used; fewer of them keep the files small enough to build and load in minutes.
+    Its usual call is a step, as of `hf:` decoders.
     """
     made = models.get("llama_decoder", **LLAMA)
-    dims = (Dim("batch", 1, 1, 8), Dim("seq", 1, 504, 1024), Dim("past", 1, 1024, LONGEST))
+    dims = (Dim("batch", 1, 1, 8), Dim("seq", 1, 1, 1024), Dim("past", 1, 1024, LONGEST))
     return dataclasses.replace(made, io=dataclasses.replace(made.io, dims=dims))
 
 

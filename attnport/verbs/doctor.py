@@ -190,6 +190,7 @@ def _blocks(report: DoctorReport, detail: doc.Detail = "brief") -> Iterator[doc.
 
 
 def _able(runtime: Capabilities) -> str:
-    """Devices, precision plans and the newest opset of an available runtime."""
+    """Devices, precision plans and the newest opset of an available runtime, and what else its trial showed."""
     opset = f"opset {runtime.max_opset}" if runtime.max_opset else ""
-    return "; ".join(filter(None, (", ".join(runtime.devices), ", ".join(runtime.plans), opset)))
+    details = (f"{name}: {text}" for name, text in runtime.details.items())
+    return "; ".join(filter(None, (", ".join(runtime.devices), ", ".join(runtime.plans), opset, *details)))

@@ -25,7 +25,18 @@ MakeSteps = Callable[[Roles], "Steps | None"]
 def steps_of(session: object) -> MakeSteps:
     """What makes a session's `Steps`."""
     make: MakeSteps = getattr(session, "new_steps", lambda roles: None)
-    return make
+    return ForPrompts(make) if getattr(session, "keeps_caches", False) else make
+
+
+class ForPrompts:
+    """Makes `Steps` that take prompts too, of a session whose caches stay on its device (`keeps_caches`)."""
+
+    def __init__(self, make: MakeSteps) -> None:
+        self._make = make
+
+    def __call__(self, roles: Roles) -> Steps | None:
+        """As `MakeSteps`."""
+        return self._make(roles)
 
 
 class Steps:
@@ -34,7 +45,7 @@ class Steps:
     Runtimes have `Steps` of their own, with these methods, that add to caches in place, one new token at a time.
     """
 
-    def __init__(self, run: Run, roles: Roles) -> None:
+    def __init__(self, run: Callable[..., Any], roles: Roles) -> None:
         self._run, self._roles = run, roles
         self._held: dict[str, Array] = {}
 
@@ -104,7 +115,8 @@ class Buffers(Steps):
                 self._held[name] = np.pad(held, [(0, _more(length) * (each == axis)) for each in range(held.ndim)])
         buffers = {spec.name: (output, self._held[spec.name]) for spec, output, axis in self._roles.caches
                    if axis is not None}  # fmt: skip
-        outputs = self._run({**feeds, **{name: self._held[name] for name in states}}, buffers)
+        given = {**feeds, **{name: self._held[name] for name in states}}
+        outputs: dict[str, Array] = self._run(given, buffers)
         self._held |= {name: outputs.pop(output) for name, output in states.items()}
         self._lengths = {name: length + 1 for name, length in self._lengths.items()}
         return outputs
@@ -122,6 +134,58 @@ class Buffers(Steps):
 
         held, axis = self._held[name], self._axes.get(name)
         return held if axis is None else np.ascontiguousarray(held[_places(axis, 0, self._lengths[name])])
+
+
+class Carried(Steps):
+    """`Steps` of a runtime that keeps caches on its device: what it gives for a cache is held there, and is given to
+    it again, prompts' too. Nothing of a cache passes through the host, unless rows change or places are let go."""
+
+    def __init__(
+        self,
+        step: Callable[[Mapping[str, Array], Mapping[str, tuple[str, Any]]], tuple[dict[str, Array], dict[str, Any]]],
+        read: Callable[[Any], Array],
+        roles: Roles,
+    ) -> None:
+        """Takes the function that runs the model, whose outputs for caches are whole caches.
+
+        Args:
+            step: Takes arrays by input, and by a cache's input the name of the output that follows it and what is
+                held: an array, or a value of the runtime. Gives the other outputs, and what is held next, by input.
+            read: A value of the runtime as an array.
+        """
+        super().__init__(step, roles)
+        self._read = read
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs new tokens of every text; gives the outputs that follow no cache."""
+        held = {spec.name: (output, self._held[spec.name]) for spec, output, _ in self._roles.caches}
+        outputs: dict[str, Array]
+        outputs, self._held = self._run(feeds, held)
+        return outputs
+
+    def take(self, rows: Array) -> None:
+        """Goes on with these rows of the batch, of which one may be there several times."""
+        self._to_host()
+        super().take(rows)
+
+    def drop(self, count: int) -> None:
+        """Lets the first places go, of the caches that hold the last ones alone."""
+        self._to_host()
+        super().drop(count)
+
+    def cache(self, name: str) -> Array:
+        """What the cache of an input holds."""
+        return self._as_array(name)
+
+    def _to_host(self) -> None:
+        self._held = {name: self._as_array(name) for name in self._held}
+
+    def _as_array(self, name: str) -> Array:
+        import numpy as np
+
+        held: Any = self._held[name]
+        dtype = next(spec.dtype for spec, _, _ in self._roles.caches if spec.name == name)
+        return held if isinstance(held, np.ndarray) else self._read(held).astype(dtype, copy=False)
 
 
 def _more(length: int) -> int:
@@ -208,9 +272,9 @@ class Decoding:
         if roles.positions:
             feeds[roles.positions.name] = positions(whole_BT)[:, -new:].astype(roles.positions.dtype)
         is_step = new == 1 and self._keep_BT.shape[1] > 0
-        if is_step and self._make_steps:
+        if self._make_steps and (is_step or isinstance(self._make_steps, ForPrompts)):
             self._in_place, self._make_steps = self._make_steps(roles), None
-        steps = (self._in_place if is_step else None) or self._copies
+        steps = (self._in_place if is_step or isinstance(self._in_place, Carried) else None) or self._copies
         if steps is not self._copies:
             check_arrays(self._io, {spec.name: feeds.get(spec.name) for spec in self._io.inputs})  # as `run` does
         if steps is not self._steps:

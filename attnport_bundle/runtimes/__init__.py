@@ -63,6 +63,7 @@ class Session(Protocol):
         provider, version, machine: As of `model.Model`.
         inputs, outputs: The inputs and outputs of the file.
         profiles: For each optimization profile of an engine, the smallest and largest shape of each input by name.
+        wants_eights: Whether lengths that are multiples of 8 are much quicker than others.
     """
 
     provider: str
@@ -71,6 +72,7 @@ class Session(Protocol):
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     profiles: Sequence[Mapping[str, Range]] = ()
+    wants_eights: bool = False
 
     def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
         """Every output by name, in the file's own dtypes; `feeds` fit the contract."""

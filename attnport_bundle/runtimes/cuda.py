@@ -13,7 +13,7 @@ import functools
 import mmap
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,45 @@ def gpu(device: Device) -> Machine:
     return Machine(device.name, device.uuid, device.sm, driver_release())
 
 
+CUDNN = "libcudnn.so.9"
+OWN_ATTENTION = 90
+"""The compute capability from which ONNX Runtime takes cuDNN's attention by itself (read in its source, 1.31.1)."""
+FLASH, EFFICIENT, CUDNN_FLASH, UNFUSED = 1, 2, 8, 16
+"""Kernels of attention, as bits of the option `sdpa_kernel`."""
+
+
+def cudnn_version() -> str:
+    """The version of cuDNN that the loader finds, such as `9.13.1`; "" if it finds none, or it does not tell."""
+    try:
+        number = int(ctypes.CDLL(CUDNN).cudnnGetVersion())
+    except (OSError, AttributeError):
+        return ""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def provider_options(sm: int) -> dict[str, str]:
+    """Options of ONNX Runtime's CUDA provider for a GPU; what is proved and what an application runs has the same ones.
+
+    TF32 keeps 10 of float32's 23 bits of mantissa: it is a precision of its own, not fp32. An exhaustive search for the
+    algorithm of a convolution is begun anew at every new size. Below SM 90, ONNX Runtime takes cuDNN's attention only
+    if it is asked for, and without it an attention with a bias is mostly several kernels; cuDNN has none below SM 80.
+
+    Args:
+        sm: Compute capability; `86` is 8.6.
+    """
+    options = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
+    if 80 <= sm < OWN_ATTENTION and _loads(CUDNN):
+        options["sdpa_kernel"] = str(FLASH | EFFICIENT | CUDNN_FLASH | UNFUSED)
+    return options
+
+
+def require_options(session: Any, provider: str, asked: Mapping[str, str]) -> None:
+    """Raises RuntimeMissing if a session of ONNX Runtime says that it has other options than were asked for."""
+    got = session.get_provider_options().get(provider, {})
+    if other := [f"{name}={got[name]}" for name, value in asked.items() if got.get(name, value) != value]:
+        raise RuntimeMissing(f"{provider} was asked for {dict(asked)}; it has {', '.join(other)}.")
+
+
 _NEEDED = re.compile(
     rb"\x00(lib(?:nvinfer|nvonnxparser|tensorrt|cudart|cublas|cudnn|cufft|curand|nvrtc)[A-Za-z0-9_+-]*"
     rb"\.so\.[0-9][.0-9]*)(?=\x00)"
@@ -193,7 +232,9 @@ def load_for_onnxruntime(module: Any) -> None:
         module: The module `onnxruntime`.
     """
     file = getattr(module, "__file__", None)
-    missing = [name for name in (needed(Path(file).parent / _PROVIDER) if file else ()) if not _loads(name)]
+    linked = needed(Path(file).parent / _PROVIDER) if file else ()
+    # The provider opens cuDNN by name when it uses it, so that it is not linked against it.
+    missing = [name for name in (*linked, *((CUDNN,) if linked else ())) if not _loads(name)]
     if not missing:
         return
     folders = [lib for entry in dict.fromkeys(sys.path) if entry for lib in sorted(Path(entry).glob("nvidia/*/lib"))]

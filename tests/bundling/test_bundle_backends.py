@@ -119,7 +119,7 @@ def test_an_engine_that_ran_nowhere_is_graph_only_and_says_what_it_needs(wide: P
     ("runtime", "provider", "package"),
     [
         ("onnxruntime", "CPUExecutionProvider", "onnxruntime"),
-        ("onnxruntime", "CUDAExecutionProvider", "onnxruntime-gpu"),
+        ("onnxruntime", "CUDAExecutionProvider", "onnxruntime-gpu[cuda,cudnn]"),
         ("openvino", None, "openvino"),
         ("tensorrt", None, "tensorrt"),
     ],

@@ -53,6 +53,34 @@ def test_an_engine_runs_in_the_contracts_dtypes(bundle: Path, cache: Path, devic
     assert device.closed == 1
 
 
+def test_all_profiles_share_one_memory_and_calls_are_captured_as_graphs(
+    bundle: Path, cache: Path, device: HostDevice
+) -> None:
+    with load(bundle, cache=cache) as model:
+        for n in (4, 32, 8):
+            model.run(**feeds(n))
+        assert device.engine is not None
+        first, second = (context.memory for context in device.engine.contexts)
+        assert first == second
+        assert first is not None
+        assert len(device.memory[first[0]]) == first[1] == Engine.device_memory_size_v2
+        assert [config.cuda_graph_strategy for config in device.engine.configs] == ["whole graph"]
+    assert device.memory == {}
+
+
+def test_one_for_devices_still_to_come_is_tried_on_a_device_that_it_does_not_name(
+    bundle: Path, cache: Path, device: HostDevice
+) -> None:
+    (bundle / "one.engine").write_bytes(engine_bytes(ENGINE_VERSION, 0b1001100))
+    seal(bundle, manifest(bundle))
+    device.sm = 130
+    load(bundle, cache=cache).close()
+    device.engine = None
+    with pytest.raises(RuntimeMissing, match=r"is for SM 86, 89; it is SM 130 here: .*pretended complaint"):
+        load(bundle, cache=cache)
+    assert device.closed == 2
+
+
 def test_it_is_proved_at_each_open(
     bundle: Path, cache: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +134,7 @@ def test_cases_that_could_not_run_are_not_taken_for_passed(
     bundle: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reform(bundle, {"engine": {}, "other": {}})
-    right, left = device.allocate, iter(["x", "m", "y"])  # memory for the tensors of the first form
+    right, left = device.allocate, iter(["scratch", "x", "m", "y"])  # memory for the first form
 
     def filling(size_bytes: int) -> int:
         return right(size_bytes) if next(left, None) else _no_memory(size_bytes)

@@ -15,10 +15,12 @@ import onnx.parser
 import onnxruntime
 import pytest
 from bundle_forms import manifest, seal
+from pretended_gpu import HostDevice
 
 from attnport_bundle import BundleError, IntegrityError, RuntimeMissing, load
 from attnport_bundle.errors import is_printable
 from attnport_bundle.feeds import from_file, to_file
+from attnport_bundle.runtimes import cuda as reader_cuda
 from attnport_bundle.runtimes import release
 from attnport_bundle.runtimes.onnxruntime import OnnxRuntimeSession
 
@@ -167,13 +169,16 @@ def test_a_runtimes_own_words_are_escaped_and_it_prints_none(app: Path, capfd: p
     ],
 )
 def test_a_provider_that_does_not_start_is_no_fault_of_the_file(
-    tmp_path: Path, name: str, error: type[BundleError], words: str
+    tmp_path: Path, name: str, error: type[BundleError], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Form:
         provider = "CUDAExecutionProvider"
 
+    monkeypatch.setattr(reader_cuda, "Device", HostDevice)
+
     def refuse(*args: Any, **options: Any) -> None:
         assert options["enable_fallback"] == 0
+        assert options["providers"][0][1]["use_tf32"] == "0"
         raise type(name, (RuntimeError,), {})("no\x1b device\n")
 
     module = SimpleNamespace(

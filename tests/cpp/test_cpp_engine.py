@@ -50,6 +50,7 @@ def test_a_header_is_read_as_in_python(cpp_build: Build, tmp_path: Path, name: s
         assert done.stdout.startswith(str(path))
     else:
         shown = " ".join(map(str, (header.version, path.stat().st_size, *header.sm)))
+        shown += " and later" if header.later else ""
         assert (done.returncode, done.stdout.rstrip("\n")) == (0, shown)
 
 

@@ -50,15 +50,18 @@ class Forced(Lowering):
     opset = 23
     plans = ("fp32", "fp16")
 
-    def __init__(self, operator: str, *, key_column: bool = False) -> None:
+    def __init__(self, operator: str, *, key_column: bool = False, by_lengths: bool = False) -> None:
         self.grouped, self.key_column = operator == "GroupQueryAttention", key_column
+        self.by_lengths = by_lengths
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
         assert not (group_query.why_not_group_query if self.grouped else multi_head.why_not_multi_head)(attention)
         if self.grouped:
             output, anchors = group_query.group_query_attention(build, masks, attention)
         else:
-            output, anchors = multi_head.multi_head_attention(build, masks, attention, key_column=self.key_column)
+            output, anchors = multi_head.multi_head_attention(
+                build, masks, attention, key_column=self.key_column, by_lengths=self.by_lengths
+            )
         return Written(output, "forced", anchors)
 
 
@@ -116,6 +119,28 @@ def test_a_mask_of_keys_alone_can_be_a_column_of_q_and_k(name: str) -> None:
     for run in (on_ort, on_reference):
         assert error(name, model, run) < 2e-6
         assert error(name, model, run, empty=True) < 2e-6
+
+
+def test_lengths_go_in_as_such_on_cuda_and_are_what_a_bias_is() -> None:
+    models = [lowered("lengths", Forced("MultiHeadAttention", by_lengths=whether)).model for whether in (True, False)]
+    for sizes in SIZES:
+        for empty in (False, True):
+            given = CASES["lengths"].feeds(sizes, empty=empty)
+            by_lengths, by_bias = (on_ort(model)(given)[0] for model in models)
+            np.testing.assert_array_equal(by_lengths, by_bias)
+            np.testing.assert_allclose(by_lengths, CASES["lengths"].reference(given), atol=2e-6)
+    for name, plan, dtype in (
+        ("lengths", "fp16", ir.DataType.INT32),
+        ("lengths", "bf16", ir.DataType.INT32),
+        ("lengths", "fp32", None),
+        ("padding", "fp16", None),
+    ):
+        (node,) = (node for node in lowered(name, "ort_cuda", plan).model.graph if node.domain == CONTRIB)
+        mask = node.inputs[4] if len(node.inputs) > 4 else None
+        assert (mask and mask.dtype, len(node.inputs) > 5) == (dtype, dtype is None), name
+    on = on_reference(lowered("lengths", "ort_cuda", "fp16").model)
+    given = CASES["lengths"].feeds(SIZES[0], empty=True)
+    np.testing.assert_allclose(on(given)[0], CASES["lengths"].reference(given), atol=4e-3)
 
 
 @pytest.mark.slow

@@ -12,7 +12,11 @@ from masked_cases import SIZES, Attend, Case, D, G, H, _all, _both, _causal, _hi
 from running import Exported, export, on_ort, on_reference
 
 from attnport.dims import TensorSpec
-from attnport.exporter.targets.base import Lowered
+from attnport.exporter.builder import Builder
+from attnport.exporter.forms.operands import MaskWriter
+from attnport.exporter.fusion.recognise import Attention
+from attnport.exporter.targets.base import Lowered, Written
+from attnport.exporter.targets.ort_cuda import PROMPT, OrtCuda
 
 pytest.importorskip("onnxruntime")
 
@@ -90,3 +94,13 @@ def test_as_many_keys_as_queries_are_repeated() -> None:
     case = Case("padding", _padding, (TensorSpec("mask", "int64", ("batch", "seq")),), groups=G)
     model = export(Attend(case.mask), case.io).lowered("ort_cuda").model
     assert operator(model).attributes["num_heads"].as_int() == H
+
+
+@pytest.mark.parametrize(("usual", "heads"), [(1, G), (PROMPT - 1, G), (PROMPT, H)])
+def test_heads_of_a_prompt_are_repeated_as_its_bias_would_be_too_large(usual: int, heads: int) -> None:
+    class Sized(OrtCuda):
+        def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
+            build.sizes = {"seq": usual, "mem": 512}
+            return super().write(build, masks, attention, plan)
+
+    assert operator(captured("padding").lowered(Sized(), "fp16").model).attributes["num_heads"].as_int() == heads

@@ -103,6 +103,17 @@ def test_what_the_loader_finds_by_itself_is_left_to_it(
     assert loaded(tmp_path, "wheels") == {RUNTIME: "system"}
 
 
+def test_cudnn_is_loaded_from_a_wheel_also_where_all_that_the_provider_is_linked_with_is_found(
+    compiled: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path_of("libcudnn.so.9"):
+        pytest.skip("the loader finds a cuDNN here")
+    provider(compiled, tmp_path, RUNTIME)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(compiled("system", RUNTIME).parent))
+    compiled("wheels/nvidia/cudnn/lib", CUDNN)
+    assert loaded(tmp_path, "wheels") == {RUNTIME: "system", CUDNN: "wheels/nvidia/cudnn/lib"}
+
+
 def test_what_is_missing_or_needed_by_none_is_no_error(compiled: Callable[..., Path], tmp_path: Path) -> None:
     provider(compiled, tmp_path, RUNTIME)
     assert loaded(tmp_path) == {}

@@ -19,6 +19,8 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, FeedError, UnavailableError
 from attnport.runtimes import _ort, ort_cuda
 from attnport.runtimes.base import Opening
+from attnport_bundle.errors import RuntimeMissing
+from attnport_bundle.runtimes import cuda as reader_cuda
 
 ort = pytest.importorskip("onnxruntime")
 onnxruntime_pybind11_state = pytest.importorskip("onnxruntime.capi.onnxruntime_pybind11_state")
@@ -45,8 +47,7 @@ def saved(folder: Path, body: str = ATTENTION, kind: str = "float") -> Path:
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA is there, and is the CPU."""
     monkeypatch.setattr(ort_cuda, "PROVIDER", CPU)
-    monkeypatch.setattr(ort_cuda, "_OPTIONS", {})
-    monkeypatch.setattr(ort_cuda, "load_driver", lambda: None)
+    monkeypatch.setattr(ort_cuda, "provider_options", lambda sm: {})
     monkeypatch.setattr(ort_cuda._cuda, "Device", HostDevice)
 
 
@@ -60,19 +61,20 @@ def test_a_build_without_cuda_says_so_and_how_to_get_one(monkeypatch: pytest.Mon
     found = ort_cuda.RUNTIME.probe()
     assert not found.available
     assert "CUDAExecutionProvider" in found.reason
-    assert "pip install onnxruntime-gpu" in found.hint
+    assert 'pip install "onnxruntime-gpu[cuda,cudnn]"' in found.hint
 
 
 def test_a_provider_that_is_only_built_in_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     class FellBack:
         def __init__(self, *args: Any, **options: Any) -> None:
-            assert options["providers"] == [("CUDAExecutionProvider", {"use_tf32": "0"})]
+            ((provider, own),) = options["providers"]
+            assert (provider, own["use_tf32"]) == ("CUDAExecutionProvider", "0")
 
         def get_providers(self) -> list[str]:
             return [CPU]
 
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", CPU])
-    monkeypatch.setattr(ort_cuda, "load_driver", lambda: None)
+    monkeypatch.setattr(ort_cuda._cuda, "Device", HostDevice)
     monkeypatch.setattr(ort, "InferenceSession", FellBack)
     found = ort_cuda.RUNTIME.probe()
     assert not found.available
@@ -93,7 +95,7 @@ def test_cuda_libraries_that_came_as_wheels_are_loaded_before_the_provider_is_as
         return "no"
 
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", CPU])
-    monkeypatch.setattr(ort_cuda, "load_driver", lambda: None)
+    monkeypatch.setattr(ort_cuda._cuda, "Device", HostDevice)
     monkeypatch.setattr(ort, "preload_dlls", preload)
     monkeypatch.setattr(_ort, "refusal", refusal)
     assert not ort_cuda.RUNTIME.probe().available
@@ -106,7 +108,7 @@ def test_a_machine_without_a_driver_is_told_apart_from_a_wrong_build(monkeypatch
         raise UnavailableError("no NVIDIA driver.", hint="Get one.")
 
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", CPU])
-    monkeypatch.setattr(ort_cuda, "load_driver", none)
+    monkeypatch.setattr(ort_cuda._cuda, "Device", none)
     found = ort_cuda.RUNTIME.probe()
     assert (found.available, found.reason, found.hint) == (False, "no NVIDIA driver.", "Get one.")
 
@@ -190,6 +192,69 @@ def test_a_model_of_which_a_part_fell_back_is_refused(
         ort_cuda.RUNTIME.open(Opening(IO, model=path))
 
 
+def test_the_probe_tells_cudnn_and_the_kernels_of_attention_that_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, dict[str, str]]] = []
+    kernels = {"17": "FLASH_ATTENTION", "18": "EFFICIENT_ATTENTION", "24": "CUDNN_FLASH_ATTENTION"}
+
+    def refusal(text: str, provider: Any) -> str:
+        options = provider[1]
+        asked.append((text, options))
+        if "att" not in text:
+            return ""
+        if "bias" in text and options["sdpa_kernel"] == "24":
+            return "Failed to build cuDNN graph"
+        unfused = "bias" in text and options["sdpa_kernel"] == "17"
+        os.write(1, line("att", "MATH" if unfused else kernels[options["sdpa_kernel"]]).encode())
+        return ""
+
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", CPU])
+    monkeypatch.setattr(ort_cuda._cuda, "Device", HostDevice)
+    monkeypatch.setattr(ort_cuda, "cudnn_version", lambda: "9.13.1")
+    monkeypatch.setattr(_ort, "refusal", refusal)
+    found = ort_cuda.RUNTIME.probe()
+    assert found.available
+    assert found.devices == ("Pretended GPU (SM 89)",)
+    assert found.details == {
+        "cuDNN": "9.13.1",
+        "attention": "flash and memory-efficient and cuDNN without a mask, memory-efficient with a bias",
+    }
+    assert all(options["use_tf32"] == "0" for _, options in asked)
+
+
+def test_before_ampere_nothing_computes_in_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: None
+) -> None:
+    monkeypatch.setattr(HostDevice, "sm", 75)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CPU])
+    monkeypatch.setattr(ort_cuda, "attention_kernels", lambda options: "")
+    assert ort_cuda.RUNTIME.probe().plans == ("fp32", "fp16")
+    with pytest.raises(UnavailableError, match="is SM 75; ort_cuda computes in bf16 from SM 80 on"):
+        ort_cuda.RUNTIME.open(Opening(IO, plan="bf16", model=saved(tmp_path, kind="bfloat16")))
+
+
+@pytest.mark.parametrize(
+    ("sm", "cudnn", "kernels"),
+    [(75, True, None), (80, True, "27"), (89, True, "27"), (89, False, None), (90, True, None), (120, True, None)],
+)
+def test_the_kernels_of_attention_are_asked_for_by_compute_capability(
+    sm: int, cudnn: bool, kernels: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_cuda, "_loads", lambda library: cudnn)
+    options = reader_cuda.provider_options(sm)
+    assert options.get("sdpa_kernel") == kernels
+    assert options["cudnn_conv_algo_search"] == "HEURISTIC"
+
+
+def test_options_that_a_session_does_not_have_are_no_options() -> None:
+    class Session:
+        def get_provider_options(self) -> dict[str, dict[str, str]]:
+            return {"CUDAExecutionProvider": {"use_tf32": "1", "sdpa_kernel": "27"}}
+
+    reader_cuda.require_options(Session(), "CUDAExecutionProvider", {"sdpa_kernel": "27", "not told": "1"})
+    with pytest.raises(RuntimeMissing, match="it has use_tf32=1"):
+        reader_cuda.require_options(Session(), "CUDAExecutionProvider", {"use_tf32": "0", "sdpa_kernel": "27"})
+
+
 @pytest.mark.usefixtures("on_cpu")
 def test_a_half_precision_form_takes_what_the_contract_says(tmp_path: Path) -> None:
     given = {"q": np.random.default_rng(0).standard_normal((2, 5, 16), np.float32)}
@@ -242,7 +307,25 @@ def test_the_kernel_that_onnx_runtime_printed_is_evidence(tmp_path: Path, printi
     assert ort_cuda.RUNTIME.fusion_evidence(saved(tmp_path), {"layer": ("att",)}, io=IO)
     odd = IOContract(IO.inputs, IO.outputs, (Dim("B", 1, 1, 1), Dim("S", 9, 12, 30)))
     assert ort_cuda.RUNTIME.fusion_evidence(saved(tmp_path), {"layer": ("att",)}, io=odd)
-    assert shapes == [{"q": [8, 8, 16]}, {"q": [8, 8, 16]}, {"q": [1, 16, 16]}]
+    assert "no multiple of 8" not in found["layer"].text
+    # At odd lengths too, where the contract has such.
+    assert shapes[::2] == [{"q": [8, 8, 16]}, {"q": [8, 8, 16]}, {"q": [1, 16, 16]}]
+    assert shapes[1::2] == [{"q": [9, 9, 16]}, {"q": [8, 9, 16]}, {"q": [1, 17, 16]}]
+
+
+def test_what_is_several_kernels_at_odd_lengths_is_told_with_the_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: None
+) -> None:
+    real = _ort.profiled
+
+    def profiled(model: Any, provider: Any, feeds: Any, *given: Any, **options: Any) -> Any:
+        os.write(1, line("att", "MATH" if feeds["q"].shape[1] % 8 else "EFFICIENT_ATTENTION").encode())
+        return real(model, provider, feeds, *given, **options)
+
+    monkeypatch.setattr(_ort, "profiled", profiled)
+    found = ort_cuda.RUNTIME.fusion_evidence(saved(tmp_path), {"layer": ("att",)}, io=IO)
+    assert found["layer"].kernel == "MultiHeadAttention EFFICIENT_ATTENTION"
+    assert found["layer"].text.endswith("; at lengths that are no multiple of 8 it printed MATH")
 
 
 def test_where_nothing_is_printed_nothing_is_known(tmp_path: Path, printing: Any) -> None:
@@ -292,6 +375,8 @@ OF_THE_DEVICE = [
     STATE.RuntimeException("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : CUDA failure 35: driver is insufficient"),
     STATE.EPFail("[ONNXRuntimeError] : 11 : EP_FAIL : CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED"),
     STATE.Fail("[ONNXRuntimeError] : 1 : FAIL : CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED"),
+    STATE.EPFail("[ONNXRuntimeError] : 11 : EP_FAIL : Failed to build cuDNN graph for Flash Attention: No engine."),
+    STATE.Fail("[ONNXRuntimeError] : 1 : FAIL : cudaErrorMisalignedAddress: misaligned address"),
     STATE.Fail("Failed to load library libonnxruntime_providers_cuda.so with error: libcublasLt.so.13: no such file"),
 ]
 NO_MEMORY = STATE.RuntimeException("BFCArena: Failed to allocate memory for requested buffer of size 17179869184")

@@ -68,7 +68,7 @@ def test_a_build_without_the_provider_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ort, "get_available_providers", lambda: [CPU])
     found = ort_tensorrt.RUNTIME.probe()
     assert (found.available, found.reason) == (False, "this onnxruntime is built without TensorrtExecutionProvider.")
-    assert "pip install onnxruntime-gpu" in found.hint
+    assert 'pip install "onnxruntime-gpu[cuda,cudnn]"' in found.hint
 
 
 def test_the_library_that_is_wanted_and_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def no_context(monkeypatch: pytest.MonkeyPatch, device: HostDevice) -> None:
     def say(session: Any) -> str:
         return "Requested amount of GPU memory (4096 bytes) could not be allocated."
 
-    monkeypatch.setattr(Engine, "create_execution_context", lambda self: None)
+    monkeypatch.setattr(Engine, "create_execution_context", lambda self, config: None)
     monkeypatch.setattr(ReaderSession, "_complaint", say)
 
 
@@ -153,13 +153,13 @@ def test_without_a_place_nothing_is_kept(engine: Path, device: HostDevice) -> No
     session.run(feeds(4))
     session.close()
     assert device.engine is not None
-    assert device.engine.configs == []
+    assert [config.cache for config in device.engine.configs] == [None]
 
 
 def test_closing_twice_frees_all_device_memory_once(engine: Path, device: HostDevice) -> None:
     session = RUNTIME.open(opening(engine))
     session.run(feeds(8))
-    assert len(device.memory) == 3
+    assert len(device.memory) == 4  # of three tensors, and of the context
     session.close()
     session.close()
     assert device.memory == {}

@@ -189,3 +189,16 @@ def test_what_gpu_check_wrote_is_printed_beside_the_peaks(
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == ["X: cold; warm", "measured peak: fp16 500 TFLOP/s", "measured peak: 2000 GB/s (a copy)"]
     assert [line.split()[:4] for line in lines if "batch" in line] == [["bert_encoder", "fp16", "batch=8,seq=512", "a"]]
+
+
+def test_shares_of_peaks_that_were_measured_at_other_clocks_are_told() -> None:
+    def lines(clock: int) -> list[str]:
+        settings = {"gpu before batch=8,seq=512": f"{clock} MHz, 45 C", "gpu after batch=8,seq=512": "1980 MHz, 55 C"}
+        latency = {"shapes": {"batch=8,seq=512": {"a": MS}}, "settings": settings}
+        report = {"pieces": {"bert_encoder fp16": {"latency": latency}}}
+        return rates.table(report, PER_S, ["1980 MHz, 65 C, slowed down by: heat", "1980 MHz"])
+
+    assert not [line for line in lines(1980) if "two clocks" in line]
+    assert lines(1410)[-2] == (
+        "bert_encoder fp16 batch=8,seq=512: at 1410 and 1980 MHz, the peaks at 1980 MHz: shares are of two clocks"
+    )

@@ -73,6 +73,7 @@ def multi_head_attention(
     *,
     key_column: bool,
     packed: tuple[ir.Value, ir.Value | None] | None = None,
+    by_lengths: bool = False,
 ) -> tuple[ir.Value, tuple[str, ...]]:
     """Writes `MultiHeadAttention(q, k, v)` for an attention for which `why_not_multi_head` returned "".
 
@@ -82,9 +83,12 @@ def multi_head_attention(
     Args:
         key_column: For the kernels on CPU: whether a mask of keys alone becomes one more column of q and k, of ones and
             of numbers that hide, or key padding where it is one of lengths and there can be no column. The flash kernel
-            on CPU, whose memory is linear in T, takes no mask. On CUDA, key padding is computed by several kernels, and
-            a bias by cuDNN's flash attention (measured on an H200 with 1.31.1, half precision).
+            on CPU, whose memory is linear in T, takes no mask. On CUDA, key padding as `[B,T]` is computed by several
+            kernels, and a bias by cuDNN's flash attention (measured on an H200 with 1.31.1, half precision).
         packed: For the kernels on CUDA: q, k and v as `[B,S,H,3,D]`, and what is added to them, `[3*H*D]` or None.
+
+        by_lengths: For the kernels on CUDA: whether a mask that is one of lengths goes in as int32[B], not as a bias
+            `[B,1,S,T]`. Of masks, cuDNN's flash attention takes these two (read in ONNX Runtime's source, 1.31.1).
 
     Returns:
         The output, `[B,H,S,Dv]`, and the operator's node name.
@@ -108,7 +112,12 @@ def multi_head_attention(
     by_length = length_factor(attention.mask)
     if columns is not None:
         pass
-    elif key_column and by_length is not None and len(attention.mask.factors) == 1 and not attention.mask.biases:
+    elif (
+        (key_column or by_lengths)
+        and by_length is not None
+        and len(attention.mask.factors) == 1
+        and not attention.mask.biases
+    ):
         options |= {"mask": counted(build, by_length), "mask_filter_value": LOWEST}
     elif is_causal:
         options["unidirectional"] = 1

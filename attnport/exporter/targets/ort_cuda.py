@@ -24,6 +24,10 @@ from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.targets.base import Lowering, Written
 from attnport.onnx_graph import attribute, constant_of, dims_of, ir, made_by, scalar
 
+PROMPT = 64
+"""The usual number of queries from which grouped heads are not folded. Folding writes a bias for every query head of a
+group, `[B,1,S*R,T]`, which each layer reads: 537 MB for 8 prompts of 2048 tokens, R = 8. On an H200 one query is three
+times as quick with it, 504 are 1.3 times as slow (docs/gpu.md); nothing between was measured."""
 _OF_SIZES = ("Squeeze", "Unsqueeze", "Gather", "Slice", "Reshape", "Add", "Sub", "Mul", "Div", "Min", "Max", "Cast")
 
 
@@ -37,7 +41,8 @@ class OrtCuda(Lowering):
     """The form for which ONNX Runtime chooses one kernel, as measured on an H200 with 1.31.1 (docs/gpu.md).
 
     In fp16 and bf16, `GroupQueryAttention` and `MultiHeadAttention` run as cuDNN's flash attention, with a bias too, at
-    every length that was tried. The standard's `Attention` runs as flash attention without a mask, and with one as
+    every length that was tried; below SM 90, cuDNN is asked for (docs/gpu.md). A mask of lengths goes in as such, which
+    cuDNN takes too. The standard's `Attention` runs as flash attention without a mask, and with one as
     memory-efficient attention, or as several kernels where T is no multiple of 4. In fp32, for which
     `GroupQueryAttention` has no kernel (OperatorKernels.md), the others run as memory-efficient attention, but a single
     query of `MultiHeadAttention` as several kernels. Half precision is the default for that reason.
@@ -68,12 +73,15 @@ class OrtCuda(Lowering):
             output, anchors = group_query_attention(build, masks, attention)
             return Written(output, "GroupQueryAttention", anchors)
         reason = why_not_multi_head(attention)
-        if not reason and can_fold(attention):
+        few = (build.usual_size(attention.q, 2) or 1) < PROMPT
+        if not reason and few and can_fold(attention):
             output, anchors = folded_attention(build, masks, attention)
             return Written(output, "MultiHeadAttention, query heads folded", anchors)
         if not reason:
             packed = None if plan == "fp32" else one_product(build, attention)
-            output, anchors = multi_head_attention(build, masks, attention, key_column=False, packed=packed)
+            output, anchors = multi_head_attention(
+                build, masks, attention, key_column=False, packed=packed, by_lengths=plan != "fp32"
+            )
             return Written(output, "MultiHeadAttention", anchors)
         output, anchors = attention_op(build, masks, attention, "bool_full")
         output = guarded(build, masks, attention, output)

@@ -29,9 +29,11 @@ constexpr std::size_t size_at = 16;
 constexpr std::size_t version_at = 24;
 constexpr std::size_t version_parts = 4;
 constexpr std::size_t targets_at = 32;
-/// Compute capability by bit. An engine for the builder's default list also sets bit 6, for devices still to come.
+/// Compute capability by bit.
 constexpr std::array<std::pair<std::uint64_t, int>, 6> target_bits = {
     {{1U << 0U, 75}, {1U << 1U, 80}, {1U << 2U, 86}, {1U << 3U, 89}, {1U << 4U, 120}, {1U << 5U, 121}}};
+/// Set in an engine for the builder's default list: devices still to come.
+constexpr std::uint64_t later_bit = 1U << 6U;
 
 std::uint64_t little_endian(std::string_view data, std::size_t at, std::size_t bytes) {
     std::uint64_t number = 0;
@@ -128,6 +130,7 @@ EngineHeader read_header(const std::filesystem::path& path) {
     for (const auto& [bit, sm] : target_bits) {
         if ((targets & bit) != 0) found.sm.push_back(sm);
     }
+    found.later = (targets & later_bit) != 0;
     return found;
 }
 

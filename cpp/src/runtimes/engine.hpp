@@ -19,6 +19,7 @@ struct EngineHeader {
     std::string version;           ///< of the TensorRT-RTX that built it, such as `1.7.1.116`
     std::uint64_t size_bytes = 0;  ///< of the whole file; equal to what is on disk
     std::vector<std::int64_t> sm;  ///< the compute capabilities it runs on (`86` is 8.6)
+    bool later = false;            ///< whether it is also for devices that came after its builder
 };
 
 /// Reads and checks the header of a TensorRT-RTX engine. It finds a file that is no engine and one that was cut short;

@@ -430,7 +430,9 @@ std::unique_ptr<Session> open_engine(const std::filesystem::path& path, const Ma
     library.require(compiled_with);
     const auto device = std::make_shared<cuda::Device>();
     const std::vector<std::int64_t>& built_for = form.requires_.sm;
-    if (!built_for.empty() && std::find(built_for.begin(), built_for.end(), device->sm()) == built_for.end()) {
+    const bool known =
+        built_for.empty() || std::find(built_for.begin(), built_for.end(), device->sm()) != built_for.end();
+    if (!known && !(form.runtime == "tensorrt_rtx" && read_header(path).later)) {
         throw RuntimeMissing("the engine was built for SM " + listed(built_for) + "; " + device->name() + " is SM " +
                              std::to_string(device->sm()) + ".");
     }
@@ -440,8 +442,16 @@ std::unique_ptr<Session> open_engine(const std::filesystem::path& path, const Ma
         kept.emplace(*cache, entry(manifest, name, provider, library.version(), cuda::machine(*device)));
     }
     device->open();
-    return std::make_unique<EngineSession>(device, library, bundled(path, manifest, form), path.string(),
-                                           names_of(manifest.io.outputs), std::move(kept));
+    const auto data = bundled(path, manifest, form);
+    try {
+        return std::make_unique<EngineSession>(device, library, data, path.string(), names_of(manifest.io.outputs),
+                                               std::move(kept));
+    } catch (const Error& err) {
+        if (known) throw;
+        // Whether a device that is not named is one of those still to come, TensorRT-RTX alone knows.
+        throw RuntimeMissing("the engine is for SM " + listed(built_for) + "; it is SM " +
+                             std::to_string(device->sm()) + " here: " + err.what());
+    }
 }
 
 }  // namespace attnport::reader

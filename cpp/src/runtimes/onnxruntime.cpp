@@ -602,9 +602,17 @@ private:
         const auto made = library_.made<OrtCUDAProviderOptionsV2>(
             api_.ReleaseCUDAProviderOptions,
             [&](OrtCUDAProviderOptionsV2** found) { return api_.CreateCUDAProviderOptions(found); });
-        // TF32 keeps 10 of float32's 23 bits of mantissa: a precision of its own, and never meant by fp32.
-        const std::array<const char*, 1> keys{"use_tf32"};
-        const std::array<const char*, 1> values{"0"};
+        // TF32 keeps 10 of float32's 23 bits of mantissa: a precision of its own, and never meant by fp32. An exhaustive
+        // search for the algorithm of a convolution is begun anew at every new size.
+        std::vector<const char*> keys{"use_tf32", "cudnn_conv_algo_search"};
+        std::vector<const char*> values{"0", "HEURISTIC"};
+        // As Python's provider_options (attnport_bundle/runtimes/cuda.py): below SM 90, cuDNN's attention is taken only
+        // where it is asked for; below SM 80 it has none.
+        const int sm = this_gpu().sm;
+        if (sm >= 80 && sm < 90 && dlopen("libcudnn.so.9", RTLD_NOW | RTLD_GLOBAL) != nullptr) {
+            keys.push_back("sdpa_kernel");
+            values.push_back("27");  // flash, memory-efficient, cuDNN's, unfused
+        }
         library_.check(api_.UpdateCUDAProviderOptions(made.get(), keys.data(), values.data(), keys.size()));
         library_.check(api_.SessionOptionsAppendExecutionProvider_CUDA_V2(settings, made.get()));
     }

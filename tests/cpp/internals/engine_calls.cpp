@@ -1,6 +1,6 @@
 // What opens an engine, called by itself; a line of answer, or the message of what was thrown.
 //
-//     engine_calls header FILE             version, size and compute capabilities
+//     engine_calls header FILE             version, size and compute capabilities, and whether later devices
 //     engine_calls check FILE RUNTIME VERSION [SM ...]    the header against what a manifest says
 //     engine_calls library RUNTIME VERSION  the release of the library that is loaded
 //     engine_calls device                  the GPU; then memory there and back
@@ -36,6 +36,7 @@ void show_header(const std::string& path) {
     const reader::EngineHeader found = reader::read_header(path);
     std::cout << found.version << ' ' << found.size_bytes;
     for (const std::int64_t sm : found.sm) std::cout << ' ' << sm;
+    if (found.later) std::cout << " and later";
     std::cout << '\n';
 }
 
