@@ -302,7 +302,7 @@ tests/latency/test_choice.py
     + return True
 tests/processes/test_probe_cache.py
   attnport/processes/isolated.py: what was found before an installation is believed
-    - parts = json.dumps([_state(), installed, [list(_places(name)) for name in modules]])
+    - parts = json.dumps([_state(), installed, [list(_places(name)) for name in modules], more])
     + parts = json.dumps([_state()])
   attnport/processes/isolated.py: a probe that failed is kept
     - if not found.failed:
@@ -431,8 +431,8 @@ tests/folder/test_verdicts.py
     + "it was made again after parity was checked", row.plan)
 tests/sources/test_declare.py
   attnport/sources/parsing.py: masks that hide are taken for masks that keep by their names
-    - (re.compile(r"(^|_)(key_)?padding_mask$"), "hide"),
-    + (re.compile(r"(^|_)(key_)?padding_mask$"), "keep"),
+    - (re.compile(r"(^|_)(key_)?padding_mask(_\d+)?$"), "hide"),
+    + (re.compile(r"(^|_)(key_)?padding_mask(_\d+)?$"), "keep"),
 tests/exporter/test_storage.py
   attnport/exporter/storage.py: weights that were cut short are loaded
     - if offset + length > file.stat().st_size:
