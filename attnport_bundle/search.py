@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 WINDOW = 64
 """Texts that are run together where each has many numbers, most of which are then left out."""
-ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
-"""What a text is for, and the names of its prompt, the first that there is."""
+ROLES = ("query", "document")
+"""What a text is for, which is the name of its prompt, too."""
 _NO_TOKEN = -1e9
 """The score of a document of which no token counts, as in sentence-transformers."""
 _TORCH = "this reader gives arrays of NumPy, of which torch.from_numpy makes tensors"
@@ -38,7 +38,8 @@ _AS_IT_IS: dict[str, tuple[tuple[object, ...], str]] = {
     "convert_to_numpy": ((True,), _TORCH),
     "convert_to_tensor": ((False, None), _TORCH),
     "convert_to_sparse_tensor": ((True,), "encode_sparse(...).dense() gives all numbers"),
-    "output_value": (("sentence_embedding", "token_embeddings"), "run gives every output"),
+    "output_value": (("sentence_embedding",), "run gives every output"),
+    "token_pooling": ((None,), "vectors of tokens are whole"),
     "precision": (("float32",), "the vectors are float32; make other numbers of them yourself"),
     "device": ((None,), "the form that was opened decides: load(app, form=...)"),
     "pool": ((None,), "open the bundle in every process"),
@@ -114,7 +115,7 @@ def tokenizer_of(path: Path, manifest: Manifest, search: Search, role: str) -> T
 
 
 def prompt_of(prompts: Prompts, role: str, name: str | None, text: str | None) -> str:
-    """What belongs before texts: `text` itself, the prompt called `name`, that of the role, or the default one.
+    """What belongs before texts: `text` itself, the prompt called `name`, or that of the role; of none, the default.
 
     Raises:
         FeedError: there is no such prompt, or it is no text.
@@ -122,9 +123,7 @@ def prompt_of(prompts: Prompts, role: str, name: str | None, text: str | None) -
     if text is not None:
         require(isinstance(text, str), "prompt", text, "the text to put before each text")
         return text
-    if name is None:
-        name = next((each for each in ROLES.get(role, ()) if each in prompts.named), None)
-    return prompts.chosen(name)
+    return prompts.chosen(role or None if name is None else name)
 
 
 def check_options(options: Mapping[str, object], where: str) -> None:
