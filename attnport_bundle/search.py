@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -138,37 +139,35 @@ def check_options(options: Mapping[str, object], where: str) -> None:
             raise FeedError(f"{where}: got {name}={shown(value)}; expected {shown(known[0])}: {why}.")
 
 
+@dataclass
 class Texts:
-    """Texts that are encoded, one or several, and what makes vectors of them."""
+    """Texts that are encoded, one or several, and what makes vectors of them.
 
-    def __init__(
-        self,
-        texts: str | Iterable[str],
-        role: str,
-        before: str,
-        run: Callable[..., dict[str, Array]],
-        io: IO,
-        tokenizer: Callable[[str], Tokenizer],
-        tokens: int,
-    ) -> None:
-        """Takes texts and a model.
+    Attributes:
+        given: One text, or several.
+        role: `query`, `document` or "".
+        before: What is put before each text.
+        run: As `Model.run`.
+        io: The contract of the model.
+        tokenizer: Gives the tokenizer of a role.
+        tokens: The most places of a batch.
 
-        Args:
-            texts: One text, or several.
-            role: `query`, `document` or "".
-            before: What is put before each text.
-            run: As `Model.run`.
-            io: The contract of the model.
-            tokenizer: Gives the tokenizer of a role.
-            tokens: The most places of a batch.
+    Raises:
+        FeedError: these are no texts, or there is no such role.
+    """
 
-        Raises:
-            FeedError: these are no texts, or there is no such role.
-        """
-        self.role, self.before, self.run, self.io, self.tokens = role, before, run, io, tokens
-        self.tokenizer, self.alone = tokenizer, isinstance(texts, str)
-        self.texts = iter([texts]) if isinstance(texts, str) else several("texts", texts, "a text, or several")
-        require(role in ("", *ROLES), "task", role, "'query', 'document' or None")
+    given: str | Iterable[str]
+    role: str
+    before: str
+    run: Callable[..., dict[str, Array]]
+    io: IO
+    tokenizer: Callable[[str], Tokenizer]
+    tokens: int
+
+    def __post_init__(self) -> None:
+        self.alone = isinstance(self.given, str)
+        self.texts = iter([self.given]) if self.alone else several("texts", self.given, "a text, or several")
+        require(self.role in ("", *ROLES), "task", self.role, "'query', 'document' or None")
 
     def encode(self, texts: Sequence[Any], first: int) -> dict[str, Array]:
         """The inputs of texts, the first of which has this number."""
