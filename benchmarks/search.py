@@ -39,7 +39,7 @@ import numpy as np
 from beside.models import MODELS, code_digest, sentences
 from beside.page import replace_section, verdict
 from beside.sampling import MOST_DROP
-from beside.side import CACHE, ROOT, Named, Side, SideFailed, folder_of, sides_of
+from beside.side import CACHE, PEERS, ROOT, Named, Side, SideFailed, folder_of, sides_of
 
 from attnport.folder.machine import machine, versions
 from attnport.latency.statistics import ratio_interval
@@ -159,7 +159,7 @@ def made(kind: str) -> dict[str, Any]:
         text = base / "texts.txt"
         ask = queries()
         lines = [
-            f"{ask[at % QUERIES]}\t{each}" if kind == "rerank" else each for at, each in enumerate(passages()[::4])
+            f"{ask[at % QUERIES]}\t{each}" if kind == "rerank" else each for at, each in enumerate(passages()[::2])
         ]
         text.write_text("\n".join(lines), encoding="utf-8")
         run("export", f"hf:{folder}", "-o", str(out))
@@ -433,6 +433,20 @@ def measured_server(seconds: float) -> dict[str, Any]:
     return {"clients": CLIENTS, "threads": 2, "rows": rows}
 
 
+def pinned() -> dict[str, str]:
+    """The versions of the peers, by what each is here."""
+    installed = (ROOT / ".venv" / "peers").glob("sentence_transformers-*.dist-info")
+    found = {"sentence_transformers_6": path.name.split("-")[1].removesuffix(".dist-info") for path in installed}
+    for file, package in {
+        "sentence_transformers": "sentence-transformers",
+        "fastembed": "fastembed",
+        "llama": "llama_cpp_python",
+    }.items():
+        lines = dict(line.split("==") for line in (PEERS / f"{file}.txt").read_text("utf-8").split())
+        found[package] = lines[package]
+    return found
+
+
 # --- the page ----------------------------------------------------------------------------------------------------
 
 
@@ -500,7 +514,7 @@ def main() -> None:
     result |= {
         "command": f"python benchmarks/search.py --seconds {given.seconds:.0f}",
         "machine": machine().cpu,
-        "versions": versions(),
+        "versions": {**versions(("torch", "transformers", "onnxruntime", "openvino")), **pinned()},
     }
     for kind in KINDS:
         if kind in given.only:
