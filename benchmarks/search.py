@@ -446,7 +446,7 @@ def measured_server(seconds: float) -> dict[str, Any]:
 def pinned() -> dict[str, str]:
     """The versions of the peers, by what each is here."""
     installed = (ROOT / ".venv" / "peers").glob("sentence_transformers-*.dist-info")
-    found = {f"{LIBRARY.peer}": path.name.split("-")[1].removesuffix(".dist-info") for path in installed}
+    found = {f"{LIBRARY.peer}": path.name.split("-")[1].removesuffix(".dist") for path in installed}
     for file, package in {
         "sentence_transformers": "sentence-transformers",
         "fastembed": "fastembed",
