@@ -41,9 +41,9 @@ RELEASE_VENV := .venv-release
 SERVE_VENV := .venv-serve
 SERVE_PIP := $(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 PUBLISHED := .cache/published/.made
-LAYOUTS := .cache/peers/sentence_transformers/.made .cache/layouts/triton/.made .cache/layouts/node/.made
+LAYOUTS := .cache/peers/sentence_transformers/.made $(patsubst %,.cache/layouts/%/.made,triton node frameworks)
 
-.PHONY: demo test quick-tests test-all test-faults bench bench-engines bench-env bench-quick bench-serve cpp-test docs embedders gpu-check gpu-driver \
+.PHONY: demo test quick-tests test-all test-faults bench bench-engines bench-env bench-quick bench-search bench-serve cpp-test docs embedders gpu-check gpu-driver \
 	gpu-test layouts-test lint fuzz release serve-test help clean
 
 help:
@@ -57,9 +57,12 @@ help:
 	@echo "make bench-engines scratch memory of TensorRT-RTX engines beside torch's exports (20 minutes)"
 	@echo "make bench-env the other tools' environments and converted models, which bench needs (30 minutes, 10 GB)"
 	@echo "make bench-quick MiniLM on ragged and dense batches beside PyTorch and plain exports (3 minutes)"
+	@echo "make bench-search reranking, sparse vectors and vectors of tokens beside the libraries for them, and a server beside a"
+	@echo "               process, into benchmarks/ and docs/search.md (15 minutes, and as long for what is made the first time)"
 	@echo "make cpp-test  the C++ reader: sets up compilers and headers, builds it, runs its tests (10 minutes at most)"
 	@echo "make layouts-test what bundle --layout writes, read by sentence-transformers, transformers.js and Triton's"
-	@echo "               server: their packages the first time (2 GB), then 5 minutes; needs node"
+	@echo "               server, and bundles in LangChain, LlamaIndex and Haystack: their packages the first time (3 GB), then"
+	@echo "               6 minutes; needs node"
 	@echo "make docs      the site, into build/site; a dead link or anchor is an error (a minute)"
 	@echo "make release   wheels of both packages, into dist, tried in bare environments; nothing is uploaded (10 minutes)"
 	@echo "make serve-test the bundle behind KServe and Ray: servers, clusters, load, kills (15 minutes at most)"
@@ -111,6 +114,11 @@ bench-engines: $(VENV)/.demo
 # A tool that cannot be installed, or cannot convert a model, is a row of the table that says why.
 bench-env: $(VENV)/.demo $(PEER_ENVS)
 	$(BIN)/python benchmarks/compare.py --make
+
+# Beside nothing else, but for what it makes first and keeps: models, exports, bundles and the peers' files.
+bench-search: $(VENV)/.dev $(VENV)/peers/.made $(SERVE_VENV)/.made $(patsubst %,.cache/peers/%/.made,sentence_transformers fastembed llama)
+	$(BIN)/python benchmarks/search.py --make
+	$(BIN)/python benchmarks/search.py --json benchmarks/search.json --docs
 
 bench-quick: $(VENV)/.demo
 	$(BIN)/python benchmarks/compare.py --quick --seconds 130
@@ -220,8 +228,9 @@ $(PUBLISHED): benchmarks/packages.txt $(VENV)/.demo
 		rm -rf .cache/peers/$*
 	@mkdir -p $(@D) && touch $@
 
-.cache/layouts/triton/.made: tests/layouts/triton.txt
-	@echo "Installing Triton's client and PyTriton into $(@D)."
+# Triton's client and PyTriton; LangChain, LlamaIndex and Haystack.
+.cache/layouts/%/.made: tests/layouts/%.txt
+	@echo "Installing $< into $(@D)."
 	@$(PYTHON) -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
 	@touch $@

@@ -216,8 +216,10 @@ class Model:
                 texts; an argument is unknown, or is not for this kind of model.
             BundleError: as `embed`.
         """
-        check_options(options, "encode")
         kind, shorten = batches.kind_of(self.io), normalize_embeddings or truncate_dim is not None
+        if kind == batches.MULTI_VECTOR and options.get("output_value") == batches.OF_TOKENS:
+            del options["output_value"]
+        check_options(options, "encode")
         if kind == batches.SPARSE_ENCODER:
             arguments.require(not shorten, "encode", "a sparse encoder", "no normalize_embeddings and no truncate_dim")
             return self.encode_sparse(
@@ -244,7 +246,7 @@ class Model:
         return self._encode_as("query", inputs, prompt_name, options)
 
     def encode_document(self, inputs: str | Iterable[str], prompt_name: str | None = None, **options: Any) -> Any:
-        """The vectors of documents: `encode` with the first of the prompts `document`, `passage` and `corpus`.
+        """The vectors of documents: `encode` with the prompt `document`.
 
         Of ColBERT's kind, without those of punctuation. Raises as `encode`, whose arguments are the same.
         """
@@ -326,6 +328,18 @@ class Model:
         given = list(arguments.several("texts", texts, "several texts"))
         return self._lists("embed_documents", self.encode_document(given) if given else [])
 
+    async def aembed_query(self, text: str) -> list[float]:
+        """As `embed_query`, in a thread, for callers that await it."""
+        import asyncio
+
+        return await asyncio.to_thread(self.embed_query, text)
+
+    async def aembed_documents(self, texts: Iterable[str]) -> list[list[float]]:
+        """As `embed_documents`, in a thread, for callers that await it."""
+        import asyncio
+
+        return await asyncio.to_thread(self.embed_documents, texts)
+
     def _lists(self, method: str, vectors: Any) -> list[list[float]]:
         if batches.kind_of(self.io) != batches.EMBEDDER:
             raise batches.wrong_kind(self.io, method, "one vector for each text")
@@ -334,6 +348,8 @@ class Model:
     def predict(
         self,
         texts: Iterable[Text],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
         *,
         activation_fn: Any = None,
         apply_softmax: bool = False,
@@ -342,11 +358,13 @@ class Model:
     ) -> np.ndarray[Any, Any]:
         """The scores of any number of pairs of texts, or of texts, in their order: `[texts]` or `[texts, classes]`.
 
-        Of a cross-encoder of sentence-transformers, they are those of its `predict`; of another classifier its logits.
-        What the classes mean is in `labels` of the output. Other arguments of sentence-transformers are taken where
-        they change nothing, as `batch_size`, and refused where they would.
+        A tuple of two texts is one pair, whose score has no dim of pairs. Of a model with the output `scores`, a list
+        that begins with a text is one pair too, as in sentence-transformers. Scores of its cross-encoders are those of
+        their `predict`; of another classifier, they are its logits. What the classes mean is in `labels` of the output.
+        Other arguments of theirs are taken where they change nothing, as `batch_size`, and refused where they would.
 
         Args:
+            prompt_name, prompt: As of `encode`; of a pair, the prompt stands before the first text.
             activation_fn: In place of the model's own, `Sigmoid` or `Identity`: its name, or torch's module.
             apply_softmax: Of several classes, give the share of each.
 
@@ -358,11 +376,26 @@ class Model:
         if not (output := batches.scoring(self.io)):
             raise batches.wrong_kind(self.io, "predict", "scores or logits, a row for each text")
         activate = None if activation_fn is None else activation(activation_fn, self.io)
+<<<<<<< HEAD
         output = output if activate is None else "logits"
         scores = batches.embedded(self.run, self._batch_io, output, self._text().encode, texts, tokens)
+=======
+        pairs = (list, tuple) if output == "scores" else tuple
+        alone = isinstance(texts, pairs) and isinstance(next(iter(texts), None), str)
+        before = prompt_of(self.manifest.prompts, "", prompt_name, prompt)
+        scores = batches.embedded(
+            self.run,
+            self.io,
+            output if activate is None else "logits",
+            lambda part, first: self._text().encode(part, first, prompt=before),
+            [tuple(texts)] if alone else texts,
+            tokens,
+        )
+>>>>>>> wt/search
         if activate is not None:
             scores = activate(scores[:, 0] if scores.shape[1:] == (1,) else scores)
-        return softmax(scores) if apply_softmax and scores.ndim > 1 else scores
+        scores = softmax(scores) if apply_softmax and scores.ndim > 1 else scores
+        return scores[0] if alone else scores
 
     def rank(
         self,
@@ -388,6 +421,8 @@ class Model:
         """
         most = None if top_k is None else arguments.integer("top_k", top_k, 1)
         given = list(arguments.several("documents", documents, "several texts"))
+        if not given:
+            return []
         scores = self.predict(((query, document) for document in given), tokens=tokens, **options)
         arguments.require(scores[:1].size == 1, "rank", scores.shape, "one score for each document")
         found = scores.reshape(-1)

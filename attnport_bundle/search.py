@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 WINDOW = 64
 """Texts that are run together where each has many numbers, most of which are then left out."""
-ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
-"""What a text is for, and the names of its prompt, the first that there is."""
+ROLES = ("query", "document")
+"""What a text is for, which is the name of its prompt, too."""
 _NO_TOKEN = -1e9
 """The score of a document of which no token counts, as in sentence-transformers."""
 _TORCH = "this reader gives arrays of NumPy, of which torch.from_numpy makes tensors"
@@ -38,7 +39,8 @@ _AS_IT_IS: dict[str, tuple[tuple[object, ...], str]] = {
     "convert_to_numpy": ((True,), _TORCH),
     "convert_to_tensor": ((False, None), _TORCH),
     "convert_to_sparse_tensor": ((True,), "encode_sparse(...).dense() gives all numbers"),
-    "output_value": (("sentence_embedding", "token_embeddings"), "run gives every output"),
+    "output_value": (("sentence_embedding",), "run gives every output"),
+    "token_pooling": ((None,), "vectors of tokens are whole"),
     "precision": (("float32",), "the vectors are float32; make other numbers of them yourself"),
     "device": ((None,), "the form that was opened decides: load(app, form=...)"),
     "pool": ((None,), "open the bundle in every process"),
@@ -118,7 +120,7 @@ def tokenizer_of(path: Path, io: IO, limit: int | None, search: Search, role: st
 
 
 def prompt_of(prompts: Prompts, role: str, name: str | None, text: str | None) -> str:
-    """What belongs before texts: `text` itself, the prompt called `name`, that of the role, or the default one.
+    """What belongs before texts: `text` itself, the prompt called `name`, or that of the role; of none, the default.
 
     Raises:
         FeedError: there is no such prompt, or it is no text.
@@ -126,9 +128,7 @@ def prompt_of(prompts: Prompts, role: str, name: str | None, text: str | None) -
     if text is not None:
         require(isinstance(text, str), "prompt", text, "the text to put before each text")
         return text
-    if name is None:
-        name = next((each for each in ROLES.get(role, ()) if each in prompts.named), None)
-    return prompts.chosen(name)
+    return prompts.chosen(role or None if name is None else name)
 
 
 def check_options(options: Mapping[str, object], where: str) -> None:
@@ -143,37 +143,35 @@ def check_options(options: Mapping[str, object], where: str) -> None:
             raise FeedError(f"{where}: got {name}={shown(value)}; expected {shown(known[0])}: {why}.")
 
 
+@dataclass
 class Texts:
-    """Texts that are encoded, one or several, and what makes vectors of them."""
+    """Texts that are encoded, one or several, and what makes vectors of them.
 
-    def __init__(
-        self,
-        texts: str | Iterable[str],
-        role: str,
-        before: str,
-        run: Callable[..., dict[str, Array]],
-        io: IO,
-        tokenizer: Callable[[str], Tokenizer],
-        tokens: int,
-    ) -> None:
-        """Takes texts and a model.
+    Attributes:
+        given: One text, or several.
+        role: `query`, `document` or "".
+        before: What is put before each text.
+        run: As `Model.run`.
+        io: The contract of the model.
+        tokenizer: Gives the tokenizer of a role.
+        tokens: The most places of a batch.
 
-        Args:
-            texts: One text, or several.
-            role: `query`, `document` or "".
-            before: What is put before each text.
-            run: As `Model.run`.
-            io: The contract of the model.
-            tokenizer: Gives the tokenizer of a role.
-            tokens: The most places of a batch.
+    Raises:
+        FeedError: these are no texts, or there is no such role.
+    """
 
-        Raises:
-            FeedError: these are no texts, or there is no such role.
-        """
-        self.role, self.before, self.run, self.io, self.tokens = role, before, run, io, tokens
-        self.tokenizer, self.alone = tokenizer, isinstance(texts, str)
-        self.texts = iter([texts]) if isinstance(texts, str) else several("texts", texts, "a text, or several")
-        require(role in ("", *ROLES), "task", role, "'query', 'document' or None")
+    given: str | Iterable[str]
+    role: str
+    before: str
+    run: Callable[..., dict[str, Array]]
+    io: IO
+    tokenizer: Callable[[str], Tokenizer]
+    tokens: int
+
+    def __post_init__(self) -> None:
+        self.alone = isinstance(self.given, str)
+        self.texts = iter([self.given]) if self.alone else several("texts", self.given, "a text, or several")
+        require(self.role in ("", *ROLES), "task", self.role, "'query', 'document' or None")
 
     def encode(self, texts: Sequence[Any], first: int) -> dict[str, Array]:
         """The inputs of texts, the first of which has this number."""

@@ -26,11 +26,11 @@ from attnport.optional import require
 from attnport_bundle.batches import scoring
 from attnport_bundle.decoding.caches import Decoding, MakeSteps, Run, positions, steps_of
 from attnport_bundle.errors import BundleError
-from attnport_bundle.text import PackageTokenizer, Text, told
+from attnport_bundle.text import ATTENDED, PackageTokenizer, Text, told
 
 SENTENCES = "sentences "
 """How the name of a batch of them begins."""
-_TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", ATTENDED)
 
 
 def reads_text(io: IOContract) -> bool:
@@ -158,6 +158,7 @@ def _feeds(
 ) -> dict[str, Array]:
     filled = {name: np.zeros((len(rows), width), dtype=np.int64) for name in _TEXT_INPUTS}
     filled["input_ids"][:] = pad_id
+    filled[ATTENDED][:] = 1
     for index, (ids, types) in enumerate(rows):
         place = slice(width - len(ids), width) if left else slice(len(ids))
         filled["input_ids"][index, place] = ids

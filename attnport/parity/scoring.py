@@ -17,7 +17,7 @@ from attnport.cases.inputs import Array, Case, case
 from attnport.decoders import roles_in
 from attnport.errors import AttnportError, SpecError, UsageError, first_line
 from attnport.sources.load import function_of
-from attnport_bundle.batches import embedding, mapped, scoring
+from attnport_bundle.batches import OF_TOKENS, embedding, mapped, scoring
 from attnport_bundle.decoding.caches import Decoding, steps_of
 from attnport_bundle.text import Text
 
@@ -27,6 +27,8 @@ TEXTS, TOKENS = 64, 256
 """The most texts that are scored, and the most tokens of each."""
 _AT_ONCE = 16
 """Texts that are decoded at a time, as far as the model takes so many."""
+_MOST_VECTORS = 2048
+"""Of which each is compared with every other one."""
 FEWEST_TOKENS = 200
 """Tokens that must be scored, at least."""
 
@@ -48,7 +50,8 @@ class Metric(Protocol):
 class Agreement:
     """How much of a model's answers stays the same as those of the session that is scored first.
 
-    Logits: the share of positions with the same largest. Otherwise, vectors of one item each: the mean cosine, or how
+    One logit for each item, as of a reranker: the correlation. More logits: the share of positions with the same
+    largest. Otherwise, vectors of one item each, or of each of its tokens: the mean cosine, or how
     much less alike, by float32, the neighbours are that it finds for each item among the others, whichever is less. The
     share of neighbours that stay the same is told and not judged: of 100 items even bf16 changes one, for another that
     is as near. Otherwise: 1 - the norm of the difference as a share of the norm. The least over outputs counts.
@@ -72,14 +75,16 @@ class Agreement:
         self._io, self._items = io, items
         self._expected: dict[str, list[Array]] | None = None
         logits = [spec.name for spec in io.outputs if spec.name == "logits" or spec.name.endswith("_logits")]
-        vectors = [spec.name for spec in io.outputs if len(spec.dims) == 2 and "float" in spec.dtype]
-        self._measure, self._outputs = (
-            (_same_largest, logits)
-            if logits and not near
-            else (vectors_agree, vectors)
-            if vectors and not near
-            else (_nearness, [spec.name for spec in io.outputs if "float" in spec.dtype])
-        )
+        measures: dict[Callable[..., Score], list[str]] = {
+            _correlation: [spec.name for spec in io.outputs if spec.name in logits and spec.dims[1:] == (1,)],
+            _same_largest: logits,
+            vectors_agree: [spec.name for spec in io.outputs if len(spec.dims) == 2 and "float" in spec.dtype],
+            _tokens_agree: [spec.name for spec in io.outputs if spec.name == OF_TOKENS],
+            _nearness: [spec.name for spec in io.outputs if "float" in spec.dtype],
+        }
+        chosen = [measure for measure, names in measures.items() if names and (not near or measure is _nearness)]
+        self._measure = next(iter(chosen), _nearness)
+        self._outputs = measures[self._measure]
         if not self._outputs:
             raise UsageError("the model has no floating-point output.", hint="Give --metric FILE.py:FUNCTION.")
         self.name = _NAMES[self._measure]
@@ -104,6 +109,22 @@ def _same_largest(found: Sequence[Array], expected: Sequence[Array]) -> Score:
         [np.atleast_1d(got.argmax(-1) == wanted.argmax(-1)) for got, wanted in zip(found, expected, strict=True)]
     )
     return Score(float(same.mean()), counts={"largest logits": (int(same.sum()), same.size)})
+
+
+def _correlation(found: Sequence[Array], expected: Sequence[Array]) -> Score:
+    """Of a number for each item; what does not differ from item to item is compared as it is."""
+    got, wanted = (np.concatenate([row.reshape(-1) for row in rows]) for rows in (found, expected))
+    whole, got, wanted = np.linalg.norm(wanted), got - got.mean(), wanted - wanted.mean()
+    if np.linalg.norm(wanted) <= 1e-9 * whole:
+        return _nearness(found, expected)
+    return Score(float(got @ wanted) / max(float(np.linalg.norm(got) * np.linalg.norm(wanted)), 1e-30))
+
+
+def _tokens_agree(found: Sequence[Array], expected: Sequence[Array]) -> Score:
+    """`vectors_agree` of the vectors of tokens; of very many, some that are evenly spread."""
+    got, wanted = (np.concatenate([row.reshape(-1, row.shape[-1]) for row in rows]) for rows in (found, expected))
+    some = np.linspace(0, len(wanted) - 1, min(len(wanted), _MOST_VECTORS)).astype(np.int64)
+    return vectors_agree(list(got[some]), list(wanted[some]))
 
 
 def vectors_agree(found: Sequence[Array], expected: Sequence[Array]) -> Score:
@@ -148,6 +169,8 @@ def _nearness(found: Sequence[Array], expected: Sequence[Array]) -> Score:
 
 
 _NAMES: dict[Callable[..., Score], str] = {
+    _correlation: "correlation of scores",
+    _tokens_agree: "agreement of the vectors of tokens and their neighbours",
     _same_largest: "agreement of the largest logit",
     vectors_agree: "agreement of vectors and their neighbours",
     _nearness: "agreement of outputs",

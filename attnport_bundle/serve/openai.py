@@ -59,6 +59,8 @@ _NEW_TOKENS = 16
 """Of a completion that names no number, as OpenAI documents."""
 _STOPS, _STOP_LETTERS = 4, 256
 """The most texts that end a text, and the letters of one: they are looked for at every token."""
+_TEMPLATE_S = 10.0
+"""The most seconds of a chat template, which takes milliseconds: its author may have written a loop without an end."""
 _VALUE = {"float": 16, "base64": 6}
 """The most letters of an answer for each number of a vector."""
 
@@ -448,7 +450,7 @@ class Template:
         """The prompt of messages, of so many letters at most.
 
         Raises:
-            FeedError: the template does not take these messages, or makes more of them.
+            FeedError: the template does not take these messages, makes more of them, or takes too long.
             NotImplementedError: jinja2 is not installed; the server answers it with 501.
         """
         try:
@@ -458,6 +460,7 @@ class Template:
         parts, letters = [], 0
         try:
             given = {**self._tokens, "messages": messages, "tools": None, "documents": None}
+            given[_END] = time.monotonic() + _TEMPLATE_S
             for part in _compiled(self._text).generate(given, add_generation_prompt=True):
                 parts.append(part)
                 letters += len(part)
@@ -469,10 +472,38 @@ class Template:
         return "".join(parts)
 
 
+_END = "end of rendering"
+"""A variable of a template that no template can name."""
+
+
+def _sandbox() -> Any:
+    """jinja2's sandbox, which looks at the time in every call, and in every round of a loop by a call of `step`."""
+    from jinja2 import nodes, sandbox
+    from jinja2.exceptions import SecurityError
+
+    class Timed(sandbox.ImmutableSandboxedEnvironment):
+        def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+            made = super()._parse(source, name, filename)
+            for loop in made.find_all(nodes.For):
+                step = nodes.Call(nodes.EnvironmentAttribute("step"), [], [], None, None)
+                loop.body.insert(0, nodes.ExprStmt(step).set_lineno(loop.lineno))
+            return made
+
+        def step(self) -> None:
+            """Does nothing."""
+
+        def call(self, context: Any, what: Any, /, *args: Any, **values: Any) -> Any:
+            if time.monotonic() > context.parent[_END]:
+                raise SecurityError(f"it takes more than {_TEMPLATE_S:.0f} s")
+            return super().call(context, what, *args, **values)
+
+    return Timed
+
+
 @cache
 def _compiled(text: str) -> Any:
     """A template, with what transformers has in its sandbox: it may come from anybody."""
-    from jinja2 import ext, sandbox, utils
+    from jinja2 import ext, utils
     from jinja2.exceptions import SecurityError, TemplateError
 
     class Generation(ext.Extension):
@@ -503,9 +534,7 @@ def _compiled(text: str) -> Any:
     def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
-    made = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
-    )
+    made = _sandbox()(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols])
     made.filters["tojson"] = tojson
     made.globals |= {
         "raise_exception": refuse,

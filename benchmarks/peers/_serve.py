@@ -82,7 +82,7 @@ class Peer:
         self.works: dict[str, dict[str, Calls]] = {}
         self.repeats: dict[str, int] = {}
         self.base_kb = 0
-        self.run_texts: Callable[[list[str], int], Array] | None = None
+        self.run_texts: Callable[[list[Any], int], Any] | None = None
         self.begin: Callable[[int], Callable[[Array], Array]] | None = None
 
     def make(self, model: Mapping[str, Any], folder: str, variant: str) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Peer:
 
     def embed(self, model: Mapping[str, Any], folder: str, variant: str, threads: int, texts: str, batch: int,
               file: str) -> dict[str, Any]:  # fmt: skip
-        """Nanoseconds from texts, of a JSON file, to vectors; they are written, where a file is named."""
+        """Nanoseconds from texts or pairs, of a JSON file, to vectors or scores; written, if a file is named."""
         if self.run_texts is None:
             self.run_texts = self.adapter.embedder(model, Path(folder), variant, threads)
         read = json.loads(Path(texts).read_text(encoding="utf-8"))
@@ -130,7 +130,9 @@ class Peer:
         vectors = self.run_texts(read, batch)
         taken = time.perf_counter_ns() - began
         if file:
-            np.savez(file, output=np.asarray(vectors, np.float32))
+            from peer_search import rows
+
+            np.savez(file, output=np.asarray(rows(vectors), np.float32))
         return {"ns": taken}
 
     def decode(self, model: Mapping[str, Any], folder: str, variant: str, threads: int, context: int, batch: int,

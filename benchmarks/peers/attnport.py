@@ -37,10 +37,14 @@ def _precision(plan: str) -> str:
 
 
 def embedder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[list[str], int], Any]:
-    """`Model.embed` of a bundle, in batches of its own."""
+    """`Model.embed` of a bundle, or its method for search, in batches of its own."""
     from attnport_bundle import load
 
     opened = load(model["bundle"], form=variant, threads=threads)
+    if "kind" in model:
+        from peer_search import encoder
+
+        return encoder(opened, model["kind"])
     return lambda texts, batch: opened.embed(texts)
 
 

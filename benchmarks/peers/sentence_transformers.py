@@ -10,15 +10,21 @@ ENVIRONMENT = "sentence_transformers"
 VARIANTS = {"onnx": "fp32", "openvino": "fp32", "openvino bf16": "half"}
 
 
+def variants(model: Mapping[str, Any]) -> dict[str, str]:
+    """All, but none of a multi-vector encoder, which these backends do not have."""
+    return {} if model.get("kind") == "tokens" else VARIANTS
+
+
 def imports() -> None:
     """What is imported before memory counts."""
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
 
-def _model(source: str, variant: str, threads: int, export: bool) -> Any:
-    from sentence_transformers import SentenceTransformer
+def _model(source: str, variant: str, threads: int, export: bool, kind: str = "") -> Any:
+    import sentence_transformers
 
+    name = {"rerank": "CrossEncoder", "sparse": "SparseEncoder"}.get(kind, "SentenceTransformer")
     if variant == "onnx":
         from peer_ort import options
 
@@ -30,20 +36,25 @@ def _model(source: str, variant: str, threads: int, export: bool) -> Any:
         refuse_bf16(precision)
         settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
         backend, given = "openvino", {"ov_config": {**settings, "PERFORMANCE_HINT": "LATENCY"}}
-    return SentenceTransformer(source, backend=backend, model_kwargs={**given, "export": export}, device="cpu")
+    made = getattr(sentence_transformers, name)
+    return made(source, backend=backend, model_kwargs={**given, "export": export}, device="cpu")
 
 
 def make(model: Mapping[str, Any], folder: Path, variant: str) -> None:
     """Exports with the backend's own exporter and saves that."""
-    _model(model["folder"], variant, 1, True).save_pretrained(str(folder))
+    _model(model["folder"], variant, 1, True, model.get("kind", "")).save_pretrained(str(folder))
 
 
 def embedder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[list[str], int], Any]:
-    """`encode`, which sorts the texts by length."""
+    """`encode`, `encode_document` or `predict`, which sort the texts by length."""
     import torch
 
     torch.set_num_threads(threads)
-    made = _model(str(folder), variant, threads, False)
+    made = _model(str(folder), variant, threads, False, model.get("kind", ""))
+    if "kind" in model:
+        from peer_search import encoder
+
+        return encoder(made, model["kind"])
     return lambda texts, batch: made.encode(texts, batch_size=batch)
 
 

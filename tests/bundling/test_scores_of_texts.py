@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,29 @@ def test_documents_are_ranked_by_their_scores(made: tuple[Path, Path, int]) -> N
             model.rank("a query", documents, top_k=0)
 
 
+def test_one_pair_has_one_score_and_no_document_no_rank(made: tuple[Path, Path, int]) -> None:
+    with load(made[1]) as model:
+        scores = model.predict(PAIRS[:2])
+        assert model.predict(PAIRS[0]) == pytest.approx(scores[0], abs=1e-5)
+        assert model.predict(list(PAIRS[0])) == pytest.approx(scores[0], abs=1e-5)
+        with pytest.raises(FeedError, match=r"texts\[0\]: got \('a', 'b', 'c'\)"):
+            model.predict(["a", "b", "c"])
+        assert model.rank("a query", []) == []
+
+
+def test_a_prompt_stands_before_the_first_text_of_a_pair(made: tuple[Path, Path, int], tmp_path: Path) -> None:
+    folder, app, _ = made
+    named = tmp_path / "model"
+    shutil.copytree(folder, named)
+    settings = {"model_type": "CrossEncoder", "prompts": {"ask": "who: "}, "default_prompt_name": "ask"}
+    (named / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with load(app) as model, load(bundled(named, tmp_path, ["ort_cpu"])) as prompted:
+        wanted = model.predict([(f"who: {a}", b) for a, b in PAIRS])
+        np.testing.assert_allclose(prompted.predict(PAIRS), wanted, atol=1e-5)
+        np.testing.assert_allclose(model.predict(PAIRS, prompt="who: "), wanted, atol=1e-5)
+        np.testing.assert_allclose(prompted.predict(PAIRS, prompt=""), model.predict(PAIRS), atol=1e-5)
+
+
 def test_another_activation_is_applied(made: tuple[Path, Path, int]) -> None:
     _, app, labels = made
     with load(app) as model:
@@ -137,7 +161,7 @@ def test_another_activation_is_applied(made: tuple[Path, Path, int]) -> None:
 @pytest.mark.parametrize("wrong", [3, ("a",), ("a", "b", "c"), ("a", 3), ["a", None], ("a", "\ud800")])
 def test_what_is_no_text_and_no_pair_is_refused_by_its_number(made: tuple[Path, Path, int], wrong: Any) -> None:
     with load(made[1]) as model, pytest.raises(FeedError, match=r"texts\[1\]: got"):
-        model.predict(["a text", wrong])
+        model.predict([("a", "text"), wrong])
 
 
 def test_the_page_of_the_bundle_scores_texts(made: tuple[Path, Path, int]) -> None:

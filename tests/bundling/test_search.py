@@ -25,6 +25,8 @@ from tokenizer_files import SENTENCES
 from attnport.errors import SpecError
 from attnport.verbs.export import export
 from attnport_bundle import FeedError, IntegrityError, Model, load
+from attnport_bundle.format.manifest import AnyText, Prompts
+from attnport_bundle.search import prompt_of
 
 TEXTS = [*SENTENCES[:70], "", "word " * 60, "Stop. Now, please.", "a"]
 
@@ -161,6 +163,16 @@ def test_vectors_are_cut_and_normalised_as_sentence_transformers_does(static: tu
         assert model.embed_documents([]) == []
 
 
+@pytest.mark.parametrize("role", ["query", "document"])
+def test_a_role_has_the_prompt_of_its_name_and_no_other_in_its_place(role: str) -> None:
+    prompts = Prompts({"mine": AnyText("x: "), "passage": AnyText("p: ")}, "mine")
+    assert prompt_of(prompts, role, None, None) == ""
+    assert prompt_of(Prompts({role: AnyText("r: ")}), role, None, None) == "r: "
+    assert prompt_of(prompts, "", None, None) == "x: "
+    assert prompt_of(prompts, role, "passage", None) == "p: "
+    assert prompt_of(prompts, role, "", "mine: ") == "mine: "
+
+
 def refused(model: Model) -> dict[str, Any]:
     """What an embedder refuses, by a part of what is said."""
     return {
@@ -173,6 +185,7 @@ def refused(model: Model) -> dict[str, Any]:
         "encode: got convert_to_tensor=True; expected False: .*torch.from_numpy": lambda: model.encode(
             "a", convert_to_tensor=True
         ),
+        "encode: got output_value='token_embeddings'": lambda: model.encode("a", output_value="token_embeddings"),
         "encode: got precision='int8'": lambda: model.encode("a", precision="int8"),
         "encode: got an unknown argument 'normalise'": lambda: model.encode("a", normalise=True),
         "truncate_dim: got 0": lambda: model.encode("a", truncate_dim=0),

@@ -60,6 +60,7 @@ WITH_COMMANDS = {
     "docs/report.md",
     "docs/runtimes.md",
     "docs/search.md",
+    "docs/sentence-transformers.md",
     "docs/serve.md",  # in tests/serving, where there are servers
     "docs/start.md",
     "docs/tune.md",
@@ -77,6 +78,7 @@ WITH_PYTHON = {
     "docs/masks.md",
     "docs/own-module.md",
     "docs/search.md",
+    "docs/sentence-transformers.md",  # those of other packages in tests/layouts
     "docs/serve.md",
     "docs/start.md",
     "docs/tune.md",
@@ -218,11 +220,11 @@ def test_a_search_runs_as_its_guide_says(tmp_path: Path, monkeypatch: pytest.Mon
     small = importlib.import_module("small_search")
     for kind in ("splade", "router", "colbert"):
         getattr(small, f"save_{kind}")(tmp_path / "path" / "to" / kind)
-    for line in shell_lines(page("docs/search.md")):
+    for line in [*shell_lines(page("docs/sentence-transformers.md")), *shell_lines(page("docs/search.md"))]:
         run(line, tmp_path)
-    first, *others = python_blocks(page("docs/search.md"))
+    first, *_ = python_blocks(page("docs/sentence-transformers.md"))
     assert run_python(first, tmp_path).strip() == "Where is the nearest pharmacy?"
-    assert len([run_python(code, tmp_path) for code in others]) == 3
+    assert len([run_python(code, tmp_path) for code in python_blocks(page("docs/search.md"))]) == 3
 
 
 @pytest.mark.slow

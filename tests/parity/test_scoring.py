@@ -74,6 +74,34 @@ def test_logits_count_the_positions_with_the_same_largest() -> None:
     assert scaled.value == 1
 
 
+def test_one_logit_is_judged_by_its_order_and_distances() -> None:
+    _, same, scaled, turned, noisy = scores(
+        "logits",
+        (1,),
+        lambda x: x[:, :1],
+        lambda x: x[:, :1],
+        lambda x: 3 * x[:, :1] + 1,
+        lambda x: -x[:, :1],
+        lambda x: x[:, :1] + 0.2 * x[:, 1:2],
+    )
+    assert (same.value, scaled.value) == pytest.approx((1, 1))
+    assert turned.value == pytest.approx(-1)
+    assert 0.9 < noisy.value < 0.995
+    first, other = scores("logits", (1,), lambda x: np.ones((1, 1)), lambda x: np.full((1, 1), 0.9))
+    assert (first.value, other.value) == pytest.approx((1, 0.9))
+
+
+def test_vectors_of_tokens_are_judged_as_vectors() -> None:
+    def tokens(share: float) -> Callable[[Array], Array]:
+        return lambda x: np.stack([x + share * np.roll(x, 1, axis=-1), 2 * x], 1)
+
+    first, near, far = scores("token_embeddings", (2, WIDTH), tokens(0), tokens(0.02), tokens(0.5))
+    assert first.value == pytest.approx(1)
+    assert 0.999 < near.value < 1  # though outputs differ by 1 %
+    assert far.value < 0.97
+    assert near.counts["nearest neighbours"][1] == 2 * ITEMS
+
+
 def test_vectors_lose_by_direction_and_by_other_neighbours() -> None:
     def turned(x: Array) -> Array:
         return x + 0.5 * np.roll(x, 1, axis=-1)

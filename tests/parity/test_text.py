@@ -65,6 +65,14 @@ def test_a_mask_of_the_tokens_that_are_pooled_is_text_too(tokenizer: Path) -> No
     assert (case.feeds["pooled_mask"] == case.feeds["attention_mask"]).all()
 
 
+def test_every_token_of_a_text_is_attended_to_where_that_is_an_input(tokenizer: Path) -> None:
+    io = IOContract(
+        (*IO.inputs, TensorSpec("attended_mask", "int64", ("batch", "seq"), 2)), IO.outputs, IO.dims, IO.masks
+    )
+    (case,) = text_cases(io, SENTENCES, tokenizer)
+    assert case.feeds["attended_mask"].all()
+
+
 def test_batches_keep_the_natural_order_and_have_their_own_width(tokenizer: Path) -> None:
     made = text_cases(IO, SENTENCES, tokenizer, batch=2)
     assert [case.name for case in made] == ["sentences 1-2", "sentences 3-4"]

@@ -461,6 +461,21 @@ def test_a_template_leads_out_of_no_sandbox_and_makes_no_endless_text(text: str)
         assert not template(text).rendered(CHAT, 100_000)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
+        "{% for a in range(9) recursive %}{{ loop(range(9)) if loop.depth < 99 }}{% endfor %}",
+        "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n }}{% endmacro %}{{ f(90) }}",
+        "{% set step = 1 %}{% for a in range(99999) if a > -1 %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_template_that_does_not_end_is_ended(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnport_bundle.serve.openai._TEMPLATE_S", 0.2)
+    with pytest.raises(FeedError, match="takes more than"):
+        template(text).rendered(CHAT, 100_000)
+
+
 def test_chat_needs_jinja2_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2.exceptions", None)
     with pytest.raises(NotImplementedError, match="pip install jinja2"):
