@@ -376,22 +376,17 @@ class Model:
         if not (output := batches.scoring(self.io)):
             raise batches.wrong_kind(self.io, "predict", "scores or logits, a row for each text")
         activate = None if activation_fn is None else activation(activation_fn, self.io)
-<<<<<<< HEAD
-        output = output if activate is None else "logits"
-        scores = batches.embedded(self.run, self._batch_io, output, self._text().encode, texts, tokens)
-=======
         pairs = (list, tuple) if output == "scores" else tuple
         alone = isinstance(texts, pairs) and isinstance(next(iter(texts), None), str)
         before = prompt_of(self.manifest.prompts, "", prompt_name, prompt)
         scores = batches.embedded(
             self.run,
-            self.io,
+            self._batch_io,
             output if activate is None else "logits",
             lambda part, first: self._text().encode(part, first, prompt=before),
             [tuple(texts)] if alone else texts,
             tokens,
         )
->>>>>>> wt/search
         if activate is not None:
             scores = activate(scores[:, 0] if scores.shape[1:] == (1,) else scores)
         scores = softmax(scores) if apply_softmax and scores.ndim > 1 else scores

@@ -113,7 +113,7 @@ def test_two_forms_for_one_runtime_are_refused(
     passed = tiny.parity().runtimes["ort_cpu"]
     known = dict.fromkeys(("ort_cpu", "openvino", "onnx"), passed)
     tiny.judged(folder, ParityReport("PASS", known, known))
-    with pytest.raises(UsageError, match="a folder of layout hub has one for each runtime"):
+    with pytest.raises(UsageError, match="of these, two would be"):
         bundle(folder, tmp_path / "hub", layout="hub", forms=forms)
 
 
