@@ -32,10 +32,11 @@ from attnport.exporter.counting import count_attentions
 from attnport.exporter.decomposing import node_by_node
 from attnport.exporter.graph.sizes import settle_sizes
 from attnport.exporter.guards import Guard, constants, guards, pinned
+from attnport.exporter.multiples import joining, rejoin, split, split_axis, steps_of
 from attnport.exporter.naming import name_dims, name_outputs, note_empty, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
 from attnport.exporter.patching import exact_rules, located, quiet, traceable
-from attnport.exporter.portable import name_padded_axes, write_out_rotary
+from attnport.exporter.portable import name_padded_axes, pair_einsums, write_out_rotary
 from attnport.exporter.torch_graph import choose_by_masks, promote, share_heads, slice_splits, to_rank_4, widen_masks
 from attnport.exporter.translations import tables
 from attnport.known import Computing, known
@@ -170,28 +171,37 @@ def _exported(
     module: torch.nn.Module, feeds: dict[str, torch.Tensor], contract: IOContract, *, chosen: bool, strict: bool = False
 ) -> torch.export.ExportedProgram:
     """The trace with dims of the contract's ranges, or `chosen` by torch."""
-    dims: dict[str, Any] = {
-        dim.name: torch.export.Dim.STATIC
-        if dim.min == dim.max
-        # Of a range of two patches, torch would take those that are not one for two.
-        else torch.export.Dim.AUTO
-        if chosen and dim.max < 3 * dim.step
-        else torch.export.Dim.AUTO(min=dim.min, max=dim.max)
-        if chosen
-        else torch.export.Dim(dim.name, min=dim.min, max=dim.max)
-        for dim in contract.dims
-    }
+    steps = steps_of(contract, feeds)
+    divisors = {dim: step for spec in contract.inputs for axis, step in steps.get(spec.name, {}).items()
+                for dim in (spec.dims[axis],)}  # fmt: skip
+    dims = {dim.name: _asked(dim, divisors.get(dim.name, 1), chosen) for dim in contract.dims}
     dynamic = {
         # torch finds out that a size is an expression of others.
         spec.name: {
-            axis: dims.get(dim, torch.export.Dim.AUTO) for axis, dim in enumerate(spec.dims) if isinstance(dim, str)
+            split_axis(steps, spec.name, axis): dims.get(dim, torch.export.Dim.AUTO)
+            for axis, dim in enumerate(spec.dims)
+            if isinstance(dim, str)
         }
         for spec in contract.inputs
     }
-    with torch.no_grad(), traceable(module):
-        program = torch.export.export(module, (), kwargs=dict(feeds), dynamic_shapes=dynamic, strict=strict)
+    with torch.no_grad(), traceable(module), joining(module, steps) if steps else contextlib.nullcontext():
+        named = split(feeds, steps)
+        program = torch.export.export(module, (), kwargs=named, dynamic_shapes=dynamic, strict=strict)
+    if steps:
+        rejoin(program, steps, feeds)
     program.graph_module.meta[_AGAIN] = functools.partial(_exported, contract=contract, chosen=chosen, strict=strict)
     return program
+
+
+def _asked(dim: Dim, step: int, chosen: bool) -> Any:
+    """What torch is told of a dim that is traced as multiples of a step."""
+    if dim.min == dim.max:
+        return torch.export.Dim.STATIC
+    if not chosen:
+        return torch.export.Dim(dim.name, min=dim.min // step, max=dim.max // step)
+    if dim.max < 3 * dim.step:  # of a range of two patches, torch would take those that are not one for two
+        return torch.export.Dim.AUTO
+    return torch.export.Dim.AUTO(min=dim.min // step, max=dim.max // step)
 
 
 def untraceable(err: Exception, what: str, hint: str = "") -> ExportError:
@@ -375,6 +385,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     _register_constants(model)
     _free_names(model)
     write_out_rotary(model)
+    pair_einsums(model)
     name_padded_axes(model)
     sized = dataclasses.replace(contract, outputs=outputs)
     name_dims(model, sized)
@@ -429,13 +440,25 @@ def _traced(
     """The trace, and the sizes that it was made at: others if the usual ones happen to be special. 96 frames are two
     whole chunks of 48, and a graph that is traced there lacks the padding of any other number."""
     sizes = traced_sizes(contract)
-    program, guards = trace(module, contract, _example_feeds(module, contract, sizes))
-    for others in _beside(contract, sizes, guards):
-        with contextlib.suppress(ExportError):
-            again, still = trace(module, contract, _example_feeds(module, contract, sizes | others))
-            if not any(guard.special for guard in still):
-                return again, still, sizes | others
-    return program, guards, sizes
+    program, found = trace(module, contract, _example_feeds(module, contract, sizes))
+    for others in _beside(contract, sizes, found):
+        again = _again(program, module, _example_feeds(module, contract, sizes | others))
+        if again is None or constants(again, contract) or pinned(again):
+            continue
+        still = guards(again, contract)
+        if not any(guard.special for guard in still):
+            return again, still, sizes | others
+    return program, found, sizes
+
+
+def _again(
+    program: torch.export.ExportedProgram, module: torch.nn.Module, feeds: dict[str, torch.Tensor]
+) -> torch.export.ExportedProgram | None:
+    """A trace with other feeds, in the way in which the program was traced; None if that fails."""
+    with contextlib.suppress(Exception), patched(located):  # torch raises errors of any type
+        again: torch.export.ExportedProgram = program.graph_module.meta[_AGAIN](module, feeds)
+        return again
+    return None
 
 
 def _kept(program: torch.export.ExportedProgram, contract: IOContract, sizes: dict[str, int]) -> Trace:

@@ -71,7 +71,7 @@ def write_program(name: str, module: torch.nn.Module, trace: Trace) -> Program:
                 f"the module cannot be written as a program: in float64, {type(err).__name__}: {first_line(err)}."
             ) from err
     _follow_types(graph, trace.graph)
-    names, arrays = _weights(trace)
+    names, arrays = _weights(trace, graph)
     written = graph.python_code("self")
     own = [name for name, value in written.globals.items() if getattr(value, "__module__", "") == "math"]
     code = "".join(f"{name} = math.{written.globals[name].__name__}\n" for name in own) + written.src.strip()
@@ -156,15 +156,22 @@ def _of_type(wide: Any, narrow: Any) -> Any:
     return next(marks, narrow)
 
 
-def _weights(trace: Trace) -> tuple[tuple[str, ...], dict[str, np.ndarray[Any, Any]]]:
-    """The name of each weight in the order of the placeholders, and arrays by name; one array for tied weights."""
+def _weights(trace: Trace, graph: torch.fx.Graph) -> tuple[tuple[str, ...], dict[str, np.ndarray[Any, Any]]]:
+    """The name of each weight in the order of the placeholders, and arrays by name; one array for tied weights.
+
+    Those that the graph does not use, such as the sparse buffer of Whisper, are left out of it.
+    """
     names: list[str] = []
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     known: dict[int, str] = {}
-    for own, held in trace.weights.items():
-        if held is None or held.dtype == torch.bfloat16:
-            raise ExportError(f"the module cannot be written as a program: {own} is no array.")
-        name = known.setdefault(id(held), own)
+    for node in [node for node in graph.nodes if node.op == "placeholder" and node.name in trace.weights]:
+        held = trace.weights[node.name]
+        if not node.users:
+            graph.erase_node(node)
+            continue
+        if held is None or held.dtype == torch.bfloat16 or held.layout is not torch.strided:
+            raise ExportError(f"the module cannot be written as a program: {node.name} is no array.")
+        name = known.setdefault(id(held), node.name)
         names.append(name)
         arrays[name] = held.detach().cpu().contiguous().numpy()
     return tuple(names), arrays

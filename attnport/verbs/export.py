@@ -341,9 +341,7 @@ def _collect(size_bytes: int) -> None:
         gc.collect()
 
 
-def _store(
-    spec: ModelSpec, trace: Trace, changing: Change, reference: _Opened, tell: Callable[[str], None]
-) -> None:
+def _store(spec: ModelSpec, trace: Trace, changing: Change, reference: _Opened, tell: Callable[[str], None]) -> None:
     """Writes a module in memory as a program with its weights, for other processes; says so if that is not possible."""
     from attnport.exporter.program import write_program
 

@@ -131,6 +131,25 @@ def test_what_is_not_the_module_in_float64_is_not_kept(kind: type[nn.Module], tm
     assert not (tmp_path / "out" / CODE).exists()
 
 
+class WithSparseBuffer(nn.Module):
+    """As Whisper, which keeps the heads that align words in a buffer that its forward does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(16, 4)
+        self.register_buffer("heads", torch.eye(3, dtype=torch.bool).to_sparse(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x)
+
+
+def test_a_buffer_that_is_not_used_is_no_part_of_a_program(tmp_path: Path) -> None:
+    exported = attnport.export(WithSparseBuffer(), tmp_path / "out", args=(torch.randn(2, 3, 16),))
+    assert exported.manifest.notes == () or not any("as a program" in note for note in exported.manifest.notes)
+    with np.load(tmp_path / "out" / WEIGHTS) as arrays:
+        assert sorted(arrays.files) == ["p_out_bias", "p_out_weight"]
+
+
 class Plain(modules.Attend):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.out(x)
