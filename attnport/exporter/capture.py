@@ -37,7 +37,15 @@ from attnport.exporter.naming import name_dims, name_outputs, note_empty, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
 from attnport.exporter.patching import exact_rules, located, quiet, traceable
 from attnport.exporter.portable import name_padded_axes, pair_einsums, write_out_rotary
-from attnport.exporter.torch_graph import choose_by_masks, promote, share_heads, slice_splits, to_rank_4, widen_masks
+from attnport.exporter.torch_graph import (
+    choose_by_masks,
+    name_squeezed_axes,
+    promote,
+    share_heads,
+    slice_splits,
+    to_rank_4,
+    widen_masks,
+)
 from attnport.exporter.translations import tables
 from attnport.known import Computing, known
 from attnport.options import advised
@@ -575,6 +583,7 @@ def _graph_of(module: torch.nn.Module, contract: IOContract, opset: int) -> _Exp
         to_rank_4(program)
         share_heads(program)
         widen_masks(program)
+        name_squeezed_axes(program)
         promote(program)
         slice_splits(program)
         try:
