@@ -18,7 +18,7 @@ import torch
 from torch.utils._sympy.printers import PythonPrinter
 
 from attnport.artifacts import Dim, IOContract
-from attnport.exporter.multiples import as_multiple
+from attnport.exporter.output_sizes import as_multiple
 
 _SCANNED = 2048
 _COMBINED = 24

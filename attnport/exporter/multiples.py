@@ -125,11 +125,3 @@ def _layout(rank: int, axes: Mapping[int, int]) -> list[tuple[int, int, bool]]:
     for axis in range(rank):
         found += [(axis, axes[axis], True), (axis, axes[axis], False)] if axis in axes else [(axis, 1, True)]
     return found
-
-
-def as_multiple(size: Any, step: int) -> Any:
-    """The symbol of which a size of a trace is a multiple, as of `rejoin`; None if it is another expression."""
-    if step == 1:
-        return size if size.is_Symbol else None
-    symbol = size / step
-    return symbol if symbol.is_Symbol else None

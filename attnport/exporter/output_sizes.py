@@ -8,7 +8,6 @@ from operator import add, floordiv, mod, mul, sub
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import UNKNOWN_SIZE, IOContract, TensorSpec
-from attnport.exporter.multiples import as_multiple
 from attnport_bundle.format.contract import dims_in, evaluate
 from attnport_bundle.format.contract import steps as steps_of
 
@@ -90,6 +89,14 @@ def _symbols(
     parts = {exact / (steps[name] // part): f"({name}//{steps[name] // part})" for exact, name in names.items()
              for part in range(1, steps[name]) if not exact.is_Symbol and steps[name] % part == 0}  # fmt: skip
     return parts | names, follow
+
+
+def as_multiple(size: Any, step: int) -> Any:
+    """The symbol of which a size of a trace is so many times; None if it is another expression."""
+    if step == 1:
+        return size if size.is_Symbol else None
+    symbol = size / step
+    return symbol if symbol.is_Symbol else None
 
 
 def _is_dim(size: Any, step: int) -> bool:

@@ -33,7 +33,8 @@ class OneWay(nn.Module):
         self.beside = nn.Conv2d(4, 4, 1, 4)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(image)) + self.beside(image)
+        found: torch.Tensor = self.second(self.first(image)) + self.beside(image)
+        return found
 
 
 class Patches(nn.Module):
@@ -107,7 +108,7 @@ def test_sizes_of_outputs_are_those_of_the_dims(kind: type[nn.Module], expected:
 def test_a_dim_of_two_inputs_is_one_size() -> None:
     class Two(nn.Module):
         def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            return (x * mask[..., None]).unflatten(1, (-1, 8)).sum(2)
+            return (x * mask[..., None]).view(len(x), -1, 8, 4).sum(2)
 
     inputs = (TensorSpec("x", "float32", ("batch", "seq", 4)), TensorSpec("mask", "float32", ("batch", "seq")))
     contract = contract_of(*inputs, dims=(Dim("batch", 1, 4, 16), Dim("seq", 8, 64, 512, 8)))
