@@ -46,6 +46,8 @@ from sweep_judge import wrong  # noqa: E402  # it lies beside this file
 
 RESULTS = HERE / "sweep_hf.json"
 MEMORY_BYTES = 10 << 30
+PATIENCE = 20
+"""How many times its limit of the processor's seconds a process may take by the clock."""
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 
 USUAL = (HERE / "usual_types.txt").read_text("utf-8").split()
@@ -180,19 +182,24 @@ def preload() -> None:
 
 
 def measured(task: Callable[[], dict[str, Any]], limit_s: int) -> dict[str, Any]:
-    """What one side makes of one type, in a process of its own."""
+    """What one side makes of one type, in a process of its own.
+
+    Args:
+        limit_s: The processor's seconds, which other work on the machine does not change.
+    """
     began = time.monotonic()
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.setsid()
         os.close(reading)
-        _child(writing, task)
+        _child(writing, task, limit_s)
     os.close(writing)
-    text, late = _read_until(reading, began + limit_s)
+    text, late = _read_until(reading, began + PATIENCE * limit_s)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
+    late = late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU)
     if text:
         result = json.loads(text)
     else:
@@ -201,9 +208,10 @@ def measured(task: Callable[[], dict[str, Any]], limit_s: int) -> dict[str, Any]
     return {**result, "seconds": round(time.monotonic() - began, 1)}
 
 
-def _child(writing: int, task: Callable[[], dict[str, Any]]) -> None:
+def _child(writing: int, task: Callable[[], dict[str, Any]], limit_s: int) -> None:
     """Runs a task in this forked process, and never returns."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 1))
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)

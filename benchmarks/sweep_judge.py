@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +19,19 @@ def wrong(
     feeds: Sequence[Mapping[str, Any]],
     names: Sequence[str] | None = None,
     padding: Sequence[str] = ("decoder_attention_mask", "attention_mask"),
+    runtime: str = "ONNX Runtime",
 ) -> str:
     """What is wrong with a graph at the first of the sizes at which something is; "" if nothing is.
 
     Args:
+        runtime: What runs the graph, ONNX Runtime or OpenVINO.
         names: The module's outputs that the graph has, in order; None = all of them.
         padding: The inputs that say which rows are padding, with ones for the others.
     """
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
     try:
-        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as err:  # ONNX Runtime's errors have no common type
-        return f"ONNX Runtime does not open it: {' '.join(str(err).split())[:300]}"
-    taken = {value.name for value in session.get_inputs()}
+        taken, run = OPENED[runtime](path)
+    except Exception as err:  # errors of runtimes have no common type
+        return f"{runtime} does not open it: {' '.join(str(err).split())[:300]}"
     for values in feeds:
         at = ", ".join(f"{name} {list(value.shape)}" for name, value in values.items())
         expected = _outputs(model, values)
@@ -44,9 +40,9 @@ def wrong(
                 return f"the module has no output {name!r}; it has {', '.join(expected)}"
         wanted = {name: expected[name] for name in names} if names is not None else expected
         try:
-            got = session.run(None, {name: value.numpy() for name, value in values.items() if name in taken})
+            got = run({name: value.numpy() for name, value in values.items() if name in taken})
         except Exception as err:
-            return f"at {at} ONNX Runtime raised {' '.join(str(err).split())[:300]}"
+            return f"at {at} {runtime} raised {' '.join(str(err).split())[:300]}"
         masks = [values[name].flatten(1) for name in padding if name in values]
         of_sound = bool({"input_features", "input_values"} & values.keys()) and "input_ids" not in values
         problem = differs(got, wanted, masks, of_sound=of_sound)
@@ -58,6 +54,33 @@ def wrong(
         if problem:
             return f"at {at}: {problem}"
     return ""
+
+
+def _ort(path: Path) -> Opened:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return {value.name for value in session.get_inputs()}, lambda feeds: session.run(None, dict(feeds))
+
+
+def _openvino(path: Path) -> Opened:
+    import openvino
+
+    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1})
+
+    def run(feeds: Mapping[str, Any]) -> list[Any]:
+        found = compiled(dict(feeds))
+        return [found[output].copy() for output in compiled.outputs]
+
+    return {name for value in compiled.inputs for name in value.names}, run
+
+
+Opened = tuple[set[str], Callable[[Mapping[str, Any]], list[Any]]]
+"""The names of a graph's inputs, and a function that runs it."""
+OPENED: Mapping[str, Callable[[Path], Opened]] = {"ONNX Runtime": _ort, "OpenVINO": _openvino}
 
 
 def _outputs(model: Any, values: Mapping[str, Any]) -> dict[str, Any]:

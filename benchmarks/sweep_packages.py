@@ -5,7 +5,7 @@
 
 `package_modules.py` has the modules, small and with random weights. The dims that a module takes in other sizes are
 found by running it. Each side exports the module with these dims dynamic, and ONNX Runtime runs the graph at five sets
-of sizes; the numbers are compared with those of the module.
+of sizes; the numbers are compared with those of the module. OpenVINO runs its own form of attnport's sides likewise.
 
 - `torch`: `torch.onnx.export` alone, with the dynamic axes of each input, at its own opset and at 23: the better one.
 - `examples`: `attnport.export(module, folder, args=...)`, with nothing declared.
@@ -45,7 +45,7 @@ from sweep_hf import due, locked, measured, preload, read, told, write  # noqa: 
 from sweep_judge import wrong  # noqa: E402  # likewise
 
 RESULTS = HERE / "sweep_packages.json"
-TARGETS = ("ort_cpu", "openvino")
+TARGETS = {"ort_cpu": "ONNX Runtime", "openvino": "OpenVINO"}
 NO_KERNEL = "no fused kernel computes"
 """Part of the reasons of attentions that no form could fuse."""
 SETS = 5
@@ -284,6 +284,7 @@ def judged(
     names: Sequence[str] = (),
     outputs: Sequence[str] | None = None,
     values: Sequence[Mapping[str, Any]] | None = None,
+    runtime: str = "ONNX Runtime",
 ) -> str:
     """What is wrong with a graph; "" if nothing is. `values`: the inputs that it takes; None = those of all sizes."""
     import onnx
@@ -292,7 +293,8 @@ def judged(
     if len(names) != len(made.given):
         return f"the graph has the inputs {', '.join(names)}; expected {', '.join(made.given)}"
     masks = [name for name, each in zip(names, made.given.values(), strict=True) if "padding" in each.marks]
-    return wrong(path, made.named(names), made.values(names) if values is None else values, outputs, masks)
+    feeds = made.values(names) if values is None else values
+    return wrong(path, made.named(names), feeds, outputs, masks, runtime)
 
 
 def about(made: Made) -> dict[str, Any]:
@@ -342,7 +344,7 @@ def through_attnport(made: Made, **given: Any) -> dict[str, Any]:
         try:
             io = artifact.manifest.io
             result["contract"] = [*map(str, io.inputs), *map(str, io.dims)]
-            tables = artifact.fuse(TARGETS).targets
+            tables = artifact.fuse(tuple(TARGETS)).targets
             result["attentions"] = len(artifact.manifest.attentions)
             result["fused"] = {target: tables[target].fused for target in TARGETS}
             result["no_kernel"] = {target: sum(NO_KERNEL in item.reason for item in tables[target].items)
@@ -352,9 +354,12 @@ def through_attnport(made: Made, **given: Any) -> dict[str, Any]:
             names = [each.name for each in io.inputs]
             outputs = [each.name for each in io.outputs if "float" in each.dtype]
             result["limited"], taken = limits(io, made, names, notes)
-            result["reason"] = judged(out / "model.ort_cpu.onnx", made, names, outputs, taken)
-            if result["reason"]:
-                result["verdict"] = str(artifact.check("ort_cpu").verdict)
+            for target, runtime in TARGETS.items():
+                result["reason"] = judged(out / f"model.{target}.onnx", made, names, outputs, taken, runtime)
+                if result["reason"]:
+                    result["reason"] = f"{runtime}: {result['reason']}"
+                    result["verdict"] = str(artifact.check(target).verdict)
+                    break
         except Exception as err:  # as above
             result["reason"] = result["reason"] or told(err)
     result["reason"] = result["reason"] or "; ".join(result["limited"])

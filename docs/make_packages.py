@@ -31,10 +31,11 @@ Measured with {versions}, on one core.
 Each module below is of a package that people publish, made small with random weights, and exported by
 `torch.onnx.export` alone (with the axes that vary, at its own opset and at 23: the better counts), by
 `attnport.export(module, folder, args=...)` with an example alone, and with its inputs declared. Which dims vary is
-found by running the module. **right**: ONNX Runtime on CPU gives the module's numbers at the sizes of the example and
-at five others, within 1e-3 of their RMS. **limited**: the graph is right and takes fewer sizes than the module, which
-a note says. **fused**: attentions that one kernel covers, of those counted, on ONNX Runtime and on OpenVINO. The
-seconds are the processor's, of the export by itself.
+found by running the module. **right**: ONNX Runtime on CPU, and of attnport's graphs OpenVINO too, gives the module's
+numbers at the sizes of the example and at five others, within 1e-3 of their RMS. **limited**: the graph is right and
+takes fewer sizes than the module, which a note says. **fused**: attentions that one kernel covers, of those counted, on
+ONNX Runtime and on OpenVINO. The seconds are the processor's, of the export by itself. Rows are of the code of their
+day, which the JSON names; those from before 2026-11-29 were judged on ONNX Runtime alone.
 
 `make .cache/published/.made` installs the packages, in the releases of `benchmarks/packages.txt`.
 `python benchmarks/sweep_packages.py` measures what is not known yet, `python docs/make_packages.py` makes this page of

@@ -8,17 +8,20 @@ Of examples, a trace says which dims can be dynamic.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
 import re
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.export.graph_signature import InputKind
 
 from attnport.artifacts import IOContract, SourceAttention, TensorSpec
 from attnport.dims import Dim, Symbol
@@ -29,11 +32,20 @@ from attnport.exporter.counting import count_attentions
 from attnport.exporter.decomposing import node_by_node
 from attnport.exporter.graph.sizes import settle_sizes
 from attnport.exporter.guards import Guard, constants, guards, pinned
+from attnport.exporter.multiples import joining, rejoin, split, split_axis, steps_of
 from attnport.exporter.naming import name_dims, name_outputs, note_empty, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
 from attnport.exporter.patching import exact_rules, located, quiet, traceable
-from attnport.exporter.portable import name_padded_axes, write_out_rotary
-from attnport.exporter.torch_graph import choose_by_masks, promote, share_heads, slice_splits, to_rank_4, widen_masks
+from attnport.exporter.portable import name_padded_axes, pair_einsums, write_out_rotary
+from attnport.exporter.torch_graph import (
+    choose_by_masks,
+    name_squeezed_axes,
+    promote,
+    share_heads,
+    slice_splits,
+    to_rank_4,
+    widen_masks,
+)
 from attnport.exporter.translations import tables
 from attnport.known import Computing, known
 from attnport.options import advised
@@ -46,6 +58,8 @@ if TYPE_CHECKING:
 
 _DECIDED = "decided"
 """The lines of code, in the data beside a torch graph, at which one of two ways was chosen; see `Computing`."""
+_AGAIN = "again"
+"""In the same data, how the module was traced: a function of a module and feeds, which traces it in the same way."""
 _FEW = 16
 """The most numbers of a buffer that may decide sizes, such as a stride."""
 
@@ -65,12 +79,12 @@ def trace(
     try:
         try:
             if all(dim.step == 1 for dim in contract.dims):
-                return _exported(module, contract, feeds, chosen=False), ()
+                return _exported(module, feeds, contract, chosen=False), ()
             with patched(located):
-                program = _exported(module, contract, feeds, chosen=True)
+                program = _exported(module, feeds, contract, chosen=True)
         except (torch._dynamo.exc.UserError, AssertionError):  # torch asserts that it has words for a guard
             with patched(located):
-                program = _exported(module, contract, feeds, chosen=True)
+                program = _exported(module, feeds, contract, chosen=True)
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
         # Strict mode takes a value of the example for a constant or a size, so it is no way around such a value.
         by_values = "data-dependent" in str(err)
@@ -114,9 +128,15 @@ def _retraced(
         some: Then also: what `any` gives in a condition, and `all` does not.
     """
     mode = Computing(some)
+
+    def traced(module: torch.nn.Module, feeds: dict[str, torch.Tensor]) -> torch.export.ExportedProgram:
+        with _computing(module, mode) if computing else contextlib.nullcontext():
+            return _exported(module, feeds, contract, chosen=True, strict=strict)
+
     try:
-        with patched(located), _computing(module, mode) if computing else contextlib.nullcontext():
-            program = _exported(module, contract, feeds, chosen=True, strict=strict)
+        with patched(located):
+            program = traced(module, feeds)
+        program.graph_module.meta[_AGAIN] = traced
         way = "any() is true and all() is false" if some else "any() is false and all() is true"
         program.graph_module.meta[_DECIDED] = tuple(f"{place}, where {way}" for place in mode.decided)
     except Exception:  # torch raises errors of any type; the first try's is the one to tell
@@ -156,29 +176,40 @@ def _computing(module: torch.nn.Module, mode: Computing) -> Iterator[None]:
 
 
 def _exported(
-    module: torch.nn.Module, contract: IOContract, feeds: dict[str, torch.Tensor], *, chosen: bool, strict: bool = False
+    module: torch.nn.Module, feeds: dict[str, torch.Tensor], contract: IOContract, *, chosen: bool, strict: bool = False
 ) -> torch.export.ExportedProgram:
     """The trace with dims of the contract's ranges, or `chosen` by torch."""
-    dims: dict[str, Any] = {
-        dim.name: torch.export.Dim.STATIC
-        if dim.min == dim.max
-        # Of a range of two patches, torch would take those that are not one for two.
-        else torch.export.Dim.AUTO
-        if chosen and dim.max < 3 * dim.step
-        else torch.export.Dim.AUTO(min=dim.min, max=dim.max)
-        if chosen
-        else torch.export.Dim(dim.name, min=dim.min, max=dim.max)
-        for dim in contract.dims
-    }
+    steps = steps_of(contract, feeds)
+    divisors = {dim: step for spec in contract.inputs for axis, step in steps.get(spec.name, {}).items()
+                for dim in (spec.dims[axis],)}  # fmt: skip
+    dims = {dim.name: _asked(dim, divisors.get(dim.name, 1), chosen) for dim in contract.dims}
     dynamic = {
         # torch finds out that a size is an expression of others.
         spec.name: {
-            axis: dims.get(dim, torch.export.Dim.AUTO) for axis, dim in enumerate(spec.dims) if isinstance(dim, str)
+            split_axis(steps, spec.name, axis): dims.get(dim, torch.export.Dim.AUTO)
+            for axis, dim in enumerate(spec.dims)
+            if isinstance(dim, str)
         }
         for spec in contract.inputs
     }
-    with torch.no_grad(), traceable(module):
-        return torch.export.export(module, (), kwargs=dict(feeds), dynamic_shapes=dynamic, strict=strict)
+    with torch.no_grad(), traceable(module), joining(module, steps) if steps else contextlib.nullcontext():
+        named = split(feeds, steps)
+        program = torch.export.export(module, (), kwargs=named, dynamic_shapes=dynamic, strict=strict)
+    if steps:
+        rejoin(program, steps, feeds)
+    program.graph_module.meta[_AGAIN] = functools.partial(_exported, contract=contract, chosen=chosen, strict=strict)
+    return program
+
+
+def _asked(dim: Dim, step: int, chosen: bool) -> Any:
+    """What torch is told of a dim that is traced as multiples of a step."""
+    if dim.min == dim.max:
+        return torch.export.Dim.STATIC
+    if not chosen:
+        return torch.export.Dim(dim.name, min=dim.min // step, max=dim.max // step)
+    if dim.max < 3 * dim.step:  # of a range of two patches, torch would take those that are not one for two
+        return torch.export.Dim.AUTO
+    return torch.export.Dim.AUTO(min=dim.min // step, max=dim.max // step)
 
 
 def untraceable(err: Exception, what: str, hint: str = "") -> ExportError:
@@ -254,6 +285,23 @@ _ELEMENTS = 1 << 28
 
 
 @dataclass(frozen=True)
+class Trace:
+    """A trace as torch made it, before the graph is rewritten for ONNX.
+
+    Attributes:
+        graph: With a placeholder for each weight and each input.
+        weights: The tensors behind the first placeholders, as they are named in the graph; None where one is no tensor.
+        inputs: The names of the inputs, in the order of their placeholders.
+        again: Traces another module of the same code in the same way, in float64 if that is its type.
+    """
+
+    graph: torch.fx.Graph
+    weights: Mapping[str, torch.Tensor | None]
+    inputs: tuple[str, ...]
+    again: Callable[[torch.nn.Module], Trace]
+
+
+@dataclass(frozen=True)
 class Capture:
     """An exported graph, and what was found in the torch graph before: attentions, sizes of outputs, and guards.
 
@@ -262,6 +310,7 @@ class Capture:
     Attributes:
         reads: The first line of code that makes sizes of values, as ` (model.py, line 7: x[mask])`; "" if none does.
         decided: Lines of code that ask for the values of a mask, and which of their two ways the graph has.
+        trace: What torch traced; None of a file of ONNX.
     """
 
     model: ir.Model
@@ -270,6 +319,7 @@ class Capture:
     guards: tuple[Guard, ...] = ()
     reads: str = ""
     decided: tuple[str, ...] = ()
+    trace: Trace | None = None
 
 
 def traced_sizes(io_contract: IOContract) -> dict[str, int]:
@@ -323,16 +373,16 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
         ExportError: torch cannot export the module, a dim froze (the message names the dim and its inputs), or nothing
             tells the size of an output.
     """
-    exported, attentions, traced, guards, decided = _graph_of(module, contract, opset)
-    model: ir.Model = exported.model
+    exported = _graph_of(module, contract, opset)
+    model: ir.Model = exported.onnx.model
     if len(model.graph.outputs) != len(contract.outputs):
         raise ExportError(
             f"the module returns {len(model.graph.outputs)} tensors; "
             f"{len(contract.outputs)} are declared: {', '.join(map(str, contract.outputs))}.",
             hint="Return a tensor or a flat tuple of tensors, one for each declared output.",
         )
-    outputs = traced if observed else contract.outputs
-    reads = _reads_values(exported.exported_program)
+    outputs = exported.outputs if observed else contract.outputs
+    reads = _reads_values(exported.onnx.exported_program)
     if unknown := unknown_sizes(outputs):
         raise ExportError(
             f"the size of {unknown} depends on the values of inputs{reads}, and is no expression of their dims."
@@ -343,6 +393,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     _register_constants(model)
     _free_names(model)
     write_out_rotary(model)
+    pair_einsums(model)
     name_padded_axes(model)
     sized = dataclasses.replace(contract, outputs=outputs)
     name_dims(model, sized)
@@ -350,7 +401,8 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     settle_sizes(model)
     name_outputs(model, sized)
     strip(model)
-    return Capture(model, attentions, outputs, guards, reads, decided)
+    found = (exported.guards, reads, exported.decided, exported.trace)
+    return Capture(model, exported.attentions, outputs, *found)
 
 
 def _register_constants(model: ir.Model) -> None:
@@ -384,23 +436,62 @@ def named_program(module: torch.nn.Module, contract: IOContract, *, opset: int =
     Raises:
         ExportError: as `capture`.
     """
-    exported, *_ = _graph_of(module, contract, opset)
-    if exported.exported_program is None:
+    program = _graph_of(module, contract, opset).onnx.exported_program
+    if program is None:
         raise ExportError("torch.onnx kept no torch graph.", hint="Use a version of torch as in constraints.txt.")
-    return exported.exported_program
+    return program
 
 
-def _traced(module: torch.nn.Module, contract: IOContract) -> tuple[torch.export.ExportedProgram, tuple[Guard, ...]]:
-    """The trace, made at other sizes if the usual ones happen to be special: 96 frames are two whole chunks of 48, and
-    a graph that is traced there lacks the padding of any other number."""
+def _traced(
+    module: torch.nn.Module, contract: IOContract
+) -> tuple[torch.export.ExportedProgram, tuple[Guard, ...], dict[str, int]]:
+    """The trace, and the sizes that it was made at: others if the usual ones happen to be special. 96 frames are two
+    whole chunks of 48, and a graph that is traced there lacks the padding of any other number."""
     sizes = traced_sizes(contract)
-    program, guards = trace(module, contract, _example_feeds(module, contract, sizes))
-    for others in _beside(contract, sizes, guards):
-        with contextlib.suppress(ExportError):
-            again, still = trace(module, contract, _example_feeds(module, contract, sizes | others))
-            if not any(guard.special for guard in still):
-                return again, still
-    return program, guards
+    program, found = trace(module, contract, _example_feeds(module, contract, sizes))
+    for others in _beside(contract, sizes, found):
+        again = _again(program, module, _example_feeds(module, contract, sizes | others))
+        if again is None or constants(again, contract) or pinned(again):
+            continue
+        still = guards(again, contract)
+        if not any(guard.special for guard in still):
+            return again, still, sizes | others
+    return program, found, sizes
+
+
+def _again(
+    program: torch.export.ExportedProgram, module: torch.nn.Module, feeds: dict[str, torch.Tensor]
+) -> torch.export.ExportedProgram | None:
+    """A trace with other feeds, in the way in which the program was traced; None if that fails."""
+    with contextlib.suppress(Exception), patched(located):  # torch raises errors of any type
+        again: torch.export.ExportedProgram = program.graph_module.meta[_AGAIN](module, feeds)
+        return again
+    return None
+
+
+def _kept(program: torch.export.ExportedProgram, contract: IOContract, sizes: dict[str, int]) -> Trace:
+    """A trace that was made at these sizes."""
+    weights = {
+        spec.arg.name: held if isinstance(held := _held(program, spec.target), torch.Tensor) else None
+        for spec in program.graph_signature.input_specs
+        if spec.kind != InputKind.USER_INPUT
+    }
+    called_with = program.call_spec.in_spec
+    inputs = tuple(map(str, called_with.child(1).context)) if called_with is not None else ()
+    traced = program.graph_module.meta[_AGAIN]
+
+    def again(module: torch.nn.Module) -> Trace:
+        with quiet(), torch.no_grad():
+            feeds = _cast(example_tensors(contract, sizes), torch.float64)
+            return _kept(traced(module, feeds), contract, sizes)
+
+    return Trace(copy.deepcopy(program.graph), weights, inputs, again)
+
+
+def _held(program: torch.export.ExportedProgram, name: str | None) -> Any:
+    """A weight, a buffer or a constant of a program."""
+    found = program.state_dict.get(name) if name in program.state_dict else None
+    return program.constants.get(str(name)) if found is None else found
 
 
 def _beside(contract: IOContract, sizes: Mapping[str, int], guards: Sequence[Guard]) -> Iterator[dict[str, int]]:
@@ -420,9 +511,12 @@ def _example_feeds(module: torch.nn.Module, contract: IOContract, sizes: dict[st
         (parameter.dtype for parameter in module.parameters() if parameter.dtype in (torch.float16, torch.bfloat16)),
         None,
     )
-    if narrow is None:
-        return feeds
-    return {name: feed.to(narrow) if feed.is_floating_point() else feed for name, feed in feeds.items()}
+    return feeds if narrow is None else _cast(feeds, narrow)
+
+
+def _cast(feeds: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The feeds with those of floating point in another type."""
+    return {name: feed.to(dtype) if feed.is_floating_point() else feed for name, feed in feeds.items()}
 
 
 def _refuse_flex_attention(program: torch.export.ExportedProgram) -> None:
@@ -462,13 +556,23 @@ def _has_effect(node: torch.fx.Node) -> bool:
     return schema.is_mutable or (not schema.returns and schema.name != "aten::_assert_tensor_metadata")
 
 
-def _graph_of(
-    module: torch.nn.Module, contract: IOContract, opset: int
-) -> tuple[
-    torch.onnx.ONNXProgram, tuple[SourceAttention, ...], tuple[TensorSpec, ...], tuple[Guard, ...], tuple[str, ...]
-]:
+@dataclass(frozen=True)
+class _Exported:
+    """What `Capture` has, before the graph's values have the contract's names."""
+
+    onnx: torch.onnx.ONNXProgram
+    attentions: tuple[SourceAttention, ...]
+    outputs: tuple[TensorSpec, ...]
+    guards: tuple[Guard, ...]
+    decided: tuple[str, ...]
+    trace: Trace
+
+
+def _graph_of(module: torch.nn.Module, contract: IOContract, opset: int) -> _Exported:
     with quiet(), torch.no_grad():
-        program, guards = _traced(module, contract)
+        program, guards, sizes = _traced(module, contract)
+        decided = program.graph_module.meta.get(_DECIDED, ())
+        trace = _kept(program, contract, sizes)
         _refuse_flex_attention(program)
         _without_dead_code(program.graph)
         choose_by_masks(program)
@@ -479,6 +583,7 @@ def _graph_of(
         to_rank_4(program)
         share_heads(program)
         widen_masks(program)
+        name_squeezed_axes(program)
         promote(program)
         slice_splits(program)
         try:
@@ -505,7 +610,7 @@ def _graph_of(
             ) from err
     if exported is None:
         raise ExportError("torch.onnx returned no model.")
-    return exported, attentions, outputs, guards, program.graph_module.meta.get(_DECIDED, ())
+    return _Exported(exported, attentions, outputs, guards, decided, trace)
 
 
 def _root(err: BaseException) -> str:

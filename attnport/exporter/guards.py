@@ -18,6 +18,7 @@ import torch
 from torch.utils._sympy.printers import PythonPrinter
 
 from attnport.artifacts import Dim, IOContract
+from attnport.exporter.output_sizes import as_multiple
 
 _SCANNED = 2048
 _COMBINED = 24
@@ -53,7 +54,8 @@ def constants(program: torch.export.ExportedProgram, contract: IOContract) -> di
             is_constant = not isinstance(size, torch.SymInt) or size.node.expr.is_number
             if dim in ranges and is_constant and ranges[dim].min < ranges[dim].max:
                 # `traced_sizes` gives each dim another size, so the size tells which symbol was replaced.
-                symbol = next((known for known, value in symbols.items() if value == size), None)
+                values = (size, size // ranges[dim].step)
+                symbol = next((known for known, value in symbols.items() if value in values), None)
                 frozen.setdefault(dim, (int(size), _place(places.get(symbol))))
     return frozen
 
@@ -71,25 +73,37 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
     """The guards that some sizes of the contract violate, one for each set of such sizes."""
     ranges = {dim.name: dim for dim in contract.dims}
     dims: dict[Any, Dim] = {}
+    factors: dict[str, int] = {}
     for spec, shape in zip(contract.inputs, _input_shapes(program), strict=True):
         for dim, size in zip(spec.dims, shape, strict=True):
-            if dim in ranges and isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                dims[size.node.expr] = ranges[dim]
+            own = ranges.get(dim) if isinstance(dim, str) and isinstance(size, torch.SymInt) else None
+            for step in {1, own.step} if own is not None else ():
+                symbol = as_multiple(size.node.expr, step)
+                if symbol is not None and own is not None:
+                    dims[symbol], factors[own.name] = _divided(own, step), step
     violated: dict[tuple[tuple[str, int], ...], Guard] = {}
     for guard in getattr(_environment(program), "guards", ()):
         used = sorted((symbol for symbol in guard.expr.free_symbols), key=str)
         if not used or any(symbol not in dims for symbol in used):
             continue
-        text = str(guard.expr.subs({symbol: _name(dims[symbol]) for symbol in used}))
+        text = str(guard.expr.subs({symbol: _name(dims[symbol], factors) for symbol in used}))
         special = isinstance(guard.expr, sympy.Eq)
         within = {} if special else _within(guard.expr, used, dims)
-        for sizes in _violations(guard.expr, used, dims):
-            violated.setdefault(tuple(sorted(sizes.items())), Guard(text, _place(guard.sloc), sizes, special, within))
+        bounds = {name: size * factors[name] for name, size in within.items()}
+        for multiples in _violations(guard.expr, used, dims):
+            sizes = {name: size * factors[name] for name, size in multiples.items()}
+            violated.setdefault(tuple(sorted(sizes.items())), Guard(text, _place(guard.sloc), sizes, special, bounds))
     return tuple(violated.values())
 
 
-def _name(dim: Dim) -> Any:
-    return sympy.Symbol(dim.name, integer=True, positive=True)
+def _divided(dim: Dim, step: int) -> Dim:
+    """The range of the symbol that a dim is `step` times."""
+    return dim if step == 1 else Dim(dim.name, dim.min // step, dim.opt // step, dim.max // step)
+
+
+def _name(dim: Dim, factors: Mapping[str, int]) -> Any:
+    factor = factors[dim.name]
+    return sympy.Symbol(dim.name if factor == 1 else f"({dim.name}//{factor})", integer=True, positive=True)
 
 
 def _violations(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) -> Iterator[dict[str, int]]:

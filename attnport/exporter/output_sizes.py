@@ -8,7 +8,8 @@ from operator import add, floordiv, mod, mul, sub
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import UNKNOWN_SIZE, IOContract, TensorSpec
-from attnport_bundle.format.contract import dims_in, evaluate, steps
+from attnport_bundle.format.contract import dims_in, evaluate
+from attnport_bundle.format.contract import steps as steps_of
 
 if TYPE_CHECKING:
     import torch
@@ -69,21 +70,38 @@ def _symbols(
 ) -> tuple[dict[Any, str], dict[Any, Any]]:
     """The graph's symbols by the dims that the inputs have them for, and formulas for those that follow from others."""
     dims = {spec.name: spec.dims for spec in contract.inputs}
+    steps = {dim.name: dim.step for dim in contract.dims}
     names: dict[Any, str] = {}
     order = [item for item in program.graph_signature.input_specs if item.kind.name == "USER_INPUT"]
     for declared, item in zip(dims.values(), order, strict=False):
         shape = getattr(values.get(getattr(item.arg, "name", None)), "shape", ())
         for dim, size in zip(declared, shape, strict=False):
-            symbol = getattr(getattr(size, "node", None), "expr", None)
-            if isinstance(dim, str) and getattr(symbol, "is_Symbol", False):
-                names.setdefault(symbol, dim)
-    symbols = {name: symbol for symbol, name in names.items()}
+            exact = getattr(getattr(size, "node", None), "expr", None)
+            if isinstance(dim, str) and exact is not None and _is_dim(exact, steps.get(dim, 1)):
+                names.setdefault(exact, dim)
+    symbols = {name: exact for exact, name in names.items()}
     follow = {
-        symbol: formula(name, symbols.__getitem__)
-        for symbol, name in names.items()
+        exact: formula(name, symbols.__getitem__)
+        for exact, name in names.items()
         if not name.isidentifier() and dims_in(name) <= symbols.keys()
     }
-    return {symbol: name for symbol, name in names.items() if name.isidentifier()}, follow
+    names = {exact: name for exact, name in names.items() if name.isidentifier()}
+    parts = {exact / (steps[name] // part): f"({name}//{steps[name] // part})" for exact, name in names.items()
+             for part in range(1, steps[name]) if not exact.is_Symbol and steps[name] % part == 0}  # fmt: skip
+    return parts | names, follow
+
+
+def as_multiple(size: Any, step: int) -> Any:
+    """The symbol of which a size of a trace is so many times; None if it is another expression."""
+    if step == 1:
+        return size if size.is_Symbol else None
+    symbol = size / step
+    return symbol if symbol.is_Symbol else None
+
+
+def _is_dim(size: Any, step: int) -> bool:
+    """Whether a size of a trace is a symbol of its own, or the multiple of one."""
+    return as_multiple(size, 1) is not None or as_multiple(size, step) is not None
 
 
 def formula(text: str, symbol: Callable[[str], Any]) -> Any:
@@ -91,7 +109,7 @@ def formula(text: str, symbol: Callable[[str], Any]) -> Any:
     import sympy  # type: ignore[import-untyped]  # it has no types
 
     values: list[Any] = []
-    for step in steps(text):
+    for step in steps_of(text):
         if isinstance(step, tuple):
             second, first = values.pop(), values.pop()
             values.append(_operation(sympy, step[0])(first, second))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+import string
+
 import numpy as np
 
 from attnport.exporter.builder import Builder
@@ -36,6 +40,62 @@ def name_padded_axes(model: ir.Model) -> int:
         pad.replace_input_with(3, constants[1].outputs[0])
         changed += 1
     return changed
+
+
+def pair_einsums(model: ir.Model) -> int:
+    """Replaces every `Einsum` of three operands or more, or with an ellipsis, by ones of two operands and with letters
+    alone, in place; returns how many were replaced.
+
+    OpenVINO fails on some ellipses, such as that of Performer's `...de,...nd,...n->...ne`, and TensorRT takes two
+    operands at most. Operands are taken from left to right; an index is summed with the last operand that has it.
+    """
+    build = Builder(model)
+    replaced = 0
+    for node in [node for node in all_nodes(model) if node.op_type == "Einsum"]:
+        equation = _spelled(node)
+        operands, arrow, result = equation.partition("->")
+        terms = [re.findall(r"\.\.\.|\w", operand) for operand in operands.split(",")]
+        if not arrow or len(terms) != len(node.inputs) or node.graph is None:
+            continue
+        if len(terms) < 3:
+            changed = equation != attribute(node, "equation", "").replace(" ", "")
+            node.attributes.add(ir.AttrString("equation", equation))
+            replaced += changed
+            continue
+        build.before, build.scope = node, node.name or "einsum"
+        value, held = node.inputs[0], terms[0]
+        for at, (other, term) in enumerate(zip(node.inputs[1:], terms[1:], strict=True), start=2):
+            needed = {*itertools.chain(*terms[at:]), *re.findall(r"\.\.\.|\w", result)}
+            kept = [index for index in dict.fromkeys((*held, *term)) if index in needed]
+            written = result if at == len(terms) else "".join(kept)
+            pair = f"{''.join(held)},{''.join(term)}->{written}"
+            value, held = build.op("Einsum", value, other, name="pair", equation=pair), kept
+        assert value is not None
+        build.replace(node.outputs[0], value)
+        node.graph.remove(node, safe=True)
+        replaced += 1
+    return replaced
+
+
+def _spelled(node: ir.Node) -> str:
+    """The equation of an `Einsum` with letters in place of an ellipsis that is the same sizes in all operands, or the
+    last of them."""
+    equation: str = attribute(node, "equation", "").replace(" ", "")
+    operands, arrow, result = equation.partition("->")
+    terms, hidden = operands.split(","), list[list[int | str | None]]()
+    for term, value in zip(terms, node.inputs, strict=False):
+        if "..." in term and (value is None or value.shape is None):
+            return equation
+        before, dots, after = term.partition("...")
+        sizes = [dim if isinstance(dim, int) else dim.value for dim in value.shape or ()] if dots and value else []
+        hidden.append(sizes[len(before) : len(sizes) - len(after)])
+    longest = max(hidden, key=len)
+    if None in longest or any(sizes != longest[len(longest) - len(sizes) :] for sizes in hidden):
+        return equation
+    letters = [letter for letter in string.ascii_letters if letter not in equation][: len(longest)]
+    written = [term.replace("...", "".join(letters[len(letters) - len(sizes) :]))
+               for term, sizes in zip((*terms, result), (*hidden, longest), strict=True)]  # fmt: skip
+    return f"{','.join(written[:-1])}{arrow}{written[-1]}"
 
 
 def write_out_rotary(model: ir.Model) -> int:

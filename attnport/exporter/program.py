@@ -1,7 +1,8 @@
 """Writes a module that has no file of its own as the Python program that torch.export traced from it.
 
 The program is text that can be read, and needs torch alone; its weights are arrays beside it. Nothing is pickled. It
-computes in the type that it is given: what depends on the module's type is found by tracing the module in float64 too.
+computes in the type that it is given: where the trace has types or limits of types, the module is traced in float64
+too, which says what depends on the module's type.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.export.graph_signature import InputKind
+from torch.utils._pytree import tree_leaves
 
-from attnport.artifacts import IOContract
-from attnport.errors import ExportError
-from attnport.exporter.capture import example_tensors, trace, traced_sizes
-from attnport.exporter.patching import quiet
+from attnport.errors import ExportError, first_line
+from attnport.exporter.capture import Trace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,36 +52,56 @@ class Program:
     arrays: Mapping[str, np.ndarray[Any, Any]]
 
 
-def write_program(name: str, module: torch.nn.Module, contract: IOContract) -> Program:
+def write_program(name: str, module: torch.nn.Module, trace: Trace) -> Program:
     """The program of a module.
 
     Args:
-        module: In eval mode, in float32; called with the contract's inputs by keyword.
+        module: In eval mode, in float32.
+        trace: As `capture` made it of the same module.
 
     Raises:
-        ExportError: torch cannot trace it, or the trace has parts that are no plain program, or depends on the type.
+        ExportError: the trace has parts that are no plain program, or its graph is another one in float64.
     """
-    wide = copy.deepcopy(module).to(torch.float64)
-    with quiet(), torch.no_grad():
-        narrow_program, _ = trace(module, contract, _feeds(contract, torch.float32))
-        wide_program, _ = trace(wide, contract, _feeds(contract, torch.float64))
-    _follow_types(wide_program.graph, narrow_program.graph)
-    weights, arrays = _weights(narrow_program)
-    called_with = narrow_program.call_spec.in_spec
-    inputs = [str(key) for key in called_with.child(1).context] if called_with is not None else []
-    written = wide_program.graph.python_code("self")
+    graph = trace.graph
+    if _has_types(graph):
+        try:
+            graph = trace.again(copy.deepcopy(module).to(torch.float64)).graph
+        except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
+            raise ExportError(
+                f"the module cannot be written as a program: in float64, {type(err).__name__}: {first_line(err)}."
+            ) from err
+    _follow_types(graph, trace.graph)
+    names, arrays = _weights(trace, graph)
+    written = graph.python_code("self")
     own = [name for name, value in written.globals.items() if getattr(value, "__module__", "") == "math"]
     code = "".join(f"{name} = math.{written.globals[name].__name__}\n" for name in own) + written.src.strip()
     code = code.replace(repr(_DTYPE), "self.dtype").replace(repr(_DEVICE), "self.device")
     for mark, limit in _LIMITS.items():
         code = code.replace(repr(mark), f"torch.finfo(self.dtype).{limit}")
-    head = _HEAD.format(name=name.replace("\\", "/").replace('"', "'"), inputs=tuple(inputs), weights=tuple(weights))
+    head = _HEAD.format(name=name.replace("\\", "/").replace('"', "'"), inputs=trace.inputs, weights=names)
     return Program(f"{head}{code}\n", arrays)
 
 
-def _feeds(contract: IOContract, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    feeds = example_tensors(contract, traced_sizes(contract))
-    return {name: feed.to(dtype) if feed.is_floating_point() else feed for name, feed in feeds.items()}
+def _has_types(graph: torch.fx.Graph) -> bool:
+    """Whether a graph of float32 says nothing of what it would be in float64: it has types of floating point or limits
+    of float32, or casts to the type of another tensor."""
+    limits = {getattr(torch.finfo(torch.float32), name) for name in _LIMITS.values()}
+    for node in graph.nodes:
+        if node.op != "call_function" or _asserts(node):
+            continue
+        if node.target in (torch.ops.aten.to.other, torch.ops.aten.type_as.default):
+            return True
+        for value in tree_leaves((node.args, node.kwargs)):
+            if (isinstance(value, torch.dtype) and value.is_floating_point) or (
+                isinstance(value, float) and value in limits
+            ):
+                return True
+    return False
+
+
+def _asserts(node: torch.fx.Node) -> bool:
+    """Whether a node only asserts what was true of the sizes that were traced."""
+    return node.op == "call_function" and "_assert" in str(node.target) and not node.users
 
 
 def _follow_types(wide: torch.fx.Graph, narrow: torch.fx.Graph) -> None:
@@ -96,8 +115,7 @@ def _follow_types(wide: torch.fx.Graph, narrow: torch.fx.Graph) -> None:
     """
     for graph in (narrow, wide):
         for node in list(graph.nodes):
-            # Such a node only asserts what was true of the sizes that were traced.
-            if node.op == "call_function" and "_assert" in str(node.target) and not node.users:
+            if _asserts(node):
                 graph.erase_node(node)
     pairs = list(zip(wide.nodes, narrow.nodes, strict=False))
     same = len(narrow.nodes) == len(wide.nodes) and all(
@@ -138,19 +156,22 @@ def _of_type(wide: Any, narrow: Any) -> Any:
     return next(marks, narrow)
 
 
-def _weights(program: torch.export.ExportedProgram) -> tuple[list[str], dict[str, np.ndarray[Any, Any]]]:
-    """The name of each weight in the order of the placeholders, and arrays by name; one array for tied weights."""
+def _weights(trace: Trace, graph: torch.fx.Graph) -> tuple[tuple[str, ...], dict[str, np.ndarray[Any, Any]]]:
+    """The name of each weight in the order of the placeholders, and arrays by name; one array for tied weights.
+
+    Those that the graph does not use, such as the sparse buffer of Whisper, are left out of it.
+    """
     names: list[str] = []
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     known: dict[int, str] = {}
-    for spec in program.graph_signature.input_specs:
-        if spec.kind == InputKind.USER_INPUT:
+    for node in [node for node in graph.nodes if node.op == "placeholder" and node.name in trace.weights]:
+        held = trace.weights[node.name]
+        if not node.users:
+            graph.erase_node(node)
             continue
-        held = program.state_dict.get(spec.target) if spec.target in program.state_dict else None
-        held = program.constants.get(spec.target) if held is None else held
-        if not isinstance(held, torch.Tensor) or held.dtype == torch.bfloat16:
-            raise ExportError(f"the module cannot be written as a program: {spec.target} is no array.")
-        name = known.setdefault(id(held), spec.arg.name)
+        if held is None or held.dtype == torch.bfloat16 or held.layout is not torch.strided:
+            raise ExportError(f"the module cannot be written as a program: {node.name} is no array.")
+        name = known.setdefault(id(held), node.name)
         names.append(name)
         arrays[name] = held.detach().cpu().contiguous().numpy()
-    return names, arrays
+    return tuple(names), arrays

@@ -48,6 +48,21 @@ def share_heads(program: torch.export.ExportedProgram) -> int:
     return changed
 
 
+def name_squeezed_axes(program: torch.export.ExportedProgram) -> int:
+    """Has each `squeeze` without axes name those that the trace found to be one long, in place; returns how many do.
+
+    The rank of an ONNX `Squeeze` without axes is known when it runs, and OpenVINO compiles no such graph.
+    """
+    changed = 0
+    for node in program.graph.nodes:
+        if node.target is aten.squeeze.default:
+            shape = node.args[0].meta["val"].shape
+            node.target = aten.squeeze.dims
+            node.args = (node.args[0], [axis for axis, size in enumerate(shape) if isinstance(size, int) and size == 1])
+            changed += 1
+    return changed
+
+
 def widen_masks(program: torch.export.ExportedProgram) -> int:
     """Expands each mask of `sdpa` that broadcasts over queries or keys to `[...,S,T]`, in place; returns how many.
 

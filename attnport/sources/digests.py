@@ -432,7 +432,7 @@ def weights_digest(text: str, module: nn.Module) -> str:
     }
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, tensor in sorted(tensors.items()):
-        data = tensor.detach().cpu().contiguous()
+        data = tensor.detach().cpu().to_dense().contiguous()  # a buffer may be sparse, as Whisper's
         if data.dtype.is_floating_point and torch.isnan(data).any():
             count = int(torch.isnan(data).sum())
             raise SpecError(

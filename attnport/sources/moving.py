@@ -47,15 +47,19 @@ class Trials:
         Args:
             sizes: Of dims by name; the others have those of the examples.
         """
-        known = {**self.sizes(dims), **sizes}
         try:
-            feeds = {name: _resized(tensor, dims[name], known) for name, tensor in self.tensors.items()}
+            feeds = self.feeds(dims, sizes)
             # The fused kernel does not notice keys and values of different lengths.
             with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
                 return {name: tuple(output.shape) for name, output in self._call(**feeds).items()}
         except Exception as err:  # the user's forward may raise anything
             self.problem = first_line(err)
             return None
+
+    def feeds(self, dims: Dims, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """The examples with some dims of other sizes, as of `shapes`."""
+        known = {**self.sizes(dims), **sizes}
+        return {name: _resized(tensor, dims[name], known) for name, tensor in self.tensors.items()}
 
     def sizes(self, dims: Dims) -> dict[str, int]:
         """The sizes of dims in the examples, by name."""
@@ -373,7 +377,8 @@ def _equal_dims(names: Sequence[str], sizes: Mapping[str, int], runs: Callable[.
     """
     same: dict[str, str] = {}
     for one, other in itertools.combinations(names, 2):
-        apart = one not in same and other not in same
+        apart = one not in same and one not in same.values() and other not in same
+        # One partner is enough: where pixels alone count, of two pictures, a side may go with either one of the other.
         if apart and sizes[one] == sizes[other] and not runs(one) and runs(one, other):
             same[other] = one
     # Where three have to be equal, no two of them can grow alone.

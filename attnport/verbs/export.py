@@ -42,7 +42,7 @@ from attnport.version import __version__
 from attnport_bundle.format.manifest import CHAT
 
 if TYPE_CHECKING:
-    from attnport.exporter.capture import Capture
+    from attnport.exporter.capture import Capture, Trace
 
 STAGE = "export"
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
@@ -307,7 +307,7 @@ def _made(
     with create(folder, manifest, began_s) as changing:
         note_own_half(captured.model)
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
-        guards, reads, decided = captured.guards, captured.reads, captured.decided
+        guards, reads, decided, trace = captured.guards, captured.reads, captured.decided, captured.trace
         for place in decided:
             note(f"the graph has one of two ways {place}")
         if left := sorted({node.op_type for node in captured.model.graph if node.domain}):
@@ -319,10 +319,10 @@ def _made(
         reference, eager = _Opened(traced, float64=True), _Opened(traced)
         with contextlib.closing(reference), contextlib.closing(eager):
             check_dims(spec.io, guards, model, reference.run, eager.run, progress, _moved(traced), note, reads, decided)
-            if spec.source.in_memory:
+            if spec.source.in_memory and trace is not None:
                 progress("storing the module")
-                _store(spec, changing, reference, note)
-        del traced, reference, eager  # they hold the module; golden outputs are those of one made anew
+                _store(spec, trace, changing, reference, note)
+        del trace, traced, reference, eager  # they hold the module; golden outputs are those of one made anew
         _collect(size_bytes)
         progress("golden outputs in float64")
         write_golden(spec, changing.path(GOLDEN))
@@ -341,12 +341,12 @@ def _collect(size_bytes: int) -> None:
         gc.collect()
 
 
-def _store(spec: ModelSpec, changing: Change, reference: _Opened, tell: Callable[[str], None]) -> None:
+def _store(spec: ModelSpec, trace: Trace, changing: Change, reference: _Opened, tell: Callable[[str], None]) -> None:
     """Writes a module in memory as a program with its weights, for other processes; says so if that is not possible."""
     from attnport.exporter.program import write_program
 
     try:
-        program = write_program(spec.name, spec.make(), spec.io)
+        program = write_program(spec.name, spec.make(), trace)
         path, weights = changing.path(CODE), changing.path(STORED_WEIGHTS)
         path.write_text(program.text, encoding="utf-8")
         arrays: Any = program.arrays

@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime as ort
 import pytest
 import torch
@@ -279,6 +280,15 @@ class Areas(nn.Module):
         return attend(x, x, x).reshape(batch, height, width, size)
 
 
+class Squeezed(Words):
+    """As iTransformer of gluonts: a squeeze that names no axis."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        scale = x.abs().mean((0, 2), keepdim=True).squeeze()
+        return attend(x * scale[..., None], x, x)
+
+
 class OverEdges(nn.Module):
     """As GATConv of torch-geometric: a softmax over the edges that lead to one node."""
 
@@ -313,11 +323,24 @@ def graph_of(module: Any, folder: Path) -> ort.InferenceSession:
     return ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
 
 
+def test_the_rank_behind_a_squeeze_is_known(tmp_path: Path) -> None:
+    graph_of(Squeezed(), tmp_path)
+    graph = onnx.load(tmp_path / "model.onnx", load_external_data=False).graph
+    squeezes = [node for node in graph.node if node.op_type == "Squeeze"]
+    assert squeezes
+    assert all(len(node.input) == 2 for node in squeezes)
+
+
+def test_layers_of_torch_need_no_second_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_retraced", lambda *args, **options: None)
+    graph_of(LayersOfTorch(), tmp_path)
+
+
 @pytest.mark.parametrize(
     "kind",
     [LeavesOutAMask, LeavesOutAFullMask, ChecksValues, CausalUnlessOne, RangeOfPositions, SpacedPositions,
      PadsToWindows, MeansOfSlots, SlopesOfHeads, Retains, SumsOfKeys, LayersOfTorch, CountsWhatIsShown, TiedRows,
-     ShiftedWindows, AcrossChannels, ResizedTable, PlacesOfWindows, Areas, OverEdges, CutIntoPatches],
+     ShiftedWindows, AcrossChannels, ResizedTable, PlacesOfWindows, Areas, OverEdges, CutIntoPatches, Squeezed],
 )  # fmt: skip
 def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: Path) -> None:
     module: Any = kind()

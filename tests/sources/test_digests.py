@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from loaded import load
 
 from attnport.artifacts import ModelSpec
@@ -262,3 +263,15 @@ def test_a_module_in_memory_depends_on_what_its_classes_import(place: Path) -> N
     module: Any = importlib.import_module("in_memory")
     spec: ModelSpec = Given(module.make().eval(), inputs=[X]).spec()
     assert sorted(spec.depends) == ["helper_a.py", "helper_b.py", "in_memory.py"]
+
+
+def test_a_sparse_buffer_counts_as_what_it_holds() -> None:
+    def module(*places: int) -> Any:
+        made = torch.nn.Linear(2, 2)
+        made.register_buffer("heads", torch.tensor([at in places for at in range(4)]).to_sparse())
+        torch.nn.init.ones_(made.weight)
+        torch.nn.init.zeros_(made.bias)
+        return made
+
+    one, same, other = (digests.weights_digest("model", module(*places)) for places in ((0, 2), (2, 0), (1,)))
+    assert one == same != other

@@ -109,6 +109,41 @@ def test_a_dim_that_no_trace_keeps_is_refused_by_its_name_and_may_be_declared_fi
     ]
 
 
+class OfWholeTable(Layer):
+    """As Linformer, whose table is cut where there are fewer rows; the example has as many as there can be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(9, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        assert length <= 9
+        rows = self.rows[:length] if length < 9 else self.rows
+        return self.heads(torch.einsum("bnd,nk->bkd", self.layer(x), rows), x.shape[0], -1)
+
+
+def test_an_example_of_the_largest_size_fixes_no_dim(tmp_path: Path) -> None:
+    exported = attnport.export(OfWholeTable().eval(), tmp_path / "out", args=(X,))
+    assert [str(dim) for dim in exported.manifest.io.dims if dim.name == "seq"] == ["seq=1:9:9"]
+
+
+class TwoPictures(nn.Module):
+    """As the mask decoder of segment-anything: of a picture and of its positions, the numbers of pixels alone count."""
+
+    def forward(self, picture: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        x = picture.flatten(2).mT + places.flatten(2).mT
+        return functional.scaled_dot_product_attention(x, x, x)
+
+
+def test_each_side_of_a_picture_goes_with_one_side_of_another() -> None:
+    x = torch.randn(2, 8, 6, 6)
+    picture, places = inputs_of(Given(TwoPictures(), (x, x)).spec())
+    dims = picture.removeprefix("picture=float32[").removesuffix("]")
+    assert len(set(dims.split(","))) == 4
+    assert places == f"places=float32[{dims}]"
+
+
 class Pixels(nn.Module):
     """Patches of 8, with a table of 64 positions, over rows and columns or flat."""
 

@@ -13,8 +13,10 @@ import structured_modules as modules
 import torch
 from torch import nn
 
+import attnport
 from attnport.artifacts import ModelSpec
 from attnport.errors import ExportError, IntegrityError
+from attnport.exporter.capture import Trace, capture
 from attnport.exporter.patching import traceable
 from attnport.exporter.program import write_program
 from attnport.folder.given import Given
@@ -43,8 +45,14 @@ class Mixed(nn.Module):
 EXAMPLES = (torch.randint(0, 40, (2, 5)), torch.zeros(2, 5, dtype=torch.bool))
 
 
+def traced(spec: ModelSpec) -> Trace:
+    found = capture(spec.make(), spec.io, observed=True).trace
+    assert found is not None
+    return found
+
+
 def stored(spec: ModelSpec, folder: Path) -> ModelSpec:
-    program = write_program(spec.name, spec.make(), spec.io)
+    program = write_program(spec.name, spec.make(), traced(spec))
     (folder / "source").mkdir()
     (folder / CODE).write_text(program.text)
     np.savez(folder / WEIGHTS, **program.arrays)
@@ -99,11 +107,69 @@ def test_a_changed_program_is_not_run(spec: ModelSpec, tmp_path: Path) -> None:
         program_spec(source)
 
 
-def test_a_module_whose_graph_depends_on_its_type_is_not_stored() -> None:
-    class Depends(modules.Attend):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.out(x) if x.dtype == torch.float32 else self.out(x) + 1
+class Depends(modules.Attend):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x.float()) if x.dtype == torch.float32 else self.out(x) + 1
 
+
+class DependsSilently(modules.Attend):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x) if x.dtype == torch.float32 else self.out(x) + 1
+
+
+def test_a_module_whose_graph_depends_on_its_type_is_not_stored() -> None:
     spec = Given(Depends(), (torch.randn(2, 3, 16),)).spec()
     with pytest.raises(ExportError, match="its graph depends on the type"):
-        write_program("Depends", spec.make(), spec.io)
+        write_program("Depends", spec.make(), traced(spec))
+
+
+@pytest.mark.parametrize("kind", [Depends, DependsSilently])
+def test_what_is_not_the_module_in_float64_is_not_kept(kind: type[nn.Module], tmp_path: Path) -> None:
+    notes: list[str] = []
+    attnport.export(kind(), tmp_path / "out", args=(torch.randn(2, 3, 16),), tell=notes.append)
+    assert any("cannot be written as a program" in note for note in notes)
+    assert not (tmp_path / "out" / CODE).exists()
+
+
+class WithSparseBuffer(nn.Module):
+    """As Whisper, which keeps the heads that align words in a buffer that its forward does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(16, 4)
+        self.register_buffer("heads", torch.eye(3, dtype=torch.bool).to_sparse(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x)
+
+
+def test_a_buffer_that_is_not_used_is_no_part_of_a_program(tmp_path: Path) -> None:
+    exported = attnport.export(WithSparseBuffer(), tmp_path / "out", args=(torch.randn(2, 3, 16),))
+    assert exported.manifest.notes == () or not any("as a program" in note for note in exported.manifest.notes)
+    with np.load(tmp_path / "out" / WEIGHTS) as arrays:
+        assert sorted(arrays.files) == ["p_out_bias", "p_out_weight"]
+
+
+class Plain(modules.Attend):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x)
+
+
+def test_a_graph_without_types_is_not_traced_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    def counted(*args: Any, **options: Any) -> Any:
+        nonlocal made
+        made += 1
+        return export(*args, **options)
+
+    export = torch.export.export
+    spec = Given(Plain(), (torch.randn(2, 3, 16),)).spec()
+    trace = traced(spec)
+    monkeypatch.setattr(torch.export, "export", counted)
+    write_program("Plain", spec.make(), trace)
+    assert made == 0
+    mixed = Given(Mixed(), EXAMPLES, dims="seq=1:8:32").spec()
+    made = 0
+    write_program("Mixed", mixed.make(), traced(mixed))
+    assert made > 1

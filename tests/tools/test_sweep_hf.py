@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,9 +82,10 @@ class KeepsTheBest(torch.nn.Module):
         return {"best": x[x[:, 0].argmax(), 1:]}
 
 
+@pytest.mark.parametrize("runtime", ["ONNX Runtime", "OpenVINO"])
 @pytest.mark.parametrize(("answer", "right"), [(5.0, True), (-5.0, True), (4.0, False)])
 def test_either_of_two_rows_is_right_where_rounding_decides(
-    judge: ModuleType, tiny: ModuleType, tmp_path: Path, answer: float, right: bool
+    judge: ModuleType, tiny: ModuleType, tmp_path: Path, answer: float, right: bool, runtime: str
 ) -> None:
     given = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 2])
     gives = helper.make_tensor_value_info("best", onnx.TensorProto.FLOAT, [1])
@@ -94,7 +96,7 @@ def test_either_of_two_rows_is_right_where_rounding_decides(
         tmp_path / "m.onnx",
     )
     feeds = [{"x": torch.tensor([[1.0, 5.0], [1.0, -5.0]])}]
-    assert (judge.wrong(tmp_path / "m.onnx", KeepsTheBest(), feeds) == "") == right
+    assert (judge.wrong(tmp_path / "m.onnx", KeepsTheBest(), feeds, runtime=runtime) == "") == right
 
 
 def test_a_missing_output_is_seen(judge: ModuleType) -> None:
@@ -142,6 +144,19 @@ def test_what_is_known_is_only_measured_again_if_versions_changed_or_it_is_asked
     assert sweep.due(right, "torch 2 b", "older")
     assert not sweep.due(right, "torch 2 a", "older")
     assert sweep.due(right, "torch 2 a", "all")
+
+
+def test_a_process_has_the_processors_seconds_and_not_the_clocks(sweep: ModuleType) -> None:
+    def waits() -> dict[str, Any]:
+        time.sleep(1.2)
+        return {"right": True}
+
+    def computes() -> dict[str, Any]:
+        while True:
+            pass
+
+    assert sweep.measured(waits, 1)["right"]
+    assert sweep.measured(computes, 1)["reason"] == "it took more than 1 s"
 
 
 def test_results_are_read_as_they_were_written(sweep: ModuleType, tmp_path: Path) -> None:
