@@ -44,6 +44,10 @@ class TracedModule:
             float64: Run in float64; `program` is then traced from the float32 module.
         """
         self._program, self._plan, self._float64 = program, plan, float64
+        for node in program.graph.nodes:
+            # Attention in float64 gives another layout in memory than that which was traced, as if its view were none.
+            if node.target is torch.ops.aten.view.default:
+                node.target = torch.ops.aten.reshape.default
         returned = [spec.arg.name for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
         self._outputs = dict(zip(outputs, returned, strict=True))
         self._dtype = torch.float64 if float64 else getattr(torch, PLANS[plan].cast)
