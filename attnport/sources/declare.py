@@ -467,8 +467,11 @@ def _of_bound_dims(text: str, arguments: Arguments, dim: str, size: str) -> Spec
         for path, held in arguments.leaves
         if isinstance(held, Input) and dim in held.spec.dims
     ]
-    hint = "Give them one name: " if same else "Declare it so: "
-    return SpecError(f"{text}: {what}", hint=hint + advised("inputs", declared))
+    hint = ("Give them one name: " if same else "Declare it so: ") + advised("inputs", declared)
+    held_both = [held for _, held in arguments.leaves if isinstance(held, Input) and {dim, size} <= set(held.spec.dims)]
+    if len(held_both) > 1 and len({tuple(held.spec.dims) for held in held_both}) > 1:
+        hint = f"Two inputs have these dims in another order: {' and '.join(str(held.spec) for held in held_both[:2])}."
+    return SpecError(f"{text}: {what}", hint=hint)
 
 
 def _out_of_memory(err: BaseException | None) -> bool:

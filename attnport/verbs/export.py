@@ -15,8 +15,9 @@ import numpy as np
 
 from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
 from attnport.cases.choosing import needed_tokenizer
+from attnport.cases.inputs import full_case
 from attnport.dims import TensorSpec
-from attnport.errors import AttnportError, ExportError, UsageError
+from attnport.errors import AttnportError, ExportError, FeedError, UsageError
 from attnport.folder.given import Given, listed
 from attnport.folder.loading import note_read, remember, without_outputs
 from attnport.folder.machine import versions
@@ -39,6 +40,7 @@ from attnport.transaction import undo_unfinished
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs._confined import Told, carry_out, confined
 from attnport.version import __version__
+from attnport_bundle.feeds import padding_masks
 from attnport_bundle.format.manifest import CHAT
 
 if TYPE_CHECKING:
@@ -185,9 +187,10 @@ def exported_here(
         remember(code)
     note_read(manifest.source, spec.read)
     if untold := [str(one) for one in spec.io.inputs if _is_untold(one, spec.io)]:
+        like_mask = "mask" in untold[0].partition("=")[0].lower()
         tell(
             f"no :high=N says which whole numbers {', '.join(untold)} may have, so 0 and 1 alone are tried; "
-            f"declare it: {untold[0]}:high=N"
+            f"declare it: {untold[0]}:{'padding if it is a mask of padding' if like_mask else 'high=N'}"
         )
     kept = {output.name for output in manifest.io.outputs}
     hidden = [output.name for output in declared if output.name not in kept]
@@ -319,6 +322,8 @@ def _made(
         reference, eager = _Opened(traced, float64=True), _Opened(traced)
         with contextlib.closing(reference), contextlib.closing(eager):
             check_dims(spec.io, guards, model, reference.run, eager.run, progress, _moved(traced), note, reads, decided)
+            for name in _ignored_masks(spec.io, eager.run):
+                note(f"no output depends on the padding mask {name!r}: padding beside an item changes its answers")
             if spec.source.in_memory and trace is not None:
                 progress("storing the module")
                 _store(spec, trace, changing, reference, note)
@@ -369,6 +374,26 @@ def _store(spec: ModelSpec, trace: Trace, changing: Change, reference: _Opened, 
 def _moved(spec: ModelSpec) -> Callable[[int], Session]:
     """The unchanged module in float32 with weights and inputs moved by one rounding, by the seed of what is drawn."""
     return lambda seed: base.get("torch_eager").open(Opening(spec.io, spec=spec, nudged=seed))
+
+
+def _ignored_masks(io: IOContract, run: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> list[str]:
+    """The padding masks that change no bit of any output, wherever they hide half of the positions."""
+    small = {dim.name: dim.at_least(4) for dim in io.dims}
+    ignored = []
+    for mask in io.padding_masks():
+        try:
+            feeds = dict(full_case(io, small).feeds)
+            _, size = feeds[str(mask.input)].shape
+            lengths = [size // 2] * len(feeds[str(mask.input)])
+            half = [padding_masks(io, lengths, size, left=left) for left in (True, False)]
+        except (FeedError, ValueError):  # a mask of another kind
+            continue
+        whole = run(feeds)
+        hidden = [run({**feeds, str(mask.input): masks[str(mask.input)]}) for masks in half] if size > 1 else []
+        same = [np.array_equal(whole[name], other[name]) for other in hidden for name in whole]
+        if same and all(same):
+            ignored.append(str(mask.input))
+    return ignored
 
 
 class _Opened:

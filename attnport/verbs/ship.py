@@ -311,7 +311,10 @@ def _blocks(result: ShipResult, detail: doc.Detail = "brief") -> Iterator[doc.Bl
     if advice is not None and advice.deploy is not None:
         chosen = advice.deploy
         within = "by the drop that was allowed" if chosen.plan in INTEGERS else "within the bound"
-        why = f" ({chosen.measured_as}, {chosen.plan}, the fastest {within})"
+        fastest = (
+            f"{within}; not shown to be faster: {', '.join(advice.ties)}" if advice.ties else f"the fastest {within}"
+        )
+        why = f" ({chosen.measured_as}, {chosen.plan}, {fastest})"
         yield doc.Text(("to deploy: ", doc.Span(" and ".join(chosen.files), "strong"), why))
     if result.parity is not None:
         yield from _legend(result)

@@ -32,6 +32,15 @@ class IfValues(Base):
             return h
         return h * mask[..., None]
 
+class Ordered(Base):
+    def forward(self, x, mask):
+        return self.linear(x) * mask[..., None]
+
+class Ignoring(Base):
+    def forward(self, x, mask):
+        h = self.linear(x)
+        return F.scaled_dot_product_attention(h, h, h)
+
 class Inner(Base):
     def __init__(self):
         super().__init__()
@@ -270,3 +279,17 @@ def test_an_input_of_another_name_and_a_missing_one_are_named(
         export(f"{source}:Masked", source.parent / "out", inputs=inputs)
     assert told in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_two_dims_in_another_order_are_told_with_their_inputs(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(AttnportError) as caught:
+        export(f"{source}:Ordered", tmp_path / "out", inputs=("x=float32[seq,batch,8]", "mask=int64[batch,seq]"))
+    assert "in another order: x=float32[seq,batch,8] and mask=int64[batch,seq]" in caught.value.hint
+
+
+@pytest.mark.parametrize(("name", "told"), [("Ignoring", True), ("Ordered", False)])
+def test_a_mask_on_which_nothing_depends_is_told_at_export(name: str, told: bool, source: Path, tmp_path: Path) -> None:
+    said = list[str]()
+    inputs = ("x=float32[batch,seq,8]", "mask=int64[batch,seq]:padding")
+    export(f"{source}:{name}", tmp_path / "out", inputs=inputs, tell=said.append)
+    assert any("no output depends on the padding mask 'mask'" in note for note in said) == told
