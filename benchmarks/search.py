@@ -97,7 +97,7 @@ def write_model(kind: str, folder: Path) -> None:
     classes = {"rerank": "BertForSequenceClassification", "sparse": "BertForMaskedLM", "tokens": "BertModel"}
     torch.manual_seed(0)
     made = getattr(transformers, classes[kind]).from_pretrained(
-        source, **({"num_labels": 1} if kind == "rerank" else {})
+        source, trust_remote_code=False, **({"num_labels": 1} if kind == "rerank" else {})
     )
     with torch.no_grad():
         for name, weight in made.named_parameters():
@@ -106,7 +106,7 @@ def write_model(kind: str, folder: Path) -> None:
             elif name.startswith("classifier."):
                 weight.normal_(0, 0.2)
         if kind == "sparse":  # trained ones give a text so many words, and a random head gives it half of all
-            words = transformers.AutoTokenizer.from_pretrained(source)
+            words = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             fed = words(passages()[::10], padding=True, truncation=True, max_length=512, return_tensors="pt")
             scores = made(**fed).logits.masked_fill(fed["attention_mask"].unsqueeze(-1) == 0, -torch.inf).amax(1)
             made.cls.predictions.bias -= torch.quantile(scores, 1 - ACTIVE / scores.shape[1])

@@ -5,12 +5,13 @@ A layout for a server is made of a bundle that has passed its own check, so that
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from attnport.artifacts import Manifest, ParityReport
 from attnport.bundling import place, signing
@@ -18,7 +19,7 @@ from attnport.bundling.layouts import base as layouts
 from attnport.bundling.readme import package_of
 from attnport.bundling.verifying import check
 from attnport.bundling.write import FUSION, PARITY, RUNS, Backend, choose_backends, gate, judge, needed_files, write
-from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
+from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UnavailableError, UsageError
 from attnport.exporter.targets import base as lowerings
 from attnport.folder.workspace import check_files, load_spec, not_in, open_folder, read_parity, toolchain
 from attnport.jsonfile import digest_file, digest_text, to_json
@@ -29,6 +30,7 @@ from attnport.processes.isolated import Limits, probe_all
 from attnport.reporting.document import mebibytes
 from attnport.reporting.facts import part_compared
 from attnport.runtimes import base
+from attnport.runtimes._javascript import JavaScriptRuntime
 from attnport.sources.hf.files import describing_files
 from attnport.user_cache import cache
 from attnport.verbs._arguments import verb
@@ -146,7 +148,7 @@ def bundle(
         tried = _try(packed, tell)
         if laid_out is not None:
             progress(f"laying out for {layout}, and running the golden cases there")
-            laid_out.write(layouts.Packed(packed, written, lambda: _described(manifest), tell), staged)
+            laid_out.write(layouts.Packed(packed, written, lambda: _described(manifest), tell, _in_browser), staged)
             shutil.rmtree(packed)
     if laid_out is None:
         tell(f"{_contents(written, why)}{_in_cpp(written) if 'cpp' in lang else ''}")
@@ -154,6 +156,29 @@ def bundle(
         if tried and (kept := cache()) is not None:
             kept.write(_record(out), _made(out, inputs))
     return out
+
+
+@contextlib.contextmanager
+def _in_browser(model: Path, beside: Mapping[str, Path]) -> Iterator[Callable[[Mapping[str, Any]], dict[str, Any]]]:
+    """See `layouts.base.Packed.in_browser`.
+
+    Raises:
+        UnavailableError: onnxruntime-web or Chromium is missing, or does not start.
+        UsageError: onnxruntime-web does not open the file.
+    """
+    runtime = base.get("ort_web")
+    assert isinstance(runtime, JavaScriptRuntime)
+    try:
+        started = runtime.started({model.name: model, **beside})
+    except ChildProcessError as err:
+        raise UnavailableError(f"{runtime.npm} does not work here: {err}.") from err
+    with contextlib.closing(started) as process:
+        names = [value.name for value in base.read_graph(model).graph.output]
+        try:
+            runtime.opened(process, model, list(beside), 1)
+        except RuntimeError as err:
+            raise UsageError(f"{runtime.npm} does not open {model.name}: {err}.", hint="Name another form.") from err
+        yield lambda feeds: process.ask("run", feeds, outputs=names)[1]
 
 
 def _tell_of_masks(parity: ParityReport | None, tell: Callable[[str], None]) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,12 @@ dynamic_batching {}
 """
 
 
+def no_browser(model: Path, beside: Mapping[str, Path]) -> Any:
+    raise AssertionError(f"{model} is not for a browser")
+
+
 def packed(app: Path, told: list[str] | None = None) -> base.Packed:
-    return base.Packed(app, manifest.read(app), dict, (told if told is not None else []).append)
+    return base.Packed(app, manifest.read(app), dict, (told if told is not None else []).append, no_browser)
 
 
 def shuffled(exported: Path, folder: Path) -> Path:

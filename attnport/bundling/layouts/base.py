@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,17 @@ class Packed:
         folder: The bundle. It is removed afterwards: files are moved out of it.
         described: Gives the files that describe the model beside its weights, by their names in the source's folder.
         tell: Takes a line that the user should see.
+        in_browser: Opens an ONNX file, with the files beside it by name, in onnxruntime-web, as long as the context
+            lasts; gives what runs it, feeds by name to outputs by name.
     """
 
     folder: Path
     manifest: Manifest
     described: Callable[[], Mapping[str, Path]]
     tell: Callable[[str], None]
+    in_browser: Callable[
+        [Path, Mapping[str, Path]], AbstractContextManager[Callable[[Mapping[str, Any]], dict[str, Any]]]
+    ]
 
     @property
     def io(self) -> IO:

@@ -14,8 +14,8 @@ from attnport.bundling.layouts._opened import Run, running
 from attnport.bundling.layouts.base import Packed
 from attnport.bundling.layouts.hub import Hub
 from attnport.errors import UsageError
-from attnport.runtimes.ort_web import RUNTIME
 
+PACKAGE = "onnxruntime-web"
 FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx", "int4": "onnx/model_q4.onnx"}
 """By precision of the form; transformers.js calls them fp32, q8 and q4."""
 
@@ -40,17 +40,13 @@ class Web(Hub):
     def write_onnx(self, packed: Packed, name: str, path: Path) -> None:
         """As of layout `hub`; then the file is run in the browser."""
         super().write_onnx(packed, name, path)
-        outputs = [spec.name for spec in packed.io.outputs]
         beside = {file.name: file for file in path.parent.glob(f"{path.name}_data")}
         with contextlib.ExitStack() as stack:
 
             def opened() -> Run:
-                process = stack.enter_context(contextlib.closing(RUNTIME.started({path.name: path, **beside})))
-                RUNTIME.opened(process, path, list(beside), 1)
-                run = lambda feeds: process.ask("run", feeds, outputs=outputs)[1]  # noqa: E731
-                return running(packed.manifest, name, run, RUNTIME.npm)
+                return running(packed.manifest, name, stack.enter_context(packed.in_browser(path, beside)), PACKAGE)
 
-            packed.proved(name, RUNTIME.npm, opened)
+            packed.proved(name, PACKAGE, opened)
 
 
 LAYOUT = Web()
