@@ -93,13 +93,14 @@ class Process(ABC):
             RuntimeError: the answer is an error of JavaScript.
             ChildProcessError: the process has ended.
         """
-        tensors = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
+        tensors = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
         listed = [
             {"name": name, "dtype": array.dtype.name, "shape": array.shape, "size": array.nbytes}
             for name, array in tensors.items()
         ]
         head = json.dumps({"op": op, "tensors": listed, **fields}).encode()
-        answer = self.exchange(b"".join([struct.pack(">I", len(head)), head, *map(bytes, tensors.values())]))
+        data = [array.tobytes() for array in tensors.values()]
+        answer = self.exchange(b"".join([struct.pack(">I", len(head)), head, *data]))
         at = 4 + int.from_bytes(answer[:4])
         message, found = json.loads(answer[4:at]), dict[str, Array]()
         for each in message["tensors"]:
@@ -352,7 +353,10 @@ class JavaScriptRuntime(Runtime):
         """Opens the form in a process of its own."""
         path, _ = checked_model(opening)
         external = external_files(read_graph(path))
-        process = self.started({name: path.with_name(name) for name in (path.name, *external)})
+        try:
+            process = self.started({name: path.with_name(name) for name in (path.name, *external)})
+        except ChildProcessError as err:
+            raise UnavailableError(f"{self.npm} does not work here: {err}") from err
         try:
             answer = self.opened(process, path, external, opening.threads or physical_cores())
         except (RuntimeError, ChildProcessError) as err:
