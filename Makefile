@@ -99,7 +99,8 @@ test-all: lint
 	-@$(MAKE) --keep-going $(SERVE_VENV)/.made $(LAYOUTS) $(PUBLISHED)
 	-$(BIN)/python tools/cpp_setup.py --all
 	-$(BIN)/python tools/browser_setup.py
-	ATTNPORT_LAYOUTS_REQUIRED=1 $(BIN)/python tools/test_all.py --jobs $(JOBS)
+	ATTNPORT_LAYOUTS_REQUIRED=1 NODE_PATH=$(CURDIR)/.cache/layouts/node/node_modules \
+		$(BIN)/python tools/test_all.py --jobs $(JOBS)
 
 # Beside nothing else. Interrupted, it goes on where it was.
 bench: $(VENV)/.demo

@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import functools
 import gc
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
 from attnport.budget import memory_bytes
 from attnport.errors import ArtifactError, FeedError, UnavailableError, UsageError
 from attnport.runtimes import base
+from attnport.runtimes._javascript import JavaScriptRuntime
 from attnport.runtimes.base import Opening, Runtime
 
 WEIGHTS_BYTES = 4 * VOCAB * WIDTH
@@ -27,7 +29,13 @@ WEIGHTS_BYTES = 4 * VOCAB * WIDTH
 BAND = {"fp32": (0.0, 2e-5), "fp16": (5e-5, 2e-2), "bf16": (5e-4, 2e-1)}
 
 
-@pytest.fixture(params=base.names())
+# Those of npm are tried where `make test-all` has installed their packages.
+NAMES = [
+    name for name in base.names() if "NODE_PATH" in os.environ or not isinstance(base.get(name), JavaScriptRuntime)
+]
+
+
+@pytest.fixture(params=NAMES)
 def runtime(request: pytest.FixtureRequest) -> Runtime:
     return base.get(request.param)
 
@@ -45,13 +53,13 @@ def there(name: str) -> Runtime:
 
 
 # torch.compile compiles for seconds, in every test; tests/runtimes/test_torch_compile.py has quick ones.
-@pytest.fixture(params=representatives(base.names(), set(base.names()) - {"torch_compile"}))
+@pytest.fixture(params=representatives(NAMES, set(NAMES) - {"torch_compile"}))
 def usable(request: pytest.FixtureRequest) -> Runtime:
     """A runtime that can open a model here."""
     return there(request.param)
 
 
-@pytest.fixture(params=[name for name in base.names() if base.get(name).opens == "onnx"])
+@pytest.fixture(params=[name for name in NAMES if base.get(name).opens == "onnx"])
 def reader(request: pytest.FixtureRequest) -> Runtime:
     """A runtime that reads ONNX files and is there."""
     return there(request.param)
