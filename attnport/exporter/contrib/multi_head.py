@@ -86,7 +86,6 @@ def multi_head_attention(
             on CPU, whose memory is linear in T, takes no mask. On CUDA, key padding as `[B,T]` is computed by several
             kernels, and a bias by cuDNN's flash attention (measured on an H200 with 1.31.1, half precision).
         packed: For the kernels on CUDA: q, k and v as `[B,S,H,3,D]`, and what is added to them, `[3*H*D]` or None.
-
         by_lengths: For the kernels on CUDA: whether a mask that is one of lengths goes in as int32[B], not as a bias
             `[B,1,S,T]`. Of masks, cuDNN's flash attention takes these two (read in ONNX Runtime's source, 1.31.1).
 
