@@ -317,10 +317,10 @@ def _described(manifest: Manifest) -> Mapping[str, Path]:
         SpecError: it is gone or changed.
     """
     source = manifest.source
-    if not source.text.startswith("hf:") or source.part:
+    if not source.text.startswith("hf:") or source.part not in ("", "with-past"):
         raise UsageError(
             f"{manifest.name} is not the whole of an hf: folder, whose config and tokenizer this layout has.",
-            hint="Export hf: with the folder that save_pretrained wrote, without --part.",
+            hint="Export hf: with the folder that save_pretrained wrote, without --part; a decoder with --with-past.",
         )
     load_spec(manifest)
     return describing_files(source.text.removeprefix("hf:"))

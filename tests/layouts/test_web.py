@@ -25,6 +25,8 @@ from attnport.runtimes._javascript import Chromium
 from attnport.verbs.bench import bench
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -118,6 +120,54 @@ def test_transformers_js_reads_the_layout(
     got = np.asarray(json.loads(ran(["node", HERE / "embed.mjs", node_modules, web], texts)))
     assert got.shape == wanted.shape
     assert float(np.abs(got - wanted).max()) < 1e-6
+
+
+def decoder(config: Any, minilm: Path, folder: Path) -> Path:
+    """A tiny decoder of transformers with MiniLM's tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30522, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    made = config(**sizes, num_attention_heads=4, num_key_value_heads=2, bos_token_id=101, eos_token_id=102)
+    AutoModelForCausalLM.from_config(made).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(minilm / name, folder / name)
+    return folder
+
+
+def test_transformers_js_generates_with_a_cache(
+    node_modules: Path, minilm: Path, texts: list[str], tmp_path: Path
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+
+    source, folder = decoder(LlamaConfig, minilm, tmp_path / "llama"), tmp_path / "out"
+    export(f"hf:{source}", folder, with_past=True)
+    fuse(folder, targets=["ort_cpu"])
+    check(folder, ["ort_cpu"])
+    web = bundle(folder, tmp_path / "web", layout="web")
+    got = json.loads(ran(["node", HERE / "generate.mjs", node_modules, web], texts[:3]))
+    tokens = AutoTokenizer.from_pretrained(source)(texts[:3], padding=True, padding_side="left", return_tensors="pt")
+    tokens.pop("token_type_ids", None)
+    with torch.no_grad():
+        rows = AutoModelForCausalLM.from_pretrained(source).generate(**tokens, max_new_tokens=12, do_sample=False)
+    assert got == rows[:, tokens["input_ids"].shape[1] :].tolist()
+    assert len({token for row in got for token in row}) > 12  # and not one token again and again
+
+
+def test_a_decoder_with_a_window_is_refused(minilm: Path, tmp_path: Path) -> None:
+    from transformers import MistralConfig
+
+    def windowed(**settings: Any) -> MistralConfig:
+        return MistralConfig(**settings, sliding_window=8)
+
+    source, folder = decoder(windowed, minilm, tmp_path / "mistral"), tmp_path / "out"
+    export(f"hf:{source}", folder, with_past=True)
+    fuse(folder, targets=["ort_cpu"])
+    check(folder, ["ort_cpu"])
+    with pytest.raises(UsageError, match="hold all tokens"):
+        bundle(folder, tmp_path / "web", layout="web")
 
 
 def test_what_the_page_shows_runs(out: Path, node_modules: Path, tmp_path: Path) -> None:

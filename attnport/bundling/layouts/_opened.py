@@ -19,8 +19,11 @@ from attnport_bundle.runtimes.openvino import PRECISIONS, infer
 Run = Callable[..., Mapping[str, Any]]
 
 
-def in_onnxruntime(manifest: Manifest, form: str, path: Path) -> Run:
+def in_onnxruntime(manifest: Manifest, form: str, path: Path, renamed: Mapping[str, str] = {}) -> Run:
     """Opens an ONNX file of a form in ONNX Runtime.
+
+    Args:
+        renamed: As of `running`.
 
     Raises:
         UnavailableError: onnxruntime is not installed, or was built without the form's provider.
@@ -34,12 +37,32 @@ def in_onnxruntime(manifest: Manifest, form: str, path: Path) -> Run:
     def run(feeds: Mapping[str, Any]) -> dict[str, Any]:
         return dict(zip(names, session.run(None, dict(feeds)), strict=True))
 
-    return running(manifest, form, run, module)
+    return running(manifest, form, run, module, renamed)
 
 
-def running(manifest: Manifest, form: str, run: Callable[[Mapping[str, Any]], dict[str, Any]], module: Any) -> Run:
-    """`Model.run` of a form, whose feeds `run` takes; `module` is what opened it, or its name."""
-    return Model(manifest, form, _Session(module, run)).run
+def running(
+    manifest: Manifest,
+    form: str,
+    run: Callable[[Mapping[str, Any]], dict[str, Any]],
+    module: Any,
+    renamed: Mapping[str, str] = {},
+) -> Run:
+    """`Model.run` of a form, whose feeds `run` takes.
+
+    Args:
+        module: What opened it, or its name.
+        renamed: The names in the file by those of the contract, where they are others. An output may have a second
+            axis of size 1 there that it has not in the contract.
+    """
+
+    def by_contract(feeds: Mapping[str, Any]) -> dict[str, Any]:
+        got = run({renamed.get(name, name): array for name, array in feeds.items()})
+        outputs = {spec: got[renamed.get(spec.name, spec.name)] for spec in manifest.io.outputs}
+        return {
+            spec.name: array.squeeze(1) if array.ndim > len(spec.dims) else array for spec, array in outputs.items()
+        }
+
+    return Model(manifest, form, _Session(module, by_contract)).run
 
 
 def in_openvino(manifest: Manifest, form: str, path: Path, settings: Mapping[str, str]) -> Run:

@@ -10,13 +10,18 @@ Source: sentence-transformers, "Speeding up Inference"; optimum's `ORTModel`; te
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attnport import optional
 from attnport.bundling.layouts._opened import in_onnxruntime, in_openvino
 from attnport.bundling.layouts.base import Layout, Packed
 from attnport.errors import UsageError
 from attnport_bundle.runtimes.openvino import PRECISIONS
+
+if TYPE_CHECKING:
+    import onnx
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 ONNX, OPENVINO = "onnx/model.onnx", "openvino/openvino_model.xml"
@@ -42,7 +47,7 @@ class Hub(Layout):
                 f"got the forms {', '.join(packed.manifest.order)}; of these, two would be {' or '.join(forms)}.",
                 hint=f"A folder of layout {self.name} has one form for each file.",
             )
-        _require_transformer(packed, self.name)
+        self.names(packed)
         for file, source in packed.described().items():
             (target / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target / file)
@@ -71,16 +76,26 @@ class Hub(Layout):
                 )
         return OPENVINO if form.runtime == "openvino" else ONNX
 
+    def names(self, packed: Packed) -> Mapping[str, str]:
+        """What inputs and outputs are called, where it is not as in the contract. Raises UsageError for a model that
+        the readers do not take."""
+        _require_transformer(packed, self.name)
+        return {}
+
+    def change(self, packed: Packed, model: onnx.ModelProto) -> None:
+        """Gives the graph the names of `names`."""
+
     def write_onnx(self, packed: Packed, name: str, path: Path) -> None:
         """The weights go into the file, or beside it under the name by which they are looked for."""
         import onnx
 
         form = packed.manifest.forms[name]
         model = onnx.load(packed.folder / form.file)
+        self.change(packed, model)
         size = sum((packed.folder / file).stat().st_size for file in form.external)
         apart = size > LARGEST_FILE
         onnx.save_model(model, path, save_as_external_data=apart, location=f"{path.name}_data" if apart else None)
-        packed.proved(name, "ONNX Runtime", lambda: in_onnxruntime(packed.manifest, name, path))
+        packed.proved(name, "ONNX Runtime", lambda: in_onnxruntime(packed.manifest, name, path, self.names(packed)))
 
 
 def _require_transformer(packed: Packed, layout: str) -> None:

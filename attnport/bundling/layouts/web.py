@@ -2,18 +2,29 @@
 
 Each file has passed its golden cases in onnxruntime-web itself, where that is here, and `check` judged its form before.
 
-Source: transformers.js, `utils/dtypes.js`: the file's name by dtype.
+Source: transformers.js, `utils/dtypes.js`: the file's name by dtype; `models/modeling_utils.js`: the names of a
+decoder's inputs and outputs, and the cache that it begins with.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from attnport.bundling.layouts._opened import Run, running
 from attnport.bundling.layouts.base import Packed
 from attnport.bundling.layouts.hub import Hub
 from attnport.errors import UsageError
+from attnport_bundle.format.contract import IO
+from attnport_bundle.format.decoder import Decoder
+
+if TYPE_CHECKING:
+    import onnx
 
 PACKAGE = "onnxruntime-web"
 FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx", "int4": "onnx/model_q4.onnx"}
@@ -25,6 +36,23 @@ class Web(Hub):
 
     name = "web"
     runtimes = ("onnxruntime",)
+
+    def names(self, packed: Packed) -> Mapping[str, str]:
+        """Of a decoder, those that transformers.js gives and takes; other models have them already."""
+        return _names(packed.io, decoder) if (decoder := packed.manifest.io.decoder) else super().names(packed)
+
+    def change(self, packed: Packed, model: onnx.ModelProto) -> None:
+        """Names a decoder's values as transformers.js does, with scores for one place of the sequence."""
+        if decoder := packed.manifest.io.decoder:
+            names = _names(packed.io, decoder)
+            _score_one_place(model.graph, decoder.logits)
+            _rename(model.graph, names)
+            # transformers.js begins with a cache of these sizes; each that it does not know is 0.
+            batch = next(str(spec.dims[0]) for spec in packed.io.inputs if spec.name == decoder.ids)
+            for value in (*model.graph.input, *model.graph.output):
+                for dim in value.type.tensor_type.shape.dim:
+                    if dim.dim_param == batch:
+                        dim.dim_param = "batch_size"
 
     def file(self, packed: Packed, name: str) -> str:
         """As of layout `hub`, by the form's precision."""
@@ -44,9 +72,55 @@ class Web(Hub):
         with contextlib.ExitStack() as stack:
 
             def opened() -> Run:
-                return running(packed.manifest, name, stack.enter_context(packed.in_browser(path, beside)), PACKAGE)
+                run = stack.enter_context(packed.in_browser(path, beside))
+                return running(packed.manifest, name, run, PACKAGE, self.names(packed))
 
             packed.proved(name, PACKAGE, opened)
+
+
+def _names(io: IO, decoder: Decoder) -> dict[str, str]:
+    """What transformers.js calls each input and output. Raises UsageError for a decoder that it cannot run."""
+    names = {decoder.ids: "input_ids", decoder.logits: "logits"}
+    if decoder.mask and decoder.mask_covers == "all":
+        names[decoder.mask] = "attention_mask"
+    for cache in decoder.caches:
+        found = re.fullmatch(r"past_(key|value)_(\d+)", cache.input)
+        if found and cache.holds == "all" and decoder.output_holds == "all":
+            names[cache.input] = f"past_key_values.{found[2]}.{found[1]}"
+            names[cache.output] = f"present.{found[2]}.{found[1]}"
+    other = [spec.name for spec in (*io.inputs, *io.outputs) if spec.name not in names]
+    if other:
+        raise UsageError(
+            f"{', '.join(other)}: a decoder of layout web takes token ids, a mask of past and new ones, and caches of "
+            "keys and values that hold all tokens."
+        )
+    return names
+
+
+def _score_one_place(graph: onnx.GraphProto, logits: str) -> None:
+    """Makes `[batch, 1, vocabulary]` of scores of the next token."""
+    import onnx
+
+    output = next(value for value in graph.output if value.name == logits)
+    dims = output.type.tensor_type.shape.dim
+    if len(dims) == 2:
+        _rename(graph, {logits: f"{logits}_of_text"})
+        output.name = logits
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "attnport_second_axis"))
+        graph.node.append(onnx.helper.make_node("Unsqueeze", [f"{logits}_of_text", "attnport_second_axis"], [logits]))
+        dims.insert(1, onnx.TensorShapeProto.Dimension(dim_value=1))
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Gives values other names, also where a graph inside this one takes them."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        value.name = names.get(value.name, value.name)
+    for node in graph.node:
+        for values in (node.input, node.output):
+            values[:] = [names.get(name, name) for name in values]
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                _rename(inner, names)
 
 
 LAYOUT = Web()

@@ -296,9 +296,9 @@ def read_json(path: Path) -> Any:
 
 
 _NAMES = (
-    "config.json tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.txt vocab.json "
-    "merges.txt sentencepiece.bpe.model spiece.model tokenizer.model chat_template.jinja modules.json "
-    f"{SETTINGS} README.md LICENSE LICENSE.txt"
+    "config.json generation_config.json tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json "
+    "vocab.txt vocab.json merges.txt sentencepiece.bpe.model spiece.model tokenizer.model chat_template.jinja "
+    f"modules.json {SETTINGS} README.md LICENSE LICENSE.txt"
 ).split() + [f"sentence_{kind}_config.json" for kind in
              ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")]  # fmt: skip
 """The settings of the transformer have had a name a model type in sentence-transformers. The card and the licence go
