@@ -304,12 +304,16 @@ class JavaScriptRuntime(Runtime):
     Attributes:
         npm: The package's name.
         provider: The execution provider, as JavaScript names it.
+        entry: The module of the package that a page imports.
+        flags: What Chromium is told for it.
     """
 
     opens = "onnx"
     by_name = True
     npm: ClassVar[str]
     provider: ClassVar[str]
+    entry: ClassVar[str] = ""
+    flags: ClassVar[tuple[str, ...]] = ()
 
     def version(self) -> str:
         """That of the package."""
@@ -339,9 +343,9 @@ class JavaScriptRuntime(Runtime):
                 raise UnavailableError(f"{self.npm} does not work here: {err}") from err
         return {"devices": (device or "CPU",)}
 
-    @abstractmethod
     def started(self, files: Mapping[str, Path]) -> Process:
-        """The process, which may read `files`, by name. Raises MissingDependency, ChildProcessError."""
+        """The process, by default a page; it may read `files`, by name. Raises MissingDependency, ChildProcessError."""
+        return Chromium(package(self.npm)[0], self.entry, files, self.flags)
 
     def opened(self, process: Process, path: Path, external: Sequence[str], threads: int) -> Any:
         """What the process answers after it opened a model. Raises RuntimeError, ChildProcessError."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
-from attnport.runtimes._javascript import Chromium, JavaScriptRuntime, Process, package
+from attnport.runtimes._javascript import JavaScriptRuntime
 
 
 class OrtWeb(JavaScriptRuntime):
@@ -16,10 +13,7 @@ class OrtWeb(JavaScriptRuntime):
     plans = ("fp32", "int8", "int4")
     npm = "onnxruntime-web"
     provider = "wasm"
-
-    def started(self, files: Mapping[str, Path]) -> Process:
-        """A page in Chromium."""
-        return Chromium(package(self.npm)[0], "ort.wasm.min.mjs", files)
+    entry = "ort.wasm.min.mjs"
 
 
 RUNTIME = OrtWeb()

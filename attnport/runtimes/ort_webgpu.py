@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
-from attnport.runtimes._javascript import Chromium, JavaScriptRuntime, Process, package
+from attnport.runtimes._javascript import JavaScriptRuntime
 
 
 class OrtWebGpu(JavaScriptRuntime):
@@ -16,11 +13,8 @@ class OrtWebGpu(JavaScriptRuntime):
     plans = ("fp32",)
     npm = "onnxruntime-web"
     provider = "webgpu"
-
-    def started(self, files: Mapping[str, Path]) -> Process:
-        """A page in Chromium that may use WebGPU."""
-        flags = ("--enable-unsafe-webgpu", "--enable-features=Vulkan")
-        return Chromium(package(self.npm)[0], "ort.webgpu.min.mjs", files, flags)
+    entry = "ort.webgpu.min.mjs"
+    flags = ("--enable-unsafe-webgpu", "--enable-features=Vulkan")
 
 
 RUNTIME = OrtWebGpu()
