@@ -195,6 +195,8 @@ def _exported(
     with torch.no_grad(), traceable(module), joining(module, steps) if steps else contextlib.nullcontext():
         named = split(feeds, steps)
         program = torch.export.export(module, (), kwargs=named, dynamic_shapes=dynamic, strict=strict)
+        if any("functorch" in getattr(node.target, "__module__", "") for node in program.graph.nodes):
+            program = program.run_decompositions({})  # a vmap becomes operators of one rank more
     if steps:
         rejoin(program, steps, feeds)
     program.graph_module.meta[_AGAIN] = functools.partial(_exported, contract=contract, chosen=chosen, strict=strict)
@@ -299,6 +301,22 @@ class Trace:
     weights: Mapping[str, torch.Tensor | None]
     inputs: tuple[str, ...]
     again: Callable[[torch.nn.Module], Trace]
+
+    def without(self, names: Collection[str], outputs: Sequence[TensorSpec]) -> Trace:
+        """The trace without outputs of these names, of a module that drops them itself."""
+        graph = copy.deepcopy(self.graph)
+        output = graph.output_node()
+        (values,) = output.args
+        assert isinstance(values, Sequence)
+        output.args = (tuple(value for value, spec in zip(values, outputs, strict=True) if spec.name not in names),)
+        graph.eliminate_dead_code()
+
+        def again(module: torch.nn.Module) -> Trace:
+            trace = self.again(module)
+            trace.graph.eliminate_dead_code()
+            return trace
+
+        return dataclasses.replace(self, graph=graph, again=again)
 
 
 @dataclass(frozen=True)
@@ -485,7 +503,32 @@ def _kept(program: torch.export.ExportedProgram, contract: IOContract, sizes: di
             feeds = _cast(example_tensors(contract, sizes), torch.float64)
             return _kept(traced(module, feeds), contract, sizes)
 
-    return Trace(copy.deepcopy(program.graph), weights, inputs, again)
+    return Trace(_without_regions(program.graph_module), weights, inputs, again)
+
+
+def _without_regions(module: torch.fx.GraphModule) -> torch.fx.Graph:
+    """A copy of a graph in which regions without gradients, and those where autocast is off, are no graphs of their
+    own: they compute what is in them."""
+    graph = copy.deepcopy(module.graph)
+    regions = torch.ops.higher_order
+    for node in list(graph.nodes):
+        if node.target is regions.wrap_with_set_grad_enabled:
+            _, body, *given = node.args
+        elif node.target is regions.wrap_with_autocast and not node.args[2]:
+            _, _, _, _, body, *given = node.args
+        else:
+            continue
+        inner = _without_regions(module.get_submodule(str(body.target)))
+        taken = dict(zip(inner.find_nodes(op="placeholder"), given, strict=True))
+        with graph.inserting_before(node):
+            results: Any = graph.graph_copy(inner, taken)
+        for part in list(node.users):
+            part.replace_all_uses_with(results[part.args[1]])
+            graph.erase_node(part)
+        graph.erase_node(node)
+        if not body.users:
+            graph.erase_node(body)
+    return graph
 
 
 def _held(program: torch.export.ExportedProgram, name: str | None) -> Any:

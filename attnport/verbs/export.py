@@ -266,6 +266,8 @@ def _capture(spec: ModelSpec, with_weights: bool) -> tuple[ModelSpec, ModelSpec,
             hint="They can reveal what the model reads; if that is wanted, export with --with-weights.",
         )
     leave_out(captured.model, hidden)
+    if captured.trace is not None:
+        captured = replace(captured, trace=captured.trace.without(hidden, captured.outputs))
     traced = without_outputs(traced, hidden)
     return without_outputs(spec, hidden), replace(traced, make=cache(traced.make)), captured
 

@@ -274,3 +274,28 @@ def lstm_before_attention() -> nn.Module:
 def gru_before_attention() -> nn.Module:
     torch.manual_seed(10)
     return ReadsFirst(nn.GRU)
+
+
+class PerItem(nn.Module):
+    """Attention of one item and one head, mapped over the others; a mask of every pair likewise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        def seen(item: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            return (key <= query) & (mask[item, key] != 0)
+
+        def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+            return (q @ k.T * WIDTH**-0.5).masked_fill(~kept, -1e9).softmax(-1) @ v
+
+        pairs = torch.vmap(torch.vmap(torch.vmap(seen, (None, None, 0)), (None, 0, None)), (0, None, None))
+        items, places = torch.arange(x.shape[0]), torch.arange(x.shape[1])
+        return torch.vmap(attended)(*self.qkv(x).chunk(3, -1), pairs(items, places, places))
+
+
+@door(X, MASK)
+def mapped_over_items() -> nn.Module:
+    return PerItem()

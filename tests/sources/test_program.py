@@ -173,3 +173,34 @@ def test_a_graph_without_types_is_not_traced_in_float64(tmp_path: Path, monkeypa
     made = 0
     write_program("Mixed", mixed.make(), traced(mixed))
     assert made > 1
+
+
+class InRegions(nn.Module):
+    """Parts without gradients and with autocast off, one in the other, and attention weights beside the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        with torch.no_grad():
+            with torch.autocast("cpu", enabled=False):
+                y = self.out(x.float()).type_as(x)
+            y = y + 1
+        mixed, weights = self.attention(y, y, y)
+        return mixed, (weights, y)
+
+
+def test_a_module_with_regions_and_weights_that_are_left_out_is_stored(tmp_path: Path) -> None:
+    module, x, notes = InRegions().eval(), torch.randn(2, 5, 16), list[str]()
+    attnport.export(module, tmp_path / "out", args=(x,), tell=notes.append)
+    assert any("weights were left out" in note for note in notes)
+    assert not any("program" in note for note in notes)
+    again = attnport.open(tmp_path / "out").manifest
+    spec = program_spec(again.source)
+    assert spec is not None
+    with torch.no_grad():
+        got, (mixed, (_, y)) = spec.make()(x=x), module(x)
+    torch.testing.assert_close(got, (mixed, y))

@@ -23,6 +23,7 @@ def table() -> dict[Any, Translation]:
         aten.kthvalue.default: kthvalue,
         aten.median.dim: median,
         aten.searchsorted.Tensor: searchsorted,
+        aten.bucketize.Tensor: bucketize,
     }
 
 
@@ -96,7 +97,15 @@ def searchsorted(
     if len(row.shape) > 1:
         row = op.Unsqueeze(row, op.Constant(value_ints=[-2]))
     below = op.LessOrEqual(row, wanted) if right or side == "right" else op.Less(row, wanted)
-    return op.ReduceSum(op.Cast(below, to=6 if out_int32 else _INT64), last, keepdims=0)
+    counted = op.Cast(below, to=6 if out_int32 else _INT64)
+    # One more that does not count: of a row without numbers, ONNX Runtime's sum has no number either.
+    ends = op.Constant(value_ints=[0] * (2 * len(self.shape) + 1) + [1])
+    return op.ReduceSum(op.Pad(counted, ends), last, keepdims=0)
+
+
+def bucketize(self: Any, boundaries: Any, out_int32: bool = False, right: bool = False) -> Any:
+    """As `searchsorted`, with its arguments in the other order."""
+    return searchsorted(boundaries, self, out_int32, right)
 
 
 def _at(value: Any, place: Any, of: Any, dim: int, keepdim: bool) -> Any:
