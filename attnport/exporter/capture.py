@@ -518,7 +518,9 @@ def _without_regions(module: torch.fx.GraphModule) -> torch.fx.Graph:
             _, _, _, _, body, *given = node.args
         else:
             continue
-        inner = _without_regions(module.get_submodule(str(body.target)))
+        region = module.get_submodule(str(body.target))
+        assert isinstance(region, torch.fx.GraphModule)
+        inner = _without_regions(region)
         taken = dict(zip(inner.find_nodes(op="placeholder"), given, strict=True))
         with graph.inserting_before(node):
             results: Any = graph.graph_copy(inner, taken)
