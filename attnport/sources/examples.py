@@ -28,7 +28,8 @@ Call = Callable[..., "dict[str, torch.Tensor]"]
 def named_dims(
     dims: Mapping[str, Sequence[Any]], tensors: Mapping[str, torch.Tensor], declared: Mapping[str, Sequence[Any]]
 ) -> dict[str, Dims]:
-    """Dims with names: `batch` for the first one that inputs share, `seq` for the second of sequences, else INPUT_AXIS.
+    """Dims with names: `batch` and `seq` for those of a mask of padding; else `batch` for the first one that inputs share,
+    `seq` for the second of sequences, and INPUT_AXIS for others.
 
     Args:
         dims: For each input, its dims; those by the user have their name.
@@ -39,6 +40,11 @@ def named_dims(
         for symbol, dim in zip(dims.get(name, ()), own, strict=False):
             if not isinstance(symbol, int) and isinstance(dim, str):
                 names.setdefault(symbol.name, dim)
+    for name, own in dims.items():
+        if marks_by_name(name, str(tensors[name].dtype).removeprefix("torch."), len(own)):
+            for dim, usual in zip(own, ("batch", "seq"), strict=True):
+                if not isinstance(dim, int) and usual not in names.values():
+                    names.setdefault(dim.name, usual)
     first = [own[0].name for own in dims.values() if own and not isinstance(own[0], int)]
     batches = [symbol for symbol in first if first.count(symbol) > 1 or len(dims) == 1]
     batches = batches or [own[0].name for own in dims.values() if len(own) > 1 and not isinstance(own[0], int)]

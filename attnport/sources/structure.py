@@ -454,6 +454,8 @@ def _opened(value: Any) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], An
     layers = getattr(value, "layers", None)
     if _is_cache(type(value)) and isinstance(layers, list) and all(map(_keys_and_values_alone, layers)):
         return _cache(value, layers)
+    if _is_cache(type(value)) and (both := [getattr(value, name, None) for name in _TWO_CACHES]) and None not in both:
+        return list(zip(_TWO_CACHES, both, strict=True)), lambda parts: type(value)(*parts)
     known = pytree.SUPPORTED_NODES.get(pytree._get_node_type(value))
     if known is not None:
         children, context = known.flatten_fn(value)
@@ -487,6 +489,10 @@ def _keys_and_values_alone(layer: Any) -> bool:
     """Whether a layer of a cache has keys and values, and no other tensors."""
     others = {name: held for name, held in vars(layer).items() if name not in ("keys", "values")}
     return hasattr(layer, "keys") and hasattr(layer, "values") and not _tensor_in(others)
+
+
+_TWO_CACHES = ("self_attention_cache", "cross_attention_cache")
+"""Of the decoder behind an encoder, in transformers' EncoderDecoderCache."""
 
 
 def _cache(value: Any, layers: list[Any]) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]:
