@@ -28,8 +28,8 @@ Call = Callable[..., "dict[str, torch.Tensor]"]
 def named_dims(
     dims: Mapping[str, Sequence[Any]], tensors: Mapping[str, torch.Tensor], declared: Mapping[str, Sequence[Any]]
 ) -> dict[str, Dims]:
-    """Dims with names: `batch` and `seq` for those of a mask of padding; else `batch` for the first one that inputs share,
-    `seq` for the second of sequences, and INPUT_AXIS for others.
+    """Dims with names: `batch` and `seq` for those of a mask of padding; else `batch` for the first one that inputs
+    share, `seq` for the second of sequences, and INPUT_AXIS for others.
 
     Args:
         dims: For each input, its dims; those by the user have their name.
@@ -40,6 +40,27 @@ def named_dims(
         for symbol, dim in zip(dims.get(name, ()), own, strict=False):
             if not isinstance(symbol, int) and isinstance(dim, str):
                 names.setdefault(symbol.name, dim)
+    _name_usual(names, dims, tensors)
+    # Sums of dims are named after the dims that are in them.
+    placed = [(dim.name, f"{name}_{axis}") for name, own in dims.items() for axis, dim in enumerate(own)
+              if not isinstance(dim, int)]  # fmt: skip
+    for symbol, named in placed:
+        if symbol.isidentifier():
+            names.setdefault(symbol, named)
+    for symbol, named in placed:
+        names.setdefault(symbol, _renamed(symbol, names) or named)
+    found: dict[str, Dims] = {}
+    for name, own in dims.items():
+        found[name] = tuple(
+            dim if isinstance(dim, int) else dataclasses.replace(dim, name=names[dim.name]) for dim in own
+        )
+    return found
+
+
+def _name_usual(
+    names: dict[str, str], dims: Mapping[str, Sequence[Any]], tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Adds the dims of items and of places, if they have no name yet, as `named_dims` says."""
     for name, own in dims.items():
         if marks_by_name(name, str(tensors[name].dtype).removeprefix("torch."), len(own)):
             for dim, usual in zip(own, ("batch", "seq"), strict=True):
@@ -55,20 +76,6 @@ def named_dims(
         whole = not tensors[name].is_floating_point()
         if sequence and (whole or len(own) == 3) and "seq" not in names.values():
             names.setdefault(own[1].name, "seq")
-    # Sums of dims are named after the dims that are in them.
-    placed = [(dim.name, f"{name}_{axis}") for name, own in dims.items() for axis, dim in enumerate(own)
-              if not isinstance(dim, int)]  # fmt: skip
-    for symbol, named in placed:
-        if symbol.isidentifier():
-            names.setdefault(symbol, named)
-    for symbol, named in placed:
-        names.setdefault(symbol, _renamed(symbol, names) or named)
-    found: dict[str, Dims] = {}
-    for name, own in dims.items():
-        found[name] = tuple(
-            dim if isinstance(dim, int) else dataclasses.replace(dim, name=names[dim.name]) for dim in own
-        )
-    return found
 
 
 def _renamed(formula: str, names: Mapping[str, str]) -> str:

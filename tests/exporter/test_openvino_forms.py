@@ -24,7 +24,12 @@ from attnport.masks import MaskSpec
 from attnport.runtimes.openvino import RUNTIME
 
 H, D, CAP = 4, 16, 2.0
-SIZES = ((2, 5), (1, 1), (3, 17), (1, 33), (2, 64))
+SIZES = ((1, 1), (2, 5), (3, 17), (1, 33), (2, 64))
+"""One token first, which OpenVINO compiles its kernel for."""
+PLAIN = {
+    "an operator": "o = Attention(q, k, v)",
+    "products": "t = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, t) r = Tanh(s) p = Softmax(r) o = MatMul(p, v)",
+}
 CAPPED = {
     "none": ("", "o = Attention<softcap = 2.0>(q, k, v)", H),
     "causal": ("", "o = Attention<softcap = 2.0, is_causal = 1>(q, k, v)", H),
@@ -79,6 +84,21 @@ def test_attention_with_a_soft_cap_is_one_kernel(name: str, tmp_path: Path) -> N
     for sizes in SIZES:
         feeds = feeds_of(model, *sizes)
         assert distance(run(feeds), [by_definition(feeds, "causal" in name)]) < 5e-6, sizes
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_attention_without_a_mask_is_right_after_a_call_with_one_token(name: str) -> None:
+    shape = f"float[B,{H},S,{D}]"
+    model = written(PLAIN[name], f"{shape} q, {shape} k, {shape} v", f"{shape} o")
+    graph = ir.from_proto(model)
+    low = base.get("openvino").lower(graph, count_in_graph(graph) if "operator" in name else (), plan="fp32", masks=())
+    run = on_openvino(low.model)
+    for sizes in SIZES:
+        feeds = feeds_of(model, *sizes)
+        scores = feeds["q"].astype(np.float64) @ feeds["k"].swapaxes(-1, -2)
+        scores = scores / np.sqrt(D) if "operator" in name else np.tanh(scores)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        assert distance(run(feeds), [weights / weights.sum(-1, keepdims=True) @ feeds["v"]]) < 5e-6, sizes
 
 
 def test_a_row_with_no_allowed_key_behind_a_soft_cap_gives_zero() -> None:

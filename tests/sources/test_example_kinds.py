@@ -218,3 +218,12 @@ def test_a_mask_means_what_its_name_says_beside_examples_and_in_declarations(nam
     declared = parse_input(f"{name}=bool[batch,seq]:padding").mask
     said = parse_input(f"{name}=bool[batch,seq]:padding:keep").mask
     assert (declared and declared.polarity, said and said.polarity) == (polarity or "keep", "keep")
+
+
+def test_items_are_the_first_axis_of_a_mask_of_padding_and_not_of_what_stands_before_it() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 16)  # as torch makes it: [seq, batch, width]
+    hidden = torch.arange(9)[None] >= torch.tensor([[9], [5]])
+    spec = Given(layer, kwargs={"src": torch.randn(9, 2, 16), "src_key_padding_mask": hidden}).spec()
+    assert {one.name: one.dims for one in spec.io.inputs} == {
+        "src": ("seq", "batch", 16), "src_key_padding_mask": ("batch", "seq")
+    }  # fmt: skip

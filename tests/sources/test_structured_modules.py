@@ -183,6 +183,24 @@ def test_caches_and_results_of_transformers_are_taken_apart() -> None:
             assert got[1].shape[2] == 6
 
 
+def test_the_two_caches_of_a_decoder_behind_an_encoder_are_taken_apart() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    torch.manual_seed(0)
+    model, ids = transformers.T5ForConditionalGeneration(config).eval(), torch.randint(0, 40, (2, 3))
+    with torch.no_grad():
+        result = model(input_ids=ids, decoder_input_ids=ids)
+        given = {"decoder_input_ids": ids, "past_key_values": result.past_key_values}
+        given["encoder_outputs"] = (result.encoder_last_hidden_state,)
+        arguments, found = of_examples(model, (), given)
+        assert "past_key_values_cross_attention_cache_0_key" in arguments.names
+        outputs = flat_outputs(model(**copy.deepcopy(given)), arguments.names)
+        for _ in range(2):  # caches are made anew in every call
+            torch.testing.assert_close(adapted(model, arguments, tuple(outputs))(**found)[0], outputs["logits"])
+
+
 def test_a_declared_cache_of_transformers_is_made_from_keys_and_values(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "llama.py").write_text(

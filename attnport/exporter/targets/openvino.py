@@ -15,7 +15,7 @@ from attnport.exporter.forms.standard import attention_op, form_name, in_blocks
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.sizes import infer_sizes
 from attnport.exporter.targets.base import Lowering, Written
-from attnport.onnx_graph import attribute, ir, known_size, rank_of
+from attnport.onnx_graph import attribute, ir, is_constant, known_size, rank_of
 
 
 class OpenVino(Lowering):
@@ -44,6 +44,7 @@ class OpenVino(Lowering):
         """
         infer_sizes(model)
         _number_reshapes(model)
+        mask_any_number_of_keys(model)
         write_out_soft_caps(model)
         write_out_softplus(model)
         write_out_antialias(model)
@@ -106,6 +107,52 @@ def _is_open(part: ir.Value | None) -> bool:
     """Whether a part of a target is the constant -1."""
     tensor = None if part is None else part.const_value
     return tensor is not None and tensor.size == 1 and int(tensor.numpy().reshape(-1)[0]) == -1
+
+
+def mask_any_number_of_keys(model: ir.Model) -> int:
+    """Adds zeros `[T]` to scores of a number of keys T that the graph does not say, where nothing as long is added.
+
+    The plugin compiles products around a softmax as one kernel. Without a second operand of the length T in it, that
+    kernel is wrong at 16 keys and more once it has run with one: it leaves out the sum of the softmax (2026.4).
+
+    Returns:
+        To how many attentions.
+    """
+    build, count = Builder(model), 0
+
+    def zeros(keys: ir.Value, axis: int) -> ir.Value:
+        return build.op("ConstantOfShape", build.size(keys, axis), name="any_key", dtype=ir.DataType.FLOAT)
+
+    for node in list(model.graph):
+        build.before, build.scope = node, str(node.name)
+        if node.op_type == "Softmax" and (scores := node.inputs[0]) is not None and _is_bare(scores):
+            last = len(scores.shape or ()) - 1
+            node.replace_input_with(0, build.op("Add", scores, zeros(scores, last), name="scores", dtype=scores.dtype))
+            count += 1
+        if node.op_type != "Attention" or node.domain or attribute(node, "is_causal", 0):
+            continue
+        k, mask = node.inputs[1], node.inputs[3] if len(node.inputs) > 3 else None
+        if mask is None and k is not None and rank_of(k) == 4 and not isinstance(known_size(k, 2), int):
+            node.resize_inputs(max(4, len(node.inputs)))
+            row = build.op("Unsqueeze", zeros(k, 2), build.const([0], np.int64), name="any_row")
+            node.replace_input_with(3, row)
+            count += 1
+    return count
+
+
+def _is_bare(scores: ir.Value) -> bool:
+    """Whether scores `[...,S,T]` of floats are a product that only constants and functions of one number changed."""
+    if (
+        scores.dtype != ir.DataType.FLOAT
+        or not rank_of(scores)
+        or isinstance(known_size(scores, (rank_of(scores) or 1) - 1), int)
+    ):
+        return False
+    at: ir.Value | None = scores
+    while (node := at.producer() if at is not None else None) is not None and node.op_type != "MatMul":
+        changing = [value for value in node.inputs if value is not None and not is_constant(value)]
+        at = changing[0] if len(changing) == 1 and len(node.outputs) == 1 else None
+    return node is not None
 
 
 def write_out_soft_caps(model: ir.Model) -> int:
