@@ -135,7 +135,7 @@ def mask_any_number_of_keys(model: ir.Model) -> int:
         if mask is None and k is not None and rank_of(k) == 4 and not isinstance(known_size(k, 2), int):
             node.resize_inputs(max(4, len(node.inputs)))
             row = build.op("Unsqueeze", zeros(k, 2), build.const([0], np.int64), name="any_row")
-            node.replace_input_with(3, row)
+            node.replace_input_with(3, build.cast(row, k.dtype or ir.DataType.FLOAT))
             count += 1
     return count
 
