@@ -192,7 +192,7 @@ def bench(
         ),
     ] = (),
     fail_on_regression: Annotated[
-        bool, Option("With --compare: exit 7 if something became slower, or nothing could be compared.")
+        bool, Option("With --compare: exit 7 if something became slower, 8 if nothing could be compared.")
     ] = False,
 ) -> Finish:
     """Compare the latency of runtimes, with intervals.
