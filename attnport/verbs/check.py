@@ -213,13 +213,15 @@ def bisect(
     options: CaseOptions,
     means: Means,
     *,
+    half: bool = False,
     force: bool = False,
     tell: Callable[[str], None] = lambda message: None,
 ) -> Bisected:
     """Finds the layer where each runtime or form that failed goes wrong, and measures errors by layer.
 
     Args:
-        report: What `check` gave, without a precision of its own.
+        report: What `check` gave.
+        half: Whether that is of one precision alone, of which no errors by layer are kept.
         force: Measure errors by layer again, though parity was not checked anew since.
         tell: Called with a line if they could not be measured; the verdict of the check is not affected.
 
@@ -227,7 +229,7 @@ def bisect(
         ArtifactError, IntegrityError, UsageError: as `check`; ExportError: torch no longer traces the module.
     """
     found = findings(inside(folder, report, options, means)) if report.verdict == "FAIL" else ()
-    if problem := why_no_layers(folder, report, options, means, force=force):
+    if not half and (problem := why_no_layers(folder, report, options, means, force=force)):
         tell(problem)
     return Bisected(report, found)
 
@@ -285,7 +287,8 @@ def _hint(report: ParityReport, row: RuntimeParity, again: str, runtime: str = "
     form = report.forms.get(runtime)
     if form and form.verdict == "PASS" and form.ran and row.ran and form.ran.provider != row.ran.provider:
         told.append(f"{form.ran.provider} computes the right numbers from the same file, so {short} is at fault.")
-    opened = not runtime or (short in base.names() and base.get(short).opens == "onnx")
+    half = short == EAGER and row.plan != "fp32"
+    opened = half or not runtime or (short in base.names() and base.get(short).opens == "onnx")
     measured = any(one.verdict == "FAIL" and (one.rms_error is not None or one.nonfinite) for one in row.cases)
     told.append(f"Every case: {FILE}, or of one precision parity.PRECISION.json.")
     own = report.runtimes.get(EAGER)
