@@ -33,8 +33,9 @@ _FACTORS_OF_ITSELF = (1.5, 1.5)
 """How far a form in integers may be from what it gave itself, as factors of its own errors.
 
 These come from the rounding of weights, which is in the file and the same everywhere, and from that of activations,
-which another processor's kernels redo, or leave out: what that changes is about as large as the errors, at most. Of MiniLM in int8, WebAssembly and ONNX's
-reference evaluator are up to 0.36 of them away from ONNX Runtime with VNNI."""
+which another processor's kernels redo, or leave out: what that changes is about as large as the errors, at most. Of
+MiniLM in int8, WebAssembly and ONNX's reference evaluator are up to 0.36 of them away from ONNX Runtime with VNNI.
+"""
 
 
 def write_golden(spec: ModelSpec, path: Path) -> None:
