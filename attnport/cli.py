@@ -150,14 +150,15 @@ def check(
         raise click.UsageError(f"--json and --format {kind} both print on stdout; give one of them.")
     if junit is not None:
         check_target(junit, "--junit", "junit.xml")
-    if bisect and options["precision"]:
-        raise UsageError("--bisect goes without --precision.", hint="It searches what a check without it finds.")
     report = run()
     bisected = None
     if bisect:
         cases = checking.CaseOptions(options["text"], options["inputs"], options["shapes"])
         means = Means(None, Limits(options["timeout_s"], every=options["isolate"]), options["progress"])
-        bisected = checking.bisect(options["folder"], report, cases, means, force=options["force"], tell=out.tell)
+        half = bool(options["precision"])
+        bisected = checking.bisect(
+            options["folder"], report, cases, means, half=half, force=options["force"], tell=out.tell
+        )
     if junit is not None:
         from attnport.reporting.ci import junit as as_junit
 
@@ -172,7 +173,7 @@ def check(
         else:
             out.show(bisected or report, "whole" if out.verbose else "brief")
         again = command_line("check", checking.check, **options | {"runtimes": (), "force": False})
-        checking.raise_for(report, options["runtimes"], "" if bisect or options["precision"] else again)
+        checking.raise_for(report, options["runtimes"], "" if bisect else again)
 
     return finish
 
@@ -192,7 +193,7 @@ def bench(
         ),
     ] = (),
     fail_on_regression: Annotated[
-        bool, Option("With --compare: exit 7 if something became slower, or nothing could be compared.")
+        bool, Option("With --compare: exit 7 if something became slower, 8 if nothing could be compared.")
     ] = False,
 ) -> Finish:
     """Compare the latency of runtimes, with intervals.

@@ -69,6 +69,28 @@ class LatencyRow:
         return [self.samples_ns[start : start + self.calls] for start in range(0, len(self.samples_ns), self.calls)]
 
 
+@dataclass(frozen=True)
+class AskedWorkloads:
+    """The options of `bench` that chose its workloads; without any, they are those of the contract.
+
+    Attributes:
+        text, lengths: The files, from the artifact folder on, or their names alone where that would tell more of the
+            machine; "" = none.
+        shapes: The grids of sizes.
+        batch: The number of sentences or lengths in a batch.
+    """
+
+    text: str = ""
+    lengths: str = ""
+    shapes: tuple[str, ...] = ()
+    batch: int = 32
+
+    def __str__(self) -> str:
+        """The options, as on the command line."""
+        files = [f"--{name} {file}" for name, file in (("text", self.text), ("lengths", self.lengths)) if file]
+        return " ".join([*files, *(f"--shape {shape}" for shape in self.shapes)])
+
+
 @dataclass(frozen=True, repr=False)
 class LatencyReport(Printed):
     """`latency.json`: rows by workload, then by runtime; `settings` records threads, spinning, seed and machine.
@@ -80,6 +102,7 @@ class LatencyReport(Printed):
         absent: The runtimes that are not installed, or need hardware that this machine lacks, with the reason. They
             have no rows.
         models: By runtime, a digest of the model and of the files that were timed.
+        asked: What chose the workloads.
     """
 
     schema: Literal["attnport/latency/3"] = field(default="attnport/latency/3", kw_only=True)
@@ -93,6 +116,7 @@ class LatencyReport(Printed):
     notes: tuple[str, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
+    asked: AskedWorkloads = AskedWorkloads()
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,11 @@ def scoring(io: IO) -> str:
     return next((name for name in ("scores", "logits") if name in found), "")
 
 
+def has_one_logit(io: IO) -> bool:
+    """Whether `logits` are one number for each item, as of a reranker: `[batch, 1]`."""
+    return any(spec.name == "logits" and spec.dims[1:] == (1,) for spec in io.outputs)
+
+
 def _is_vector(spec: TensorSpec) -> bool:
     return len(spec.dims) == 2 and isinstance(spec.dims[1], int)
 

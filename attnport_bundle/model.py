@@ -360,7 +360,8 @@ class Model:
 
         A tuple of two texts is one pair, whose score has no dim of pairs. Of a model with the output `scores`, a list
         that begins with a text is one pair too, as in sentence-transformers. Scores of its cross-encoders are those of
-        their `predict`; of another classifier, they are its logits. What the classes mean is in `labels` of the output.
+        their `predict`; so are those of a classifier with one logit, the sigmoid of it, without a dim of classes. Of
+        another classifier, they are its logits. What the classes mean is in `labels` of the output.
         Other arguments of theirs are taken where they change nothing, as `batch_size`, and refused where they would.
 
         Args:
@@ -375,6 +376,8 @@ class Model:
         check_options(options, "predict")
         if not (output := batches.scoring(self.io)):
             raise batches.wrong_kind(self.io, "predict", "scores or logits, a row for each text")
+        if activation_fn is None and output == "logits" and batches.has_one_logit(self.io):
+            activation_fn = "Sigmoid"  # as sentence-transformers, where no config says otherwise; else there are scores
         activate = None if activation_fn is None else activation(activation_fn, self.io)
         pairs = (list, tuple) if output == "scores" else tuple
         alone = isinstance(texts, pairs) and isinstance(next(iter(texts), None), str)

@@ -411,6 +411,9 @@ tests/parity/test_check.py
   attnport/parity/comparing.py: a form that cannot be opened is not run
     - return RuntimeParity("FAIL", portable(f"it cannot be opened: {err.message}", self.folder), opening.plan)
     + return RuntimeParity("NOT_RUN", portable(f"it cannot be opened: {err.message}", self.folder), opening.plan)
+  attnport/parity/comparing.py: a form that runs here is not judged where PyTorch overflows
+    - or self.wanted.plan or self._runs_here(form):
+    + or self.wanted.plan:
   attnport/verbs/check.py: a form that fails is no error
     - for name, row in report.forms.items():
     + for name, row in {}.items():

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attnport.onnx_walk import opset, references
+from attnport.precisions import INTEGERS
 from attnport_bundle.errors import escaped
 from attnport_bundle.format import files
 from attnport_bundle.format.files import FileProblem
@@ -65,13 +66,23 @@ def _claims(form: Form) -> Iterator[str]:
 
 
 def bounds(goldens: Goldens, outputs: set[str], plans: set[str]) -> Iterator[str]:
-    """The first bound that is missing, or too much, for some case, output and plan; and whether one is there twice."""
+    """The first bound that is missing, or too much, for some case, output and plan; and whether one is there twice.
+
+    A plan may have cases of its own, as integers have.
+    """
     places = sorted((bound.plan, bound.case, bound.output) for bound in goldens.bounds)
     if len(set(places)) != len(places):
         yield "goldens: a bound is there twice"
         return
     # Both sides are compared in sorted order up to the first difference: the whole product may not fit into memory.
-    wanted = itertools.product(sorted(plans), sorted({case for _, case, _ in places}), sorted(outputs))
+    of_plan: dict[str, set[str]] = {plan: set() for plan in plans}
+    for plan, case, _ in places:
+        of_plan.setdefault(plan if plan in INTEGERS else "", set()).add(case)
+    wanted = (
+        place
+        for plan in sorted(plans)
+        for place in itertools.product([plan], sorted(of_plan[plan] or of_plan.get("", {""})), sorted(outputs))
+    )
     for sides in itertools.zip_longest(wanted, places):
         if sides[0] != sides[1]:
             plan, case, output = min(place for place in sides if place is not None)

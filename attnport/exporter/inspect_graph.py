@@ -89,6 +89,19 @@ def graph_facts(path: Path, masks: Collection[MaskSpec] = ()) -> GraphFacts:
     )
 
 
+def as_fused(path: Path) -> tuple[GraphAttention, ...]:
+    """The attentions of a file after what `export` does to a graph before `fuse` reads it, such as settling sizes.
+
+    It computes with what the file holds: a stranger's is given to a process with limits.
+
+    Raises:
+        ArtifactError: like `graph_facts`; ExportError: an operator has no form at the opset that `fuse` reads.
+    """
+    from attnport.exporter.imported import prepare
+
+    return tuple(_attentions(prepare(load(path)), ()))
+
+
 def load(path: Path) -> ir.Model:
     """Reads and checks the graph of an ONNX file; raises ArtifactError like `graph_facts`."""
     import onnx

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Literal
 
 from attnport.artifacts import Interval, LatencyReport, LatencyRow
-from attnport.errors import ArtifactError, LatencyRegressed, UsageError
+from attnport.errors import ArtifactError, LatencyRegressed, NothingCompared, UsageError
 from attnport.jsonfile import read
 from attnport.latency.statistics import change_interval, family_confidence, half_width, mean_change
 from attnport.printed import Printed
@@ -29,6 +29,9 @@ WIDE = 0.05
 """The largest half width of an interval at which a slowdown that matters would be seen."""
 _UNKNOWN = 0.5
 """The half width of an interval from which on it says nothing."""
+
+FEWEST_PAIRS = 5
+"""Below so many pairs of runs, Student's interval is so wide that little can be told."""
 
 _EQUAL = ("threads", "machine", "starts")
 """The settings that must be equal."""
@@ -103,12 +106,17 @@ def compare(before: Path, after: Path, *more: tuple[Path, Path]) -> RegressionRe
 
 
 def raise_for(report: RegressionReport) -> None:
-    """Raises LatencyRegressed if anything became slower, or if nothing could be compared."""
+    """Raises LatencyRegressed if anything became slower, and NothingCompared if nothing could be compared."""
     slower = [f"{row.runtime} on {row.workload}" for row in report.rows if row.verdict == "slower"]
     if slower:
         raise LatencyRegressed(f"slower than before: {', '.join(slower)}.")
     if report.verdict == "NOT_COMPARED":
-        raise LatencyRegressed("nothing could be compared, so that no slowdown would show.")
+        reasons = dict.fromkeys(row.reason for row in report.rows if row.reason)
+        raise NothingCompared(
+            f"nothing could be compared, so that no slowdown would show: {'; '.join(reasons) or 'no row has times'}.",
+            hint=f"It is not shown to be slower either. Measure again, on a quiet machine, in {FEWEST_PAIRS} pairs of "
+            "runs or with --starts 5.",
+        )
 
 
 def regression(
@@ -249,10 +257,19 @@ def _change(
     except ValueError as err:  # the baseline has fewer rounds, as its process failed, or the file was edited
         return ChangeRow(*place, "NOT_COMPARED", f"its samples do not pair up: {err}", before_ns, after_ns)
     verdict = "slower" if change[0] > 1 else "faster" if change[2] < 1 else "no difference shown"
-    if verdict == "no difference shown" and runtime != base and half_width(change) > _UNKNOWN:
-        again = f"{len(runs)} pairs of runs are too few" if len(runs) > 1 else "give bench more time (--budget)"
-        reason = f"its change is not known within {_UNKNOWN:.0%}: {again}, or the machine is too busy"
-        return ChangeRow(*place, "NOT_COMPARED", reason, before_ns, after_ns)
+    if verdict == "no difference shown" and half_width(change) > _UNKNOWN:
+        few = 1 < len(runs) < FEWEST_PAIRS
+        reason = (
+            f"too few pairs of runs for an interval ({len(runs)} of {FEWEST_PAIRS} needed)"
+            if few
+            else f"its change is not known within {_UNKNOWN:.0%}: "
+            + (
+                "the machine is too busy"
+                if len(runs) > 1
+                else "give bench more time (--budget), or the machine is busy"
+            )
+        )
+        return ChangeRow(*place, "baseline" if runtime == base else "NOT_COMPARED", reason, before_ns, after_ns)
     return ChangeRow(*place, "baseline" if runtime == base else verdict, "", before_ns, after_ns, change)
 
 

@@ -364,7 +364,7 @@ class Comparison:
         self.notes += untried(self.io)
         return parity.report(
             {name: self._judged(tried) for name, tried in runtimes.items()},
-            {name: self._judged(tried) for name, tried in graphs.items()},
+            {name: self._judged_graph(forms[name], tried) for name, tried in graphs.items()},
             self.notes,
         )
 
@@ -510,6 +510,30 @@ class Comparison:
             pairs += [parity.not_compared(*key, str(spread)) for key, spread in self._not_compared.items()]
             pairs += [parity.not_compared(_UNTOLD, spec.name) for spec in untold(self.io)]
         return parity.conclude(by, tried.found.ran, results, pairs, "; ".join(notes), self._sizes())
+
+    def _judged_graph(self, form: Form, tried: RuntimeParity | _Measured) -> RuntimeParity:
+        """The verdict of a form's graph.
+
+        One whose runtime cannot run here is NOT_RUN where PyTorch itself overflows in its precision on usual values:
+        the module has no such precision, which is told, and no reason to fail what was not asked for it.
+        """
+        row = self._judged(tried)
+        if isinstance(tried, RuntimeParity) or row.verdict != "FAIL" or self.wanted.plan or self._runs_here(form):
+            return row
+        by = self._yardstick_of(tried).yardstick(tried.plan)
+        beyond = [one for one in row.cases if one.case not in by.extremes and by.errors(one.case, one.output).nonfinite]
+        if not beyond:
+            return row
+        reason = (
+            f"PyTorch itself overflows in {row.plan} in {len(beyond)} of {len(row.cases)} results, as in the case "
+            f"{beyond[0].case}, so the module is not for {row.plan}, and what runs this form is not on this machine"
+        )
+        cases = tuple(replace(one, verdict="NOT_RUN") if one.verdict == "FAIL" else one for one in row.cases)
+        pairs = tuple(replace(one, verdict="NOT_RUN") if one.verdict == "FAIL" else one for one in row.invariance)
+        return replace(row, verdict="NOT_RUN", reason=reason, kind="no bound", cases=cases, invariance=pairs)
+
+    def _runs_here(self, form: Form) -> bool:
+        return any(found.available and base.get(name).form == form.target for name, found in self.probed.items())
 
     def _sizes(self) -> dict[str, str]:
         """By case, the sizes of its dims in words."""

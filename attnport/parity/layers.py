@@ -303,11 +303,49 @@ def findings(traced: Traced) -> tuple[Finding, ...]:
     found = []
     for name, row in failed.items():
         try:
+            if name == EAGER and row.plan != "fp32":
+                found.append(_overflow(traced, name, row))
+                continue
             with tempfile.TemporaryDirectory(prefix="attnport-bisect-") as scratch:
                 found.append(_Search(traced, name, row, Path(scratch)).finding())
         except (AttnportError, MemoryError) as err:
             found.append(Finding(name, reason=portable(str(err), traced.folder)))
     return tuple(found)
+
+
+def _overflow(traced: Traced, name: str, row: RuntimeParity) -> Finding:
+    """Where the module itself, cast to half precision, has no finite numbers any more though float64 has."""
+    case = _failing(traced, row)
+    if case is None:
+        return Finding(name, reason=f"no case failed by its numbers ({row.reason})")
+    exact, own = traced.graph("fp32", float64=True), traced.graph(row.plan)
+    modules, fine, part, size = exact.modules(), "", list[str](), 0
+    sizes = {each: math.prod(shape) * _BYTES for each, shape in exact.shapes(case.feeds).items() if each in modules}
+    for number, each in enumerate(sizes, start=1):
+        part, size = [*part, each], size + sizes[each]
+        if number < len(sizes) and size <= traced.cap_bytes:
+            continue
+        traced.means.progress(f"{name}: bisecting, {len(part)} tensors of the case {case.name}")
+        wanted, got = exact.run(case.feeds, part), own.run(case.feeds, part)
+        for tensor in part:
+            if tensor not in got or not np.isfinite(wanted[tensor]).all():
+                continue
+            if np.isfinite(got[tensor].astype(np.float64)).all():
+                fine = tensor
+                continue
+            largest = float(np.abs(wanted[tensor].astype(np.float64)).max(initial=0.0))
+            return Finding(
+                name,
+                tensor=tensor,
+                module=modules[tensor],
+                between=(tensor.rstrip("_0123456789"),),
+                fine=(fine,) if fine else (),
+                case=case.name,
+                readings={name: LayerError("FAIL", "NaN or Inf")},
+                notes=(f"in float64 its largest value is {largest:.3g}; {PLANS[row.plan].cast} computes NaN or Inf",),
+            )
+        part, size = [], 0
+    return Finding(name, reason="no tensor of the module overflows; it is less exact than float32 throughout")
 
 
 class _Module:

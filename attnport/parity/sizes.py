@@ -68,6 +68,7 @@ def check_dims(
     tell: Callable[[str], None] = lambda message: None,
     reads: str = "",
     decided: Sequence[str] = (),
+    departs: Callable[[Case], str] = lambda case: "",
 ) -> None:
     """Runs the exported graph at every size of `size_cases` against the module.
 
@@ -82,6 +83,7 @@ def check_dims(
         tell: Called with a line for each size that is left out.
         reads: The line of code that makes sizes of values, as of `Capture`.
         decided: The lines of code that choose one of two ways by values, likewise.
+        departs: The path of the first module whose output the graph does not give on a case, "" where that is unknown.
 
     Raises:
         ExportError: the graph fails or differs (the message names the dim and the inputs that have it), or an output
@@ -110,8 +112,10 @@ def check_dims(
         errors = {} if isinstance(got, str) else measure_all(got, expected, case, io)
         problem = got if isinstance(got, str) else _problem(case, errors, own)
         if problem and not (errors and moved and _jumps(case, errors, own, moved, expected, io)):
+            place = departs(case) if errors else ""
+            first = f"; the first module whose output differs is {place}" if place else ""
             raise ExportError(
-                f"{_what_froze(io, varied, decided)}: at {case.name} {checker} gives {problem}.",
+                f"{_what_froze(io, varied, decided)}: at {case.name} {checker} gives {problem}{first}.",
                 hint=_remedy(varied, decided),
                 dims=_varied_dims(varied),
                 within={} if varied is None or isinstance(varied, str) else varied.within,

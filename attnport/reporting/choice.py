@@ -149,9 +149,12 @@ def change(one: Candidate) -> str:
 
 
 def _least(one: Candidate) -> str:
-    """`least cosine 0.9871`: of the vectors of an item by the candidate and by float32; "" of no embedder."""
-    least = one.score.parts.get("least cosine") if one.score else None
-    return "" if least is None else f"least cosine {least:.4f}"
+    """`least cosine 0.9871 of the 100 that were judged`: of the vectors of an item by the candidate and by float32, and
+    not of the items that the ranges are made of; "" of no embedder."""
+    if one.score is None or (least := one.score.parts.get("least cosine")) is None:
+        return ""
+    judged = max((every for _, every in one.score.counts.values()), default=0)
+    return f"least cosine {least:.4f} of the {judged} that were judged"
 
 
 def _meaning(report: TuneReport) -> str:

@@ -73,7 +73,7 @@ def bisected(found: Bisected, detail: doc.Detail = "brief") -> Iterator[doc.Bloc
     """The parity report, and for each runtime or form that failed the layer where it goes wrong."""
     yield from doc.blocks(found.parity, detail)
     if not found.findings:
-        yield doc.Text("bisect: nothing failed, so there is nothing to search")
+        yield doc.Text("bisect: nothing failed, so there is nothing to search; with --precision fp16, what overflows")
     for finding in found.findings:
         yield doc.Text("")
         yield from _finding(finding)

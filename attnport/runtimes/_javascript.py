@@ -18,6 +18,7 @@ import struct
 import subprocess
 import tempfile
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,7 @@ from attnport.user_cache import cache
 VERSION = "1.30.0"
 """The newest release of both packages that was tried."""
 NODE = ("node", "nodejs")
+_LAST_WRITES_S = 5.0
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _SCRIPTS = Path(__file__).parent / "javascript"
 _START_S, _POLL_S = 60.0, 20.0
@@ -214,9 +216,11 @@ class Chromium(Process):
             *flags,
             f"http://127.0.0.1:{port}/{token}/page.html#dist/{entry}",
         ]
-        # Chromium ends when its pipe of commands does, so that it cannot outlive this process.
+        # Chromium ends when its pipe of commands does, so that it cannot outlive this process. The shell then removes
+        # the profile: this process is killed where a runtime takes too long, or after Ctrl-C, and removes nothing.
+        script = 'exec 3<&0 4>&1 </dev/null >/dev/null; profile=$1; shift; "$@"; code=$?; rm -rf "$profile"; exit $code'
         self._process = subprocess.Popen(
-            ["sh", "-c", 'exec 3<&0 4>&1 </dev/null >/dev/null; exec "$@"', "sh", *command],
+            ["sh", "-c", script, "sh", self._profile.name, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -296,6 +300,10 @@ class Chromium(Process):
         self._server.shutdown()
         self._server.server_close()
         self._profile.cleanup()
+        until_s = time.monotonic() + _LAST_WRITES_S
+        while Path(self._profile.name).exists() and time.monotonic() < until_s:
+            time.sleep(0.05)  # processes of Chromium that are being killed still write
+            shutil.rmtree(self._profile.name, ignore_errors=True)
 
 
 class JavaScriptRuntime(Runtime):

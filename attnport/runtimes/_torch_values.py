@@ -90,7 +90,8 @@ class TracedModule:
                 return result
 
         arguments = self._arguments(feeds)
-        modes = [TiesInOrder(), *modes_for(self._plan, float64=self._float64), ZeroWithoutKey()]
+        steps = not self._float64 and PLANS[self._plan].cast != "float32"  # as the bounds of outputs are measured
+        modes = [TiesInOrder(), *modes_for(self._plan, float64=self._float64, step_by_step=steps), ZeroWithoutKey()]
         island = None if self._float64 else half_of_islands(self._plan)
         if island is not None:
             with active(products := Products()):

@@ -1,4 +1,4 @@
-"""A verb that reads what a stranger sent, in a process of its own: `audit`, and `export` of a file of ONNX.
+"""A verb that reads what a stranger sent, in a process of its own: `audit`, and `export`, `inspect` of a file of ONNX.
 
 The process has limits of time and memory, and is killed when one is passed, or when the verb is interrupted: a graph
 may have a loop without an end, or ask for more memory than there is. It is no sandbox. The mechanism is that of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import tempfile
 import time
@@ -13,24 +14,27 @@ from typing import Annotated
 
 from attnport.artifacts import Capabilities, LatencyReport, Manifest
 from attnport.cases.choosing import read_sentences
-from attnport.errors import UnavailableError
+from attnport.errors import UnavailableError, UsageError
 from attnport.folder.loading import require
 from attnport.folder.machine import machine, versions
 from attnport.folder.workspace import (
     bundle_digest,
     check_files,
     check_source,
+    if_whole,
     model_digest,
     model_files,
     of_keys,
     of_plan,
     open_folder,
+    read_report,
     stage,
     stage_of,
     to_open,
     toolchain,
 )
 from attnport.jsonfile import digest_text, read
+from attnport.latencies import AskedWorkloads
 from attnport.latency.measuring import BASELINE, Effort, Measuring, Subject
 from attnport.latency.statistics import CONFIDENCE
 from attnport.latency.workloads import MANY, parse_grid, read_lengths, workloads
@@ -113,6 +117,8 @@ def bench(
 ) -> LatencyReport:
     """Measures an artifact folder and writes `latency.json`; returns the earlier report if nothing has changed.
 
+    Without options for workloads, those of the report that the folder has are measured again.
+
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
         SpecError: to load the source would run code that was not asked for on this machine; names it.
@@ -120,6 +126,12 @@ def bench(
     """
     began_s = time.monotonic()
     manifest = open_folder(folder)
+    name, file = stage_of(STAGE, FILE, precision)
+    asked = AskedWorkloads(_from(folder, text), _from(folder, lengths), tuple(shapes or ()), batch)
+    if not str(asked):
+        asked = _as_before(folder, manifest, file, asked, tell)
+        text, lengths = (folder / each if each else None for each in (asked.text, asked.lengths))
+        shapes, batch = asked.shapes, asked.batch
     sentences = read_sentences(text) if text else []
     histogram = read_lengths(lengths) if lengths else {}
     for shape in shapes or ():
@@ -129,7 +141,6 @@ def bench(
     baseline = base.get(baseline).name
     if baseline not in {runtime.name for runtime in chosen}:
         chosen.insert(0, base.get(baseline))
-    name, file = stage_of(STAGE, FILE, precision)
     ready(folder, runtimes or (), progress, precision)
     effort = Effort(
         threads or physical_cores(), budget_s, within, samples, pin, seed, baseline, timeout_s, cold, starts
@@ -166,11 +177,41 @@ def bench(
                 for key, (_, opening) in timed.items()
                 if isinstance(opening, Opening)
             }
-            report = replace(measuring.report(settings), models=digests, absent=lacking)
+            report = replace(measuring.report(settings), models=digests, absent=lacking, asked=asked)
         run.write(file, report)
         lost = {row.kind for rows in report.shapes.values() for row in rows.values()}
         run.record(final=lost.isdisjoint(("late", "died")))
     return report
+
+
+def _from(folder: Path, file: Path | None) -> str:
+    """A file as a path from a folder on; its name alone where the two have nothing but the root in common."""
+    if file is None:
+        return ""
+    apart = os.path.commonpath([file.resolve(), folder.resolve()]) == folder.resolve().anchor
+    return file.name if apart else os.path.relpath(file.resolve(), folder.resolve())
+
+
+def _as_before(folder: Path, manifest: Manifest, file: str, asked: AskedWorkloads, tell: Tell) -> AskedWorkloads:
+    """The workloads of the report that a folder has, or `asked` where it has none, which chooses a batch at most.
+
+    A run without options would else replace by others what `ship` measured, and what is recommended by it.
+
+    Raises:
+        UsageError: a file that they were made of is gone.
+    """
+    known = if_whole(read_report, LatencyReport, folder, manifest, file)
+    if known is None or not str(known.asked):
+        return asked
+    for option in ("text", "lengths"):
+        given = getattr(known.asked, option)
+        if given and not (folder / given).is_file():
+            raise UsageError(
+                f"{folder / file} was measured with --{option} {given}, which is not there.",
+                hint=f"Name the file with --{option}, or other workloads: --shape batch=8,seq=128",
+            )
+    tell(f"measuring the workloads that {folder / file} has: {known.asked}; --shape or --text chooses others")
+    return known.asked if asked.batch == MANY else replace(known.asked, batch=asked.batch)
 
 
 def subjects(

@@ -39,6 +39,7 @@ from attnport.verbs._needs import lacks, write_form
 from attnport_bundle.errors import BundleError, RuntimeMissing
 from attnport_bundle.format.manifest import ENGINES, MANIFEST, SIGNATURE
 from attnport_bundle.format.manifest import Manifest as BundleManifest
+from attnport_bundle.format.manifest import read as read_manifest
 
 LANGUAGES = ("python", "cpp")
 FORMS = ("ort_cpu",)
@@ -151,6 +152,7 @@ def bundle(
             laid_out.write(layouts.Packed(packed, written, lambda: _described(manifest), tell, _in_browser), staged)
             shutil.rmtree(packed)
     if laid_out is None:
+        _tell_of_another(folder / BUNDLE, out, written, tell)
         tell(f"{_contents(written, why)}{_in_cpp(written) if 'cpp' in lang else ''}")
         _tell_of_masks(read_parity(folder, manifest), tell)
         if tried and (kept := cache()) is not None:
@@ -179,6 +181,16 @@ def _in_browser(model: Path, beside: Mapping[str, Path]) -> Iterator[Callable[[M
         except RuntimeError as err:
             raise UsageError(f"{runtime.npm} does not open {model.name}: {err}.", hint="Name another form.") from err
         yield lambda feeds: process.ask("run", feeds, outputs=names)[1]
+
+
+def _tell_of_another(place: Path, out: Path, written: BundleManifest, tell: Callable[[str], None]) -> None:
+    """Tells of the bundle that `ship` or `serve` made, which stays in the artifact folder beside one made by hand."""
+    if out.resolve() == place.resolve() or not (place / MANIFEST).is_file():
+        return
+    with contextlib.suppress(BundleError):
+        names = set(read_manifest(place).forms)
+        same = "of the same form" if names == set(written.forms) else f"of {', '.join(sorted(names))}"
+        tell(f"{place}, which ship or serve made {same}, stays as it is; an application needs {out} alone")
 
 
 def _tell_of_masks(parity: ParityReport | None, tell: Callable[[str], None]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from attnport.artifacts import Manifest, ParityReport, RuntimeParity
+from attnport.artifacts import Form, Manifest, ParityReport, RuntimeParity
 from attnport.cases.choosing import cases_of, few_batches, needed_tokenizer, read_feeds, read_sentences
 from attnport.cases.inputs import Case, case
 from attnport.errors import (
@@ -165,7 +165,7 @@ def check(
                 check_source(manifest)
                 return known
         progress("probing the runtimes")
-        probed = probe_all([base.get(name) for name in _needed(chosen, eager)], means.limits)
+        probed = probe_all([base.get(name) for name in _needed(chosen, eager, forms.values())], means.limits)
         found = probed[eager]
         if why := not_in(found, precision or "fp32") if found.available else f"cannot be run: {found.problem}":
             raise UnavailableError(f"{eager}, by which the others are judged: {why}.")
@@ -213,13 +213,15 @@ def bisect(
     options: CaseOptions,
     means: Means,
     *,
+    half: bool = False,
     force: bool = False,
     tell: Callable[[str], None] = lambda message: None,
 ) -> Bisected:
     """Finds the layer where each runtime or form that failed goes wrong, and measures errors by layer.
 
     Args:
-        report: What `check` gave, without a precision of its own.
+        report: What `check` gave.
+        half: Whether that is of one precision alone, of which no errors by layer are kept.
         force: Measure errors by layer again, though parity was not checked anew since.
         tell: Called with a line if they could not be measured; the verdict of the check is not affected.
 
@@ -227,7 +229,7 @@ def bisect(
         ArtifactError, IntegrityError, UsageError: as `check`; ExportError: torch no longer traces the module.
     """
     found = findings(inside(folder, report, options, means)) if report.verdict == "FAIL" else ()
-    if problem := why_no_layers(folder, report, options, means, force=force):
+    if not half and (problem := why_no_layers(folder, report, options, means, force=force)):
         tell(problem)
     return Bisected(report, found)
 
@@ -285,20 +287,29 @@ def _hint(report: ParityReport, row: RuntimeParity, again: str, runtime: str = "
     form = report.forms.get(runtime)
     if form and form.verdict == "PASS" and form.ran and row.ran and form.ran.provider != row.ran.provider:
         told.append(f"{form.ran.provider} computes the right numbers from the same file, so {short} is at fault.")
-    opened = not runtime or (short in base.names() and base.get(short).opens == "onnx")
+    half = short == EAGER and row.plan != "fp32"
+    opened = half or not runtime or (short in base.names() and base.get(short).opens == "onnx")
     measured = any(one.verdict == "FAIL" and (one.rms_error is not None or one.nonfinite) for one in row.cases)
     told.append(f"Every case: {FILE}, or of one precision parity.PRECISION.json.")
-    if EAGER in report.runtimes and report.runtimes[EAGER].verdict == "FAIL":
+    own = report.runtimes.get(EAGER)
+    if own and own.verdict == "FAIL" and own.plan != "fp32":
+        told.append(
+            f"PyTorch itself is wrong in {own.plan}: --precision bf16 has the range of float32, and "
+            "`attnport build FOLDER --target TARGET --precision auto` finds the parts that overflow in fp16."
+        )
+    elif own and own.verdict == "FAIL":
         told.append("The module itself fails: check that each mask input has the declared meaning, such as :hide.")
     if again and opened and measured:
         told.append(f"Where it goes wrong: {again}{f' --runtime {short}' if short else ''} --bisect")
     return " ".join(told)
 
 
-def _needed(chosen: Sequence[Runtime], eager: str) -> list[str]:
-    """The runtimes whose probe matters: the chosen ones, PyTorch eager and the evaluators of forms."""
+def _needed(chosen: Sequence[Runtime], eager: str, forms: Collection[Form]) -> list[str]:
+    """The runtimes whose probe matters: the chosen ones and those of `forms`, PyTorch eager and the evaluators."""
     judges = {EAGER, eager} | {EAGER_ON_GPU for runtime in chosen if runtime.gpu}
-    return sorted({runtime.name for runtime in chosen} | judges | {FAST_EVALUATOR, TYPED_EVALUATOR})
+    targets = {form.target for form in forms}
+    own = {name for name in base.names() if base.get(name).form in targets}
+    return sorted({runtime.name for runtime in chosen} | own | judges | {FAST_EVALUATOR, TYPED_EVALUATOR})
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
 from attnport.cases.choosing import needed_tokenizer
-from attnport.cases.inputs import full_case
+from attnport.cases.inputs import Case, full_case
 from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, ExportError, FeedError, UsageError
 from attnport.folder.given import Given, listed
@@ -323,7 +323,9 @@ def _made(
         _collect(size_bytes)
         reference, eager = _Opened(traced, float64=True), _Opened(traced)
         with contextlib.closing(reference), contextlib.closing(eager):
-            check_dims(spec.io, guards, model, reference.run, eager.run, progress, _moved(traced), note, reads, decided)
+            departs = partial(_departs, model, manifest, eager.run)
+            runs = reference.run, eager.run
+            check_dims(spec.io, guards, model, *runs, progress, _moved(traced), note, reads, decided, departs)
             for name in _ignored_masks(spec.io, eager.run):
                 note(f"no output depends on the padding mask {name!r}: padding beside an item changes its answers")
             if spec.source.in_memory and trace is not None:
@@ -340,6 +342,12 @@ def _made(
             changing.path(CHAT).write_text(spec.chat, encoding="utf-8")
         changing.manifest = replace(changing.manifest, notes=tuple(notes))
         return changing.finish(STAGE, digest)
+
+
+def _departs(model: Path, manifest: Manifest, eager: Callable[[Mapping[str, Any]], object], case: Case) -> str:
+    from attnport.parity.departing import departure
+
+    return departure(model, manifest, case, eager)
 
 
 def _collect(size_bytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -324,7 +325,7 @@ def _blocks(result: ShipResult, detail: doc.Detail = "brief") -> Iterator[doc.Bl
     if result.exit_code:
         end = (doc.Verdict("not shipped", "fail"), f" (exit {result.exit_code})")
     yield doc.Text((end, f": {result.folder}; read {result.folder}/report.html"))
-    yield from _next(advice)
+    yield from _next(advice, result.folder if _packed(result) else "")
 
 
 def _stages(result: ShipResult) -> Iterator[doc.Block]:
@@ -339,17 +340,36 @@ def _stages(result: ShipResult) -> Iterator[doc.Block]:
     yield doc.notes({stage.stage: stage.detail for stage in cut})
 
 
-def _next(advice: Choice | None) -> Iterator[doc.Block]:
-    """The commands that follow: embed what was chosen, test it where it lands and time it there; or mend it."""
+def _packed(result: ShipResult) -> bool:
+    """Whether there is a bundle now."""
+    return any(stage.stage == "bundle" and stage.status in ("done", "up to date") for stage in result.stages)
+
+
+def _next(advice: Choice | None, packed: str) -> Iterator[doc.Block]:
+    """The commands that follow: test what was chosen where it lands and time it there, embed it elsewhere; or mend it.
+
+    Args:
+        packed: The folder whose bundle has it; "" = there is none.
+    """
     if advice is None:
         return
     if advice.deploy is None:
         yield doc.Text(f"nothing to deploy: {advice.reason}; next:")
         yield doc.Commands(tuple(f"  {command}" for command in advice.commands))
         return
+    place = shlex.quote(f"{packed}/{BUNDLE}") if packed else "app"
+    there = [f"  (cd {place}/python && python -m attnport_bundle {verb})" for verb in ("selftest", "bench")]
+    commands = [f"  {command}" for command in advice.commands]
+    if packed:
+        yield doc.Text(
+            f"next: {packed}/{BUNDLE} is what an application needs; copy it, test and time it where it lands:"
+        )
+        yield doc.Commands(tuple(there))
+        yield doc.Text("or make another one of it, for --lang cpp, --sign or --layout:")
+        yield doc.Commands(tuple(commands))
+        return
     yield doc.Text("next, embed it, test it where it lands, and time it there:")
-    there = (f"  (cd app/python && python -m attnport_bundle {verb})" for verb in ("selftest", "bench"))
-    yield doc.Commands((*(f"  {command}" for command in advice.commands), *there))
+    yield doc.Commands((*commands, *there))
 
 
 def _verdicts(result: ShipResult, parity: ParityReport) -> doc.Table:

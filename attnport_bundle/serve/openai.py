@@ -235,8 +235,10 @@ def _scores_asked(model: Served, body: _Rerank) -> tuple[Asked, int]:
 
 
 def _scores(body: _Rerank, answer: Arrays, tokens: int) -> Response:
-    (found,) = answer.values()
+    ((output, found),) = answer.items()
     scores, documents = found.reshape(-1).astype(np.float64), _documents(body)
+    if output == "logits":  # of one label, as `predict` gives them
+        scores = 1 / (1 + np.exp(-scores))
     results = [
         {"index": int(at), "relevance_score": float(scores[at])}
         | ({"document": {"text": documents[at]}} if body.return_documents else {})

@@ -149,7 +149,10 @@ export class Model {
   async predict(texts: readonly Text[]): Promise<Float32Array[]> {
     const output = ['scores', 'logits'].find((name) => this.io.outputs.some((spec) => spec.name === name));
     if (!output) throw new FeedError('predict: the model has neither scores nor logits.');
-    return this.rows(texts, output, '');
+    const rows = await this.rows(texts, output, '');
+    // One logit is that of a reranker, whose score is the sigmoid of it, as of sentence-transformers' CrossEncoder.
+    const one = output === 'logits' && this.io.outputs.some((spec) => spec.name === output && spec.dims[1] === 1);
+    return one ? rows.map((row) => row.map((logit) => 1 / (1 + Math.exp(-logit)))) : rows;
   }
 
   /** Runs the golden cases: whether the model computes here what it computed where it was bundled. */

@@ -14,7 +14,9 @@ import pytest
 import tiny_attention as tiny
 from safetensors.numpy import load_file, save_file
 
+from attnport.bundling.verifying import bounds as bounds_missing
 from attnport.parity.golden import bounds as golden_bounds
+from attnport.parity.golden import read_goldens
 from attnport_bundle import BundleError, IntegrityError, goldens, load
 from attnport_bundle.format.contract import Dim, Profile
 from attnport_bundle.format.manifest import Bound, Manifest, Requires, read
@@ -64,6 +66,28 @@ def test_nothing_to_compare_and_bounds_or_references_that_are_not_finite_fail() 
     assert not judge(REFERENCE, bound=dataclasses.replace(BOUND, rms_bound=float("nan")))[0]
     assert not compare(BOUND, REFERENCE, np.full_like(REFERENCE, np.nan), VALID).passed
     assert not compare(BOUND, REFERENCE, np.full_like(REFERENCE, 1e300), VALID).passed
+
+
+def test_a_form_in_integers_is_held_to_what_it_gave_itself_in_cases_of_its_own(tmp_path: Path) -> None:
+    arrays = tiny.goldens()
+    outputs = {name: array for name, array in arrays.items() if name.split("/")[1] == "out"}
+    off = {name: array + 0.01 * np.cos(np.arange(array.size)).reshape(array.shape) for name, array in outputs.items()}
+    given = {name.replace("/out/", "/eager.int8/"): array for name, array in off.items()}
+    np.savez(path := tmp_path / "golden.npz", **arrays, **given)
+    found = read_goldens(path, tiny.IO, {"fp32", "int8"})
+    assert not [*bounds_missing(GoldenRecord("goldens", found.bounds), {"hidden", "pooled"}, {"fp32", "int8"})]
+    for bound in found.bounds:
+        expected, valid = (found.arrays[f"{bound.case}/{kind}/{bound.output}"] for kind in ("out", "valid"))
+        case = bound.case.removesuffix(".int8")
+        assert (case != bound.case) == (bound.plan == "int8")
+        ours = off if bound.plan == "int8" else outputs
+        np.testing.assert_array_equal(expected, ours[f"{case}/out/{bound.output}"])
+        if bound.plan == "int8":
+            error = (expected - outputs[f"{case}/out/{bound.output}"])[valid]
+            assert bound.rms_bound == pytest.approx(1.5 * np.sqrt(np.mean(error**2)), rel=1e-3)
+            assert bound.max_bound == pytest.approx(1.5 * np.abs(error).max(), rel=1e-3)
+    own = read_goldens(path, tiny.IO, {"int8"})
+    assert {name.split("/")[0].rpartition(".")[2] for name in own.arrays} == {"int8"}, "of other plans there is nothing"
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0), (2, 3, 0)])

@@ -52,6 +52,18 @@ def test_bundling_twice_gives_equal_bytes(made_artifact: Path, made_bundle: Path
     assert tree(again) == tree(made_bundle)
 
 
+def test_the_bundle_that_ship_made_is_told_beside_one_made_by_hand(artifact: Path, tmp_path: Path) -> None:
+    told = list[str]()
+    bundle(artifact, artifact / "bundle", tell=told.append)
+    assert not any("ship" in line for line in told)
+    bundle(artifact, tmp_path / "app", tell=told.append)
+    (line,) = (line for line in told if "ship" in line)
+    assert line == (
+        f"{artifact / 'bundle'}, which ship or serve made of the same form, stays as it is; an application needs "
+        f"{tmp_path / 'app'} alone"
+    )
+
+
 def test_the_builders_folders_are_not_told(exported: Path, arrays: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny.make(tmp_path / "out", exported, arrays, tiny.parity())
     app = bundle(tiny.edit_source(folder, text=f"hf:{tmp_path}/private/model"), tmp_path / "app")

@@ -118,6 +118,20 @@ def test_documents_are_ranked_by_their_scores(made: tuple[Path, Path, int]) -> N
             model.rank("a query", documents, top_k=0)
 
 
+def test_one_logit_of_a_plain_classifier_is_scored_as_a_cross_encoder_does(tmp_path: Path) -> None:
+    folder = save_cross(tmp_path / "model", Embedder("word_pieces", "Bert"), 1)
+    (folder / "config_sentence_transformers.json").unlink()  # nothing says what it is
+    with load(bundled(folder, tmp_path, ["ort_cpu"])) as model:
+        assert [spec.name for spec in model.io.outputs] == ["logits"]
+        wanted = expected(folder, limit_of(model), PAIRS, 1)
+        got = model.predict(PAIRS)
+        assert got.shape == wanted.shape == (len(PAIRS),)
+        np.testing.assert_allclose(got, wanted, atol=1e-4)
+        logits = model.predict(PAIRS, activation_fn="Identity")
+        np.testing.assert_allclose(1 / (1 + np.exp(-logits)), wanted, atol=1e-4)
+        assert model.rank("a", ["b", "c"])[0]["score"] < 1
+
+
 def test_one_pair_has_one_score_and_no_document_no_rank(made: tuple[Path, Path, int]) -> None:
     with load(made[1]) as model:
         scores = model.predict(PAIRS[:2])

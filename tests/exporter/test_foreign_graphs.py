@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import tiny_attention
 from foreign_exports import exported, scripted
 from onnxscript import optimizer
 from running import distance, on_ort
@@ -18,9 +20,11 @@ from test_known_modules import CASES, SIZES
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.exporter.counting import count_in_graph
 from attnport.exporter.imported import prepare
+from attnport.exporter.inspect_graph import graph_facts
 from attnport.exporter.patching import exact_rules
 from attnport.exporter.targets import base
 from attnport.patches import patched
+from attnport.verbs.inspect import inspect
 
 TRACED = {"batch": 3, "seq": 5, "mem": 7}
 SCRIPT, DYNAMO = "TorchScript", "dynamo"
@@ -180,3 +184,14 @@ def test_rules_look_at_a_number_of_nodes_in_proportion_to_the_graph(monkeypatch:
     default = sliced(30)
     optimizer.optimize_ir(default, num_iterations=1, onnx_shape_inference=False)
     assert kinds == [node.op_type for node in default.graph]
+
+
+def test_inspect_tells_the_attentions_of_a_file_as_fuse_finds_them(tmp_path: Path) -> None:
+    ir.save(scripted(tiny_attention.module(), tiny_attention.IO, 17), path := tmp_path / "theirs.onnx")
+    (before,) = graph_facts(path).attentions
+    assert "are not known" in before.reason, "the file itself leaves sizes open, or this shows nothing"
+    found = inspect(path)
+    assert found.graph is not None
+    (attention,) = found.graph.attentions
+    assert (attention.mask, attention.reason) == ("padding(attention_mask)", "")
+    assert found.graph.opsets[""] == 17  # the rest is of the file as it is

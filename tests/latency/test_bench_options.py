@@ -74,6 +74,23 @@ def test_one_plan_is_measured_by_any_baseline_into_a_file_of_its_own(tiny_artifa
     assert open_folder(tiny_artifact).stages["bench:fp32"].files == ("latency.fp32.json",)
 
 
+@pytest.mark.usefixtures("idle")
+def test_without_options_what_was_measured_before_is_measured_again(tiny_artifact: Path) -> None:
+    (lengths := tiny_artifact.parent / "lengths").write_text("3:3\n40:1\n")
+    options = {"runtimes": ["ort_cpu"], "threads": 1, "within": 1.0, "cold": False}
+    first = bench(tiny_artifact, shapes=["batch=1,seq=3"], lengths=lengths, batch=4, **options)
+    told = list[str]()
+    again = bench(tiny_artifact, force=True, tell=told.append, **options)
+    assert list(again.shapes) == list(first.shapes) == ["1 of length 3", "4 of lengths 3-40", "batch=1,seq=3"]
+    assert "--lengths ../lengths --shape batch=1,seq=3" in told[0]
+    assert list(bench(tiny_artifact, shapes=["batch=2,seq=3"], **options).shapes) == ["batch=2,seq=3"]
+
+    bench(tiny_artifact, lengths=lengths, batch=4, **options)
+    lengths.unlink()
+    with pytest.raises(UsageError, match=r"was measured with --lengths \.\./lengths, which is not there"):
+        bench(tiny_artifact, force=True, **options)
+
+
 def test_load_first_call_and_steady_state_are_told_apart(saved: Path) -> None:
     for rows in read(LatencyReport, saved).shapes.values():
         for row in rows.values():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attnport.artifacts import LatencyReport, LatencyRow
-from attnport.errors import LatencyRegressed, UsageError
+from attnport.errors import LatencyRegressed, NothingCompared, UsageError
 from attnport.latency.regression import raise_for, regression
 from attnport.latency.rows import Measured, rows
 
@@ -127,8 +127,18 @@ def test_a_change_that_is_not_known_is_no_verdict_and_no_gate_passes_by_it() -> 
     pairs = [(report(1, ort_cpu=0.5), report(2, ort_cpu=0.2)), (report(3, ort_cpu=0.2), report(4, ort_cpu=0.5))]
     found = regression(*pairs[0], pairs[1])
     assert {row.runtime: row.verdict for row in found.rows} == {"torch_eager": "baseline", "ort_cpu": "NOT_COMPARED"}
-    with pytest.raises(LatencyRegressed, match="nothing could be compared"):
+    with pytest.raises(NothingCompared, match=r"nothing could be compared.*too few pairs of runs") as caught:
         raise_for(found)
+    assert caught.value.exit_code != LatencyRegressed.exit_code
+
+
+def test_two_pairs_tell_no_interval_of_anything_that_is_as_good_as_unknown() -> None:
+    scaled = [replace(report(seed, ort_cpu=0.5), settings=SETTINGS) for seed in range(4)]
+    pairs = [(scaled[0], slowed(scaled[1], 30.0)), (scaled[2], scaled[3])]
+    found = regression(*pairs[0], pairs[1])
+    (baseline,) = (row for row in found.rows if row.verdict == "baseline")
+    assert (baseline.change, baseline.reason) == (None, "too few pairs of runs for an interval (2 of 5 needed)")
+    assert "too few pairs of runs for an interval (2 of 5 needed)" in str(found)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_model
-from click.testing import CliRunner
 from pretended_torch import HostDevice, pretend
 
 from attnport.artifacts import CASTS, Capabilities, EngineRecord, Form, Manifest, Ran, Session
-from attnport.cli import cli
 from attnport.dims import TensorSpec
 from attnport.errors import ParityFailed, UnavailableError, UsageError
 from attnport.folder.workspace import change, not_in, of_plan, open_folder, to_open
@@ -135,8 +133,6 @@ def test_what_cannot_be_asked_for_is_refused(folder: Path) -> None:
         check(folder, [], eager="ort-cpu", precision="fp16")
     with pytest.raises(UsageError, match=r"int8.*expected one of fp32, fp16"):
         check(folder, [], precision="int8")
-    result = CliRunner().invoke(cli, ["check", str(folder), "--bisect", "--precision=fp16"])
-    assert (result.exit_code, "--bisect goes without --precision" in result.output) == (2, True)
     if not base.get(GPU).probe().available:
         with pytest.raises(UnavailableError, match="torch_eager_cuda, by which the others are judged"):
             check(folder, [], precision="fp16", eager=GPU)

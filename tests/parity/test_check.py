@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +18,7 @@ from attnport.errors import IntegrityError, ParityFailed, UnavailableError, Usag
 from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import read
 from attnport.options import command_line
+from attnport.parity.comparing import Comparison, Eager
 from attnport.runtimes import base
 from attnport.verbs.check import check, raise_for
 
@@ -306,6 +309,39 @@ def test_a_form_with_other_numbers_fails(key: str, tiny_artifact: Path) -> None:
         raise_for(report)
 
 
+class Overflowing:
+    """PyTorch eager, whose results in fp16 are Inf but for extreme values."""
+
+    def __init__(self, session: Any) -> None:
+        self.session, self.ran = session, session.ran
+
+    def run(self, feeds: Any) -> dict[str, Any]:
+        return {name: np.full_like(array, np.inf) for name, array in self.session.run(feeds).items()}
+
+
+@pytest.mark.usefixtures("eager_alone")
+def test_a_form_that_cannot_run_here_is_not_judged_where_pytorch_itself_overflows_in_its_precision(
+    tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_way = Eager._own_way
+
+    @contextlib.contextmanager
+    def overflowing(self: Eager, plan: str, nudged: int | None = None) -> Iterator[Any]:
+        with own_way(self, plan, nudged) as session:
+            yield Overflowing(session) if plan == "fp16" else session
+
+    monkeypatch.setattr(Eager, "_own_way", overflowing)
+    report = check(tiny_artifact)
+    row = report.forms["tensorrt_rtx"]
+    assert (report.verdict, row.verdict, row.kind) == ("PASS", "NOT_RUN", "no bound")
+    assert "PyTorch itself overflows in fp16 in " in row.reason
+    assert "FAIL" not in {result.verdict for result in (*row.cases, *row.invariance)}
+    raise_for(report)
+
+    monkeypatch.setattr(Comparison, "_runs_here", lambda self, form: True)
+    assert check(tiny_artifact, force=True).forms["tensorrt_rtx"].verdict == "FAIL"
+
+
 @pytest.mark.usefixtures("eager_alone")
 def test_a_form_that_no_evaluator_reads_fails_with_what_they_say(tiny_artifact: Path) -> None:
     with change(tiny_artifact) as edit:
@@ -388,6 +424,15 @@ def test_a_failure_names_the_command_that_finds_the_operator_and_who_is_at_fault
         "Where it goes wrong: attnport check 'my out' --runtime openvino --bisect"
     )
     assert "Where it goes wrong" not in hint_of(failed("openvino", "openvino 1", form), again="")
+
+
+def test_masks_are_suspected_where_the_module_fails_in_float32_alone() -> None:
+    report = failed("torch_eager", "torch")
+    assert "such as :hide" in hint_of(report)
+    half = dataclasses.replace(report.runtimes["torch_eager"], plan="fp16")
+    hint = hint_of(ParityReport("FAIL", {"torch_eager": half}, {}))
+    assert "--precision auto` finds the parts that overflow" in hint
+    assert ":hide" not in hint
 
 
 def test_nobody_is_blamed_where_the_file_fails_elsewhere_too_or_ran_nowhere_else() -> None:

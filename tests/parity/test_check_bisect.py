@@ -380,3 +380,38 @@ def test_the_command_says_that_nothing_failed(layered: Path) -> None:
     result = CliRunner().invoke(cli, ["check", str(layered), "--bisect", "--runtime=ort_cpu"])
     assert result.exit_code == 0
     assert "nothing failed" in result.stdout
+
+
+OVERFLOWS = """import torch
+from torch import nn
+class Scaled(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+    def forward(self, x):
+        return x * self.factor
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Scaled(factor) for factor in (100.0, 100.0, 100.0, 1e-6))
+    def forward(self, x):
+        x = torch.tanh(x) + 2
+        for layer in self.layers:
+            x = layer(x)
+        return x
+"""
+
+
+def test_the_module_that_overflows_in_half_precision_is_named_without_a_form_in_it(tmp_path: Path) -> None:
+    (tmp_path / "overflows.py").write_text(OVERFLOWS)
+    export(f"{tmp_path / 'overflows.py'}:Model", tmp_path / "out", inputs=["x=float32[batch,4]"])
+    command = ["check", str(tmp_path / "out"), "--precision=fp16", "--runtime=torch_eager"]
+    without = CliRunner().invoke(cli, command)
+    assert without.exit_code == 4
+    assert "--runtime torch_eager --bisect" in " ".join(without.output.split())
+    result = CliRunner().invoke(cli, [*command, "--bisect"])
+    shown = " ".join(result.output.split())
+    assert result.exit_code == 4
+    assert "torch_eager goes wrong in layers.2 " in shown
+    assert "float16 computes NaN or Inf" in shown
+    assert not (tmp_path / "out" / "layers.json").exists()

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,3 +57,30 @@ def test_a_package_that_is_installed_later_is_seen(tmp_path: Path) -> None:
     before = base.get("ort_web").depends()
     installed(tmp_path / "cache" / "node", "1.0.0")
     assert base.get("ort_web").depends() != before
+
+
+BROWSER = """#!/bin/sh
+for each; do case $each in --user-data-dir=*) echo > "${each#*=}/state";; esac; done
+exec cat <&3 > /dev/null
+"""
+OPENING = "from pathlib import Path; from attnport.runtimes._javascript import Chromium; Chromium(Path(), 'x', {})"
+
+
+def _until(so: Callable[[], bool]) -> bool:
+    until_s = time.monotonic() + 30
+    while not so() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    return so()
+
+
+def test_no_profile_of_chromium_is_left_where_the_process_of_a_runtime_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (browser := tmp_path / "bin" / "chromium").write_text(BROWSER)
+    browser.chmod(0o755)
+    (temporary := tmp_path / "temporary").mkdir()
+    environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(temporary)}
+    opening = subprocess.Popen([sys.executable, "-c", OPENING], env=environment)
+    assert _until(lambda: any(temporary.glob("attnport-chromium-*/state")))
+    opening.kill()
+    opening.wait()
+    assert _until(lambda: not any(temporary.iterdir()))

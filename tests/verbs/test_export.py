@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +97,40 @@ def test_a_graph_that_is_right_at_the_traced_size_alone(
     with pytest.raises(ExportError, match=told):
         export(f"{tiny_model.__file__}:spec", tiny_artifact, force=True)
     assert {path.name: digest_file(path) for path in tiny_artifact.iterdir()} == before
+
+
+LAYERS = """import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x + 1
+def factory():
+    return Model().eval()
+"""
+
+
+def test_the_first_module_that_a_graph_does_not_compute_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = capturing.capture
+
+    def other(module: nn.Module, io: Any, **more: Any) -> Any:
+        with torch.no_grad():
+            (copied := copy.deepcopy(module)).get_submodule("layers.1.0").weight.mul_(1.1)
+        return real(copied, io, **more)
+
+    monkeypatch.setattr(capturing, "capture", other)
+    (path := tmp_path / "layers.py").write_text(LAYERS)
+    with pytest.raises(
+        ExportError, match=r"is not the module: .*; the first module whose output differs is layers\.1\.0\."
+    ):
+        export(f"{path}:factory", tmp_path / "out", inputs=["x=float32[batch,seq,4]"])
 
 
 def test_every_dim_is_tried_at_its_ends_and_at_primes() -> None:

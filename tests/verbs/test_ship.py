@@ -28,6 +28,7 @@ from attnport.artifacts import (
 from attnport.cli import cli
 from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import to_json
+from attnport.reporting.choice import Choice, Deployable
 from attnport.verbs.ship import ShipResult, ship
 from attnport.verbs.verify import VerifyResult, VerifyRow
 
@@ -191,6 +192,18 @@ def test_a_report_of_an_earlier_run_is_not_shown_for_a_stage_that_failed(verbs: 
     result = ship("tiny", verbs.folder)
     assert result.parity is None
     assert result.latency is None
+
+
+def test_the_bundle_that_was_made_is_what_comes_next(verbs: Verbs, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = Deployable("ort_cpu", "onnxruntime", "fp32", {"model.ort_cpu.onnx": 1}, "PASS", "1/1", "ort_cpu")
+    choice = Choice(chosen, commands=("attnport bundle tiny -o app/ --form ort_cpu --lang python",))
+    result = dataclasses.replace(ship("tiny", verbs.folder), recommendation=choice)
+    shown = " ".join(str(result).split())
+    assert f"(cd {verbs.folder}/bundle/python && python -m attnport_bundle selftest)" in shown
+    assert shown.index("bundle/python") < shown.index("attnport bundle tiny -o app/")
+    verbs.failing = {"bundle": errors.UsageError("x")}
+    alone = dataclasses.replace(ship("tiny", verbs.folder), recommendation=choice)
+    assert "(cd app/python && python -m attnport_bundle selftest)" in " ".join(str(alone).split())
 
 
 def test_a_failed_export_ends_it(verbs: Verbs) -> None:
