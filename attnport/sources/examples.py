@@ -57,9 +57,7 @@ def named_dims(
     return found
 
 
-def _name_usual(
-    names: dict[str, str], dims: Mapping[str, Sequence[Any]], tensors: Mapping[str, torch.Tensor]
-) -> None:
+def _name_usual(names: dict[str, str], dims: Mapping[str, Sequence[Any]], tensors: Mapping[str, torch.Tensor]) -> None:
     """Adds the dims of items and of places, if they have no name yet, as `named_dims` says."""
     for name, own in dims.items():
         if marks_by_name(name, str(tensors[name].dtype).removeprefix("torch."), len(own)):

@@ -148,10 +148,14 @@ def test_transformers_js_generates_with_a_cache(
     check(folder, ["ort_cpu"])
     web = bundle(folder, tmp_path / "web", layout="web")
     got = json.loads(ran(["node", HERE / "generate.mjs", node_modules, web], texts[:3]))
-    tokens = AutoTokenizer.from_pretrained(source)(texts[:3], padding=True, padding_side="left", return_tensors="pt")
+    tokens = AutoTokenizer.from_pretrained(source, trust_remote_code=False)(
+        texts[:3], padding=True, padding_side="left", return_tensors="pt"
+    )
     tokens.pop("token_type_ids", None)
     with torch.no_grad():
-        rows = AutoModelForCausalLM.from_pretrained(source).generate(**tokens, max_new_tokens=12, do_sample=False)
+        rows = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=False).generate(
+            **tokens, max_new_tokens=12, do_sample=False
+        )
     assert got == rows[:, tokens["input_ids"].shape[1] :].tolist()
     assert len({token for row in got for token in row}) > 12  # and not one token again and again
 
