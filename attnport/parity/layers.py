@@ -566,10 +566,8 @@ class _Search:
         self._errors = self._run(())
         self._start = next((one for one in self._outputs if self._errors[one].verdict == "FAIL"), "")
         if not self._start:
-            alone = (
-                "no output diverges when a failing case is run again by itself; calls before it may change what the "
-            )
-            return Finding(self._name, reason=f"{alone}runtime computes")
+            alone = "no output diverges when a failing case is run again by itself"
+            return Finding(self._name, reason=f"{alone}; calls before it may change what the runtime computes")
         comparable = [one for one in _comparable(made, modules, self._outputs) if one in sizes]
         large = [one for one in comparable if sizes[one] > traced.cap_bytes]
         ends = {tensor: layer for layer, tensor in _ends(traced, self._module, [made]) if tensor not in large}
