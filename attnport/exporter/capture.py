@@ -28,7 +28,7 @@ from attnport.errors import ExportError, first_line
 from attnport.example_values import example
 from attnport.exporter.complex_numbers import split_complex
 from attnport.exporter.counting import count_attentions
-from attnport.exporter.decomposing import node_by_node
+from attnport.exporter.decomposing import node_by_node, write_out
 from attnport.exporter.graph.sizes import settle_sizes
 from attnport.exporter.guards import Guard, constants, guards, pinned
 from attnport.exporter.multiples import joining, rejoin, split, split_axis, steps_of
@@ -568,6 +568,7 @@ def _graph_of(module: torch.nn.Module, contract: IOContract, opset: int) -> _Exp
         trace = _kept(program, contract, sizes)
         _refuse_flex_attention(program)
         _without_dead_code(program.graph)
+        write_out(program)
         choose_by_masks(program)
         attentions = count_attentions(program.graph_module)
         outputs = traced_outputs(program, contract)
