@@ -16,7 +16,6 @@ from torch._export.utils import _check_valid_to_preserve, _is_cia_op
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.onnx._internal.exporter import _decomp, _fx_passes
 from torch.utils._pytree import tree_leaves
 
@@ -57,10 +56,10 @@ def write_out(program: torch.export.ExportedProgram) -> int:
     return count
 
 
-def _memory(node: torch.fx.Node) -> set[Any]:
+def _memory(node: torch.fx.Node) -> set[int]:
     """What holds the tensors that a node gives: the same for a tensor and its views."""
-    return {StorageWeakRef(value.untyped_storage()) for value in tree_leaves(node.meta.get("val"))
-            if isinstance(value, torch.Tensor)}  # fmt: skip
+    tensors = (value for value in tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor))
+    return {value.untyped_storage()._cdata for value in tensors}
 
 
 def _without_writing(node: torch.fx.Node) -> Any:
@@ -71,9 +70,10 @@ def _without_writing(node: torch.fx.Node) -> Any:
         return None
     packet = getattr(getattr(torch.ops, target.namespace), target._opname.removesuffix("_"), None)
     plain = getattr(packet, target._overloadname, None)
-    if plain is None or plain._schema.is_mutable or any(argument.is_out for argument in target._schema.arguments):
-        return None
     fake = detect_fake_mode([node.meta.get("val")])
+    out = any(argument.is_out for argument in target._schema.arguments)
+    if plain is None or plain._schema.is_mutable or out or fake is None:
+        return None
     args, kwargs = map_arg((node.args, node.kwargs), lambda taken: taken.meta["val"])
     with contextlib.suppress(Exception), fake:  # torch raises errors of any type
         return plain if _described(plain(*args, **kwargs)) == _described(node.meta["val"]) else None
