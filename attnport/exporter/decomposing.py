@@ -34,7 +34,7 @@ def write_out(program: torch.export.ExportedProgram) -> int:
     memory = {node: _memory(node) for node in graph.nodes}
     count = 0
     for node in list(graph.nodes):
-        plain = _without_writing(node)
+        plain = _without_writing(node) if memory[node] else None
         if plain is None:
             continue
         changed: Any = node.args[0]
@@ -57,9 +57,9 @@ def write_out(program: torch.export.ExportedProgram) -> int:
 
 
 def _memory(node: torch.fx.Node) -> set[int]:
-    """What holds the tensors that a node gives: the same for a tensor and its views."""
-    tensors = (value for value in tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor))
-    return {value.untyped_storage()._cdata for value in tensors}
+    """What holds the tensors that a node gives: the same for a tensor and its views; nothing of sparse ones."""
+    tensors = [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
+    return {value.untyped_storage()._cdata for value in tensors if value.layout is torch.strided}
 
 
 def _without_writing(node: torch.fx.Node) -> Any:
