@@ -7,6 +7,7 @@ as a table, and `patched` makes and undoes them. Two threads would undo each oth
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,6 +53,17 @@ def patched(*tables: Callable[[], Iterable[Patch]]) -> Iterator[None]:
                     setattr(owner, name, value)
                 elif name in vars(owner):
                     delattr(owner, name)
+
+
+def forward_as(module: Any, forward: Callable[..., Any]) -> Patch:
+    """The patch by which a module's forward is another function, with the signature that it has, by which torch binds.
+
+    Args:
+        module: A `torch.nn.Module`; other modules of its class keep their forward.
+        forward: What is called instead.
+    """
+    forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
+    return Patch(module, "forward", forward)
 
 
 def everywhere(written: Mapping[Callable[..., Any], Callable[..., Any]]) -> Iterator[Patch]:

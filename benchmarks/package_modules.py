@@ -427,6 +427,12 @@ def _fuser() -> nn.Module:
     return made
 
 
+def _coca() -> nn.Module:
+    sizes = {"dim": 32, "image_dim": 32, "num_tokens": 64, "num_img_queries": 4, "dim_head": 8, "heads": 4}
+    made: nn.Module = called("coca_pytorch:CoCa", {**sizes, "unimodal_depth": 1, "multimodal_depth": 1})
+    return made
+
+
 LATENT = "float32[batch,4,height,width]"
 STEP = "float32[batch]"
 STATES = "float32[batch,text,32]"
@@ -677,6 +683,21 @@ MODULES: dict[str, Published] = {
     "linformer text": of(
         "linformer", "linformer:LinformerLM", IDS, num_tokens=64, dim=32, seq_len=12, depth=2, heads=4, k=6
     ),
+    "nystrom": of("nystrom-attention", "nystrom_attention:NystromAttention", ROWS, "mask=" + KEEP, dim=32, dim_head=8,
+                  heads=4, num_landmarks=4),
+    "axial": of(
+        "axial-attention", "axial_attention:AxialAttention", "float32[batch,32,height,width]", dim=32, dim_index=1,
+        heads=4, num_dimensions=2, height_=8, width_=6
+    ),
+    "iTransformer": of(
+        "itransformer", "iTransformer:iTransformer", "float32[batch,32,3]", num_variates=3, lookback_len=32, dim=32,
+        depth=2, heads=4, dim_head=8, pred_length=4
+    ),
+    "recurrent memory": of(
+        "recurrent-memory-transformer-pytorch", "recurrent_memory_transformer_pytorch:RecurrentMemoryTransformer", IDS,
+        num_tokens=64, num_memory_tokens=4, dim=32, depth=2, seq_len=16, dim_head=8, heads=4
+    ),
+    "CoCa": of("coca-pytorch", _coca, IDS, "image_tokens=float32[batch,patches,32]", patches_=9),
     "sentence-transformers": of(
         "sentence-transformers", OfSentences, IDS, "int64[batch,seq]:padding"
     ),

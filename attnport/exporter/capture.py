@@ -11,7 +11,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import inspect
 import itertools
 import math
 import re
@@ -29,7 +28,7 @@ from attnport.errors import ExportError, first_line
 from attnport.example_values import example
 from attnport.exporter.complex_numbers import split_complex
 from attnport.exporter.counting import count_attentions
-from attnport.exporter.decomposing import node_by_node
+from attnport.exporter.decomposing import node_by_node, write_out
 from attnport.exporter.graph.sizes import settle_sizes
 from attnport.exporter.guards import Guard, constants, guards, pinned
 from attnport.exporter.multiples import joining, rejoin, split, split_axis, steps_of
@@ -49,7 +48,7 @@ from attnport.exporter.torch_graph import (
 from attnport.exporter.translations import tables
 from attnport.known import Computing, known
 from attnport.options import advised
-from attnport.patches import patched
+from attnport.patches import forward_as, patched
 from attnport.user_code import place_in_trace, raised_in
 
 if TYPE_CHECKING:
@@ -147,14 +146,11 @@ def _retraced(
 @contextlib.contextmanager
 def _computing(module: torch.nn.Module, mode: Computing) -> Iterator[None]:
     """Has a module's forward compute what follows from numbers, and from its buffers of whole numbers, alone."""
-    made = vars(module).get("forward")
     forward = module.forward
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         with mode:
             return forward(*args, **kwargs)
-
-    computed.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]  # torch.export binds by it
 
     taken = []
     for part in module.modules():
@@ -163,13 +159,10 @@ def _computing(module: torch.nn.Module, mode: Computing) -> Iterator[None]:
                 taken.append((part, name, buffer))
                 del part._buffers[name]
                 vars(part)[name] = known(buffer)
-    module.forward = computed
     try:
-        yield
+        with patched(lambda: [forward_as(module, computed)]):
+            yield
     finally:
-        del module.forward
-        if made is not None:
-            module.forward = made
         for part, name, buffer in taken:
             del vars(part)[name]
             part._buffers[name] = buffer
@@ -620,6 +613,7 @@ def _graph_of(module: torch.nn.Module, contract: IOContract, opset: int) -> _Exp
         trace = _kept(program, contract, sizes)
         _refuse_flex_attention(program)
         _without_dead_code(program.graph)
+        write_out(program)
         choose_by_masks(program)
         attentions = count_attentions(program.graph_module)
         outputs = traced_outputs(program, contract)

@@ -2,10 +2,12 @@
 
 torch.onnx runs `ExportedProgram.run_decompositions`, which traces the program twice more to replace a few of its nodes:
 half of the time of a capture. Where no node changes the tensors of another, these nodes can be traced by themselves.
+So operators that change a tensor in place are written as those that give a new one, where nothing else sees the change.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
@@ -20,6 +22,62 @@ from torch.utils._pytree import tree_leaves
 from attnport.patches import Patch
 
 Table = Mapping[Any, Callable[..., Any]]
+
+
+def write_out(program: torch.export.ExportedProgram) -> int:
+    """Replaces operators that change a tensor in place by those that give a new one, where only their result is read
+    afterwards: `masked_fill_` by `masked_fill`. Returns how many. torch's own way cannot write some changes of views,
+    such as heads that were split and turned, back into the tensor that they are views of. What the new operators give
+    may lie otherwise in memory than in the trace, which matters to views alone."""
+    graph = program.graph
+    at = {node: number for number, node in enumerate(graph.nodes)}
+    memory = {node: _memory(node) for node in graph.nodes}
+    count = 0
+    for node in list(graph.nodes):
+        plain = _without_writing(node) if memory[node] else None
+        if plain is None:
+            continue
+        changed: Any = node.args[0]
+        shared = [other for other in at if memory[other] & memory[node] and at[other] <= at[node]]
+        seen = [user for other in shared if other not in (changed, node) for user in other.users
+                if at[user] > at[node] and user.target is not torch.ops.aten.sym_size.int]  # fmt: skip
+        if seen or any(other.op != "call_function" for other in shared):
+            continue
+        with graph.inserting_before(node):
+            new = graph.call_function(plain, node.args, node.kwargs)
+        new.meta, at[new], memory[new] = dict(node.meta), at[node], memory[node]
+        _replace(node, new)
+        changed.replace_all_uses_with(new, delete_user_cb=lambda user, last=at[new]: at[user] > last)
+        del at[node]
+        count += 1
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default) if count else ():
+        node.target = torch.ops.aten.reshape.default
+    _name_outputs(program)
+    return count
+
+
+def _memory(node: torch.fx.Node) -> set[int]:
+    """What holds the tensors that a node gives: the same for a tensor and its views; nothing of sparse ones."""
+    tensors = [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
+    return {value.untyped_storage()._cdata for value in tensors if value.layout is torch.strided}
+
+
+def _without_writing(node: torch.fx.Node) -> Any:
+    """The operator that gives what a node changes its first argument to; None if it does something else, or if torch
+    has no such operator that gives the same type and sizes."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return None
+    packet = getattr(getattr(torch.ops, target.namespace), target._opname.removesuffix("_"), None)
+    plain = getattr(packet, target._overloadname, None)
+    fake = detect_fake_mode([node.meta.get("val")])
+    out = any(argument.is_out for argument in target._schema.arguments)
+    if plain is None or plain._schema.is_mutable or out or fake is None:
+        return None
+    args, kwargs = map_arg((node.args, node.kwargs), lambda taken: taken.meta["val"])
+    with contextlib.suppress(Exception), fake:  # torch raises errors of any type
+        return plain if _described(plain(*args, **kwargs)) == _described(node.meta["val"]) else None
+    return None
 
 
 def node_by_node() -> tuple[Patch, ...]:
@@ -46,11 +104,16 @@ def _decompose(program: torch.export.ExportedProgram, table: Table, translated: 
         elif node in written:
             _inline(node, written[node])
     _share_sizes(graph)
-    outputs: Any = graph.output_node().args[0]
+    _name_outputs(program)
+    return True
+
+
+def _name_outputs(program: torch.export.ExportedProgram) -> None:
+    """Has a program call its outputs by the names that their nodes now have."""
+    outputs: Any = program.graph.output_node().args[0]
     for spec, output in zip(program.graph_signature.output_specs, outputs, strict=True):
         if isinstance(output, torch.fx.Node):
             spec.arg.name = output.name
-    return True
 
 
 def _decompositions(
@@ -124,6 +187,8 @@ def _inline(node: torch.fx.Node, written: torch.fx.Graph) -> None:
                 result = map_arg(each.args[0], made.__getitem__)
             else:
                 made[each] = graph.node_copy(each, made.__getitem__)
+                if each.target is torch.ops.aten.view.default:
+                    made[each].target = torch.ops.aten.reshape.default  # see `write_out`
                 made[each].meta = {**about, "val": each.meta["val"]}
     if isinstance(result, list | tuple):
         for part in list(node.users):

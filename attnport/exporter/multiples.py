@@ -9,7 +9,6 @@ In the graph that comes back, the inputs have the axes that the module has, and 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from attnport.artifacts import IOContract
+from attnport.patches import forward_as, patched
 
 Steps = Mapping[str, Mapping[int, int]]
 """By input, the steps of its axes that have one."""
@@ -53,7 +53,7 @@ def split_axis(steps: Steps, name: str, axis: int) -> int:
 @contextlib.contextmanager
 def joining(module: torch.nn.Module, steps: Steps) -> Iterator[None]:
     """Has a module's forward join such axes; it takes its inputs by name."""
-    made, forward = vars(module).get("forward"), module.forward
+    forward = module.forward
 
     def joined(**feeds: Any) -> Any:
         for name, axes in steps.items():
@@ -61,14 +61,8 @@ def joining(module: torch.nn.Module, steps: Steps) -> Iterator[None]:
                 feeds[name] = feeds[name].flatten(axis, axis + 1)
         return forward(**feeds)
 
-    joined.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]  # torch.export binds by it
-    module.forward = joined
-    try:
+    with patched(lambda: [forward_as(module, joined)]):
         yield
-    finally:
-        del module.forward
-        if made is not None:
-            module.forward = made
 
 
 def rejoin(program: torch.export.ExportedProgram, steps: Steps, feeds: Mapping[str, torch.Tensor]) -> None:

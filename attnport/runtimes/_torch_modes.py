@@ -374,6 +374,12 @@ class Double(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if (
+            self._widens
+            and operator_name(func) == "_has_compatible_shallow_copy_type"
+            and args[0].dtype != args[1].dtype
+        ):
+            raise SpecError("the module casts its weights.")  # what it then puts in their place would stay
         if not func._schema.is_mutable and any(value.alias_info is not None for value in func._schema.returns):
             return func(*tree_map(_wide_type, args), **tree_map(_wide_type, kwargs))  # a view shares memory
         widen = _wide_type
@@ -402,6 +408,8 @@ def _in_blocks(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 _BLOCK_BYTES = 1 << 23
 """Of a weight, what is widened at once."""
+_REPLACES = "_has_compatible_shallow_copy_type"
+"""What `Module.to` asks of a weight and what it is about to put in its place."""
 _PICKS = {"embedding", "index_select", "gather"}
 """Operators whose result is elements of a weight, so that only these have to be widened."""
 

@@ -141,7 +141,8 @@ class EagerCall:
 
         if self._nudged is not None:
             draw = Draw(self._nudged)
-            nudged_tensors = {name: nudged(tensor, draw) for name, tensor in tensors.items() if name not in self._masks}
+            floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+            nudged_tensors = {name: nudged(tensor, draw) for name, tensor in floats.items() if name not in self._masks}
             # Whole numbers stay, as they may be flags or counts even in a floating type.
             tensors = {
                 name: tensor

@@ -112,7 +112,7 @@ def bound_dims(names: Sequence[str], runs: Callable[[Sizes], bool]) -> tuple[str
     rules: list[tuple[str, tuple[str, ...], str]] = [(other, (one,), one) for one, other in pairs]
     rules += [(name, pair, "+".join(pair)) for pair in pairs for name in names if name not in pair]
     rules += [(name, (one, one), f"2*{one}") for one, name in itertools.permutations(names, 2)]
-    for unit in (8, 16, 1):
+    for unit in (8, 16, 2, 1):  # a module may take multiples alone; of attention over pixels, 40 by 48 take long
         different = [
             {name: unit * (by * index + first) for index, name in enumerate(names)} for first, by in ((5, 1), (7, 3))
         ]

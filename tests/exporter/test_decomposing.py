@@ -27,6 +27,19 @@ def hidden(x: torch.Tensor) -> torch.Tensor:
     return x.cumsum(1).masked_fill_(x > 0, 0.5)
 
 
+def turned(x: torch.Tensor) -> torch.Tensor:
+    heads = (x * 2).unflatten(-1, (2, 4)).transpose(1, 2)[:, :2]
+    heads.masked_fill_(x[:, None, :, :1] > 0, 0.5).add_(1)
+    return heads.transpose(1, 2).flatten(2)
+
+
+def seen(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x * 2
+    part = y[:, :, 2:]
+    y.mul_(0.5)
+    return part, y.tanh_()
+
+
 def written(x: torch.Tensor) -> torch.Tensor:
     y = torch.zeros_like(x)
     y[:, :, 2:4] = x[:, :, :2]
@@ -49,18 +62,20 @@ BY_NODES: dict[str, Callable[[torch.Tensor], Any]] = {
     "a constant": lambda x: x * torch.tensor([0.5]).detach(),
     "sums of products": lambda x: torch.einsum("bse,bte->bst", x, x),
     "constants inside": lambda x: x.log().nan_to_num(0.0),
+    "in place": hidden,
+    "in place in a view": turned,
     "sizes": lambda x: x.mean(1) * (x.shape[0] * x.shape[1] + 1),
 }
 AS_A_WHOLE: dict[str, Callable[[torch.Tensor], Any]] = {
-    "in place": hidden,
     "in a part": written,
+    "in place, and read by a view": seen,
     "a graph inside": chosen,
     "in place inside": lambda x: nn.functional.cosine_similarity(x, x.flip(-1), -1),
     "rows in one": lambda x: x.mT.reshape(-1, 4).sum(1),
 }
 
 
-QUICK = ("views", "types", "an output twice", "sizes", "in a part")
+QUICK = ("views", "types", "an output twice", "in place in a view", "in a part", "in place, and read by a view")
 
 
 class Module(nn.Module):

@@ -68,14 +68,17 @@ class Added(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.full((4,), 3.0))
 
-    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x * self.weight, bias + 0.0, x + 0.0
+    def forward(self, x: torch.Tensor, bias: torch.Tensor, shown: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * self.weight).where(shown, 0.0), bias + 0.0, x + 0.0
 
 
 def test_eager_moves_weights_and_inputs_but_no_mask_no_flag_and_not_the_maker_s_module() -> None:
     batch = (Dim("B", 1, 2, 4),)
     io = IOContract(
-        (TensorSpec("x", "float32", ("B", 4)), TensorSpec("bias", "float32", ("B", 4))),
+        tuple(
+            TensorSpec(name, dtype, ("B", 4))
+            for name, dtype in (("x", "float32"), ("bias", "float32"), ("shown", "bool"))
+        ),
         tuple(TensorSpec(name, "float32", ("B", 4)) for name in ("y", "z", "same")),
         batch,
         (MaskSpec(("bias",), "bias"),),
@@ -83,6 +86,7 @@ def test_eager_moves_weights_and_inputs_but_no_mask_no_flag_and_not_the_maker_s_
     made = Added()
     spec = ModelSpec("added", Source("added"), io, lambda: made)
     feeds = {"x": np.array([[5.0, 1.0, 0.3, 0.7]] * 2, np.float32), "bias": np.full((2, 4), -1e9, np.float32)}
+    feeds["shown"] = np.ones((2, 4), np.bool_)
     found = RUNTIME.open(Opening(io, spec=spec, nudged=1)).run(feeds)
     other = RUNTIME.open(Opening(io, spec=spec, nudged=2)).run(feeds)
     given = RUNTIME.open(Opening(io, spec=spec)).run(feeds)

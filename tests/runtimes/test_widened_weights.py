@@ -51,6 +51,19 @@ class Recurrent(nn.Module):
         return self.lstm(x[None])[0][0]
 
 
+class Moved(nn.Module):
+    """Moves its layer to where its input is, as experts come back from memory that they wait in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the layer gives."""
+        moved: Tensor = self.layer.to(x.device)(x)
+        return moved
+
+
 class Table(nn.Module):
     """Gives back a part of a weight, and rows of it that are chosen."""
 
@@ -103,14 +116,18 @@ def test_each_model_gives_what_its_cast_gives_without_a_copy_of_its_weights(
     assert casts == 0
 
 
-@pytest.mark.parametrize(("make", "outputs", "casts"), [(Written, [Y], 1), (Recurrent, [Y], 1), (Table, [T, Y], 0)])
+@pytest.mark.parametrize(
+    ("make", "outputs", "casts"), [(Written, [Y], 1), (Recurrent, [Y], 1), (Moved, [Y], 1), (Table, [T, Y], 0)]
+)
 def test_a_module_that_cannot_be_widened_is_cast_once(
     make: Callable[[], nn.Module], outputs: list[TensorSpec], casts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    got, expected, counted = both(of_module(make(), *outputs), monkeypatch)
+    module = make()
+    got, expected, counted = both(of_module(module, *outputs), monkeypatch)
     assert all(map(same, got, expected))
     assert counted == casts
+    assert all(weight.dtype == torch.float32 for weight in module.parameters())
     assert got[0]["y"].dtype == np.float64
 
 

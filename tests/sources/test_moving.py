@@ -16,7 +16,7 @@ from attnport.artifacts import ModelSpec
 from attnport.dims import Symbol
 from attnport.errors import ExportError, SpecError
 from attnport.folder.given import Given
-from attnport.sources.moving import Trials, grown, in_truth
+from attnport.sources.moving import Trials, grown, in_truth, joined
 
 X = torch.randn(3, 9, 32)
 
@@ -137,11 +137,11 @@ class TwoPictures(nn.Module):
 
 
 def test_each_side_of_a_picture_goes_with_one_side_of_another() -> None:
-    x = torch.randn(2, 8, 6, 6)
-    picture, places = inputs_of(Given(TwoPictures(), (x, x)).spec())
-    dims = picture.removeprefix("picture=float32[").removesuffix("]")
-    assert len(set(dims.split(","))) == 4
-    assert places == f"places=float32[{dims}]"
+    x, module = torch.randn(2, 8, 6, 6), TwoPictures()
+    trials = Trials({"picture": x, "places": x}, lambda **feeds: {"y": module(**feeds)})
+    dims = {name: (2, 8, Symbol(f"{name}_high"), Symbol(f"{name}_wide")) for name in trials.tensors}
+    found = joined(dims, trials)
+    assert found["picture"] == found["places"] == dims["picture"]
 
 
 class Pixels(nn.Module):

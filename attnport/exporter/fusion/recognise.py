@@ -234,6 +234,9 @@ def read_scores(softmax: ir.Node, index: Index, reader: MaskReader) -> Scores:
     raise NotRecognised("the product of q and k is too far from the softmax")
 
 
+_MASKED_FIRST = "scores are made finite after they are masked, so that a row without a key is the mean of all values"
+
+
 class _Walk:
     def __init__(self, reader: MaskReader) -> None:
         self.reader = reader
@@ -243,6 +246,7 @@ class _Walk:
         self.sink_first = False
         self.factors: list[Multiplier] = []
         self.below_tanh = False
+        self.finite = False
 
     def done(self, product: ir.Node, index: Index) -> Scores:
         scale, softcap = self.scale, 0.0
@@ -304,6 +308,8 @@ class _Walk:
             raise NotRecognised(f"neither side of an addition to the scores is a product of q and k{linear}")
         if self.below_tanh:
             raise NotRecognised("a term is added to the scores before their soft-cap", "add it after the cap")
+        if self.finite:
+            raise NotRecognised(_MASKED_FIRST)
         if self.factors:
             raise NotRecognised(
                 "a term is added to the scores before they are multiplied with a tensor", "multiply q with the tensor"
@@ -316,6 +322,11 @@ class _Walk:
         assert condition is not None
         assert second is not None
         assert third is not None
+        if leads_to_product(third) and _tests_finite(condition, leads_to_product):
+            self.finite = True
+            return third  # `nan_to_num(q k^T)`, which changes no number
+        if self.finite:
+            raise NotRecognised(_MASKED_FIRST)
         for hides, fill, rest in ((True, second, third), (False, third, second)):
             constant = self.reader.element(self._located(fill, index)) if not leads_to_product(fill) else None
             if isinstance(constant, Const):
@@ -574,28 +585,28 @@ def _guard(node: ir.Node, index: Index, softmax: ir.Node) -> tuple[ir.Value, lis
     condition, when_true, when_false = node.inputs
     for hides, zero, on in ((True, when_true, when_false), (False, when_false, when_true)):
         if on is not None and comes_from(on, softmax):
-            if _tests_finite(condition, softmax):
+            if _tests_finite(condition, lambda value: comes_from(value, softmax)):
                 return on, []  # a softmax is NaN only in a row with no allowed key, which gives zero anyway
             if scalar(zero) == 0:
                 return on, [Zeroed(_located(condition, index), hides=hides)]
     raise NotRecognised("after the softmax comes Where, not the product with v")
 
 
-def _tests_finite(condition: ir.Value | None, softmax: ir.Node) -> bool:
-    """Whether a condition can hold only where probabilities are NaN or infinite."""
+def _tests_finite(condition: ir.Value | None, tested: Callable[[ir.Value | None], bool]) -> bool:
+    """Whether a condition can hold only where what is `tested` is NaN or infinite."""
     node = condition.producer() if condition is not None else None
     if node is None:
         return False
     if node.op_type == "And":
-        return any(_tests_finite(part, softmax) for part in node.inputs)
+        return any(_tests_finite(part, tested) for part in node.inputs)
     if node.op_type == "Not":  # `p != p`
         equal = made_by(node.inputs[0], "Equal")
-        return equal is not None and equal.inputs[0] is equal.inputs[1] and comes_from(equal.inputs[0], softmax)
+        return equal is not None and equal.inputs[0] is equal.inputs[1] and tested(equal.inputs[0])
     if node.op_type in ("IsNaN", "IsInf"):
-        return comes_from(node.inputs[0], softmax)
+        return tested(node.inputs[0])
     if node.op_type == "Equal":
         number = scalar(node.inputs[1])
-        return comes_from(node.inputs[0], softmax) and isinstance(number, float) and abs(number) == float("inf")
+        return tested(node.inputs[0]) and isinstance(number, float) and abs(number) == float("inf")
     return False
 
 

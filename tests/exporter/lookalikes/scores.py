@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from spellings.case import PLAIN, Case, D, H, Projected, grid, scores
+from spellings.case import PADDED, PLAIN, Case, D, H, Projected, grid, scores
 from torch import nn
 
 from lookalikes.case import GATED, PAIRS, LookAlike, read, refused, uncounted
@@ -31,6 +31,11 @@ def _rounded(q: Any, k: Any, v: Any) -> Any:
 def _clipped(q: Any, k: Any, v: Any) -> Any:
     """A clamp that does cut scores."""
     return scores(q, k).clamp(min=-0.1, max=0.1).softmax(-1) @ v
+
+
+def _finite_after_mask(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """A row whose keys are all hidden has the mean of their values."""
+    return torch.nan_to_num(scores(q, k).masked_fill(mask[:, None, None, :] == 0, -math.inf)).softmax(-1) @ v
 
 
 def _leaky(q: Any, k: Any, v: Any) -> Any:
@@ -129,6 +134,7 @@ CASES: dict[str, LookAlike] = {
     "whole_numbers": refused(_whole_numbers, "cast to int32"),
     "rounded": refused(_rounded, f"{_THROUGH} Round"),
     "clipped": refused(_clipped, "clamped by Clip"),
+    "finite_after_mask": refused(_finite_after_mask, "made finite after they are masked", PADDED),
     "leaky": refused(_leaky, f"{_THROUGH} LeakyRelu"),
     "talking_heads": refused(TalkingHeads, "probabilities .* heads are mixed"),
     "talking_before": refused(TalkingBefore, "scores .* heads are mixed"),

@@ -1,4 +1,4 @@
-"""Between the softmax and v: guards against NaN, zeroed rows, dropout, casts, weights that are returned."""
+"""Between the scores and v: guards against NaN, zeroed rows, dropout, casts, weights that are returned."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ def _filled(q: Any, k: Any, mask: Any) -> Any:
 
 def _nan_to_num(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return torch.nan_to_num(_filled(q, k, mask).softmax(-1)) @ v
+
+
+def _finite_scores(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """torchscale's: the scores are guarded before a mask is added."""
+    attn = torch.nan_to_num(scores(q, k))
+    return (attn + torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask == 0, -math.inf)[:, None, None]).softmax(
+        -1
+    ) @ v
 
 
 def _isnan(q: Any, k: Any, v: Any, mask: Any) -> Any:
@@ -126,6 +134,7 @@ CASES: dict[str, Case] = {
         name: projected(attend, PADDED, "padding(mask)")
         for name, attend in {
             "nan_to_num": _nan_to_num,
+            "finite_scores": _finite_scores,
             "isnan": _isnan,
             "nan_filled": _nan_filled,
             "filled_after": _filled_after,
