@@ -67,13 +67,13 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
         return Errors(rms=0.0, max=0.0)  # an output that is empty at these sizes has its shape alone
     finite = np.isfinite(expected).reshape(*valid.shape, -1)
     # Rows without any number, as of a mean over no key: nobody can tell what would be right there.
-    undefined = ~finite.any(-1)
+    undefined: Array = np.asarray(~finite.any(-1))
     if not (valid & ~undefined).any():
         undefined = np.zeros_like(valid)
     compared = valid & ~undefined
     if not compared.any():
         return Errors(problem="no element to compare")
-    parts = [_part(*arrays, got.dtype.name, spec) for arrays in _blocks(got, expected, compared, undefined)]
+    parts = [_part(got.dtype.name, spec, *arrays) for arrays in _blocks(got, expected, compared, undefined)]
     elements = sum(part.elements for part in parts)
     scale = _rms_of([(part.elements, part.reference) for part in parts])
     found = Errors(elements, reference_rms=scale, embedding=len(spec.dims) == 2 and _floating(spec))
@@ -142,7 +142,7 @@ def _blocks(got: Array, expected: Array, *rows: Array) -> Iterator[tuple[Array, 
         yield result, wanted, *(array.reshape(count)[at : at + step] for array in rows)
 
 
-def _part(result: Array, wanted: Array, valid: Array, undefined: Array, dtype: str, spec: TensorSpec) -> _Part:
+def _part(dtype: str, spec: TensorSpec, result: Array, wanted: Array, valid: Array, undefined: Array) -> _Part:
     result[undefined] = wanted[undefined] = 0.0
     padded = None if valid.all() else _beside(result[~valid], wanted[~valid])
     picked, reference = result[valid], wanted[valid]
@@ -237,7 +237,8 @@ def _distances(error: Array, reference: Array, dtype: str) -> Array | None:
     # One ULP of a subnormal float64 is the least number there is, and dividing by it may overflow.
     with np.errstate(over="ignore", divide="ignore"):
         distance = np.abs(error) / np.ldexp(1.0, np.maximum(exponent, least) - bits)
-    return np.minimum(distance, np.finfo(np.float64).max)
+    capped: Array = np.minimum(distance, np.finfo(np.float64).max)
+    return capped
 
 
 def _quantiles(distances: Sequence[Array]) -> Ulps | None:
