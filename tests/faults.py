@@ -378,8 +378,8 @@ tests/exporter/test_picked_rows.py
     - return {0: axis} if dims[-2] == 1 else {0: axis, mask_at: len(dims) - 2}
     + return {0: axis}
   attnport/exporter/tokens/picked.py: causal attention hides no key from the row that is picked
-    - if order or any(value is not None for value in others) or rank not in ((3, 4) if own else (3,)) or axis != rank - 2:
-    + if any(value is not None for value in others) or rank not in ((3, 4) if own else (3,)) or axis != rank - 2:
+    - order = attribute(node, "is_causal", 0) or attribute(node, "unidirectional", 0)
+    + order = 0
   attnport/exporter/tokens/picked.py: no row is left out
     - if not any(node.op_type in _HEAVY for node in narrow):
     + if narrow:
