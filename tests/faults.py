@@ -370,6 +370,19 @@ tests/exporter/test_real_tokens.py
   attnport/exporter/tokens/real.py: rows of padding are not zero in outputs
     - self._give(value, self.build.op("Where", real, value, zero, name="zeroed", dtype=value.dtype))
     + pass
+tests/exporter/test_picked_rows.py
+  attnport/exporter/tokens/picked.py: an output that has all rows is cut to one
+    - rows: set[_Row | None] = {None} if value.is_graph_output() else set()
+    + rows: set[_Row | None] = set()
+  attnport/exporter/tokens/picked.py: a row's own mask is taken for that of all
+    - return {0: axis} if dims[-2] == 1 else {0: axis, mask_at: len(dims) - 2}
+    + return {0: axis}
+  attnport/exporter/tokens/picked.py: causal attention hides no key from the row that is picked
+    - order = attribute(node, "is_causal", 0) or attribute(node, "unidirectional", 0)
+    + order = 0
+  attnport/exporter/tokens/picked.py: no row is left out
+    - if not any(node.op_type in _HEAVY for node in narrow):
+    + if narrow:
 tests/exporter/test_engine_evidence.py
   attnport/exporter/engine/evidence.py: a kernel with a part of an attention is proof of all of it
     - if text.attends.fullmatch(kernel.name) and wanted <= kernel.nodes]

@@ -7,10 +7,11 @@ one pass over all tokens.
 from __future__ import annotations
 
 import dataclasses
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,14 +23,22 @@ from attnport.cases.inputs import case as given_case
 from attnport.decoders import decoder_roles, roles_in
 from attnport.errors import ArtifactError, UsageError
 from attnport.masks.numpy_builders import encode_mask, numpy_dtype
+from attnport.onnx_graph import dims_of, ir
 from attnport.optional import require
 from attnport_bundle.batches import scoring
 from attnport_bundle.decoding.caches import Decoding, MakeSteps, Run, positions, steps_of
 from attnport_bundle.errors import BundleError
+from attnport_bundle.format.contract import evaluate
 from attnport_bundle.text import ATTENDED, PackageTokenizer, Text, told
 
 SENTENCES = "sentences "
 """How the name of a batch of them begins."""
+GRAPH = "model.onnx"
+"""The file of the exported graph in an artifact folder."""
+_MOST_ELEMENTS = 1 << 26
+"""Of the largest tensor that a batch of sentences may make: 512 MB in float64, which several runtimes hold at once.
+
+Logits over 30,000 words are so large for four texts of 512 tokens, the inner layer of BERT-large for 32 of them."""
 _TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", ATTENDED)
 
 
@@ -78,12 +87,22 @@ def read_sentences(path: Path) -> list[str]:
     return sentences
 
 
-def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, batch: int = 32) -> list[Case]:
+def text_cases(
+    io: IOContract, sentences: Sequence[str], tokenizer_path: Path, batch: int = 32, graph: Path | None = None
+) -> list[Case]:
     """Sentences in their order, in batches padded to the longest of each batch, on the side that the tokenizer pads.
 
     They are not sorted by length, which would leave hardly any padding: batches in use are not sorted either. Sentences
     longer than the model takes are truncated. A decoder's cache is empty, and its batches are padded on the left. For a
     model that gives scores, a tab in a sentence separates a pair of texts, such as a query and a document.
+
+    Args:
+        io: The contract, whose inputs are filled.
+        sentences: The texts.
+        tokenizer_path: The model's `tokenizer.json`.
+        batch: Sentences in a batch; fewer where the model takes fewer.
+        graph: The exported graph. Batches have fewer sentences where one of its tensors, or an output, would have more
+            than `_MOST_ELEMENTS` elements for as many of the longest.
 
     Raises:
         MissingDependency: the tokenizers package is not installed.
@@ -104,6 +123,9 @@ def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, b
     texts = [_pair(each) for each in sentences] if scoring(io) else sentences
     rows, pad_id, left = _tokenise(texts, tokenizer_path, longest)
     batch = min(batch, B.max) if B else int(ids.dims[0])
+    if B and graph and graph.is_file():
+        length = {T.name: T.at_least(max(len(row[0]) for row in rows))} if T else {}
+        batch = max(1, min(batch, _MOST_ELEMENTS // _largest_tensor(io, graph, {B.name: 1, **length})))
     batches = []
     for start in range(0, len(rows), batch):
         part = rows[start : start + batch]
@@ -114,6 +136,17 @@ def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, b
         width = T.at_least(width) if T else longest
         batches.append(case(io, name, "text", _feeds(io, part, width, pad_id, left or bool(_empty_caches(io)))))
     return batches
+
+
+def _largest_tensor(io: IOContract, graph: Path, sizes: Mapping[str, int]) -> int:
+    """The elements of the largest tensor whose size is known, of a graph and of a contract's outputs."""
+    sizes = {dim.name: dim.min for dim in io.dims} | dict(sizes)
+    shapes = [spec.shape(sizes) for spec in io.outputs]
+    for value in (value for node in ir.load(graph).graph for value in node.outputs):
+        with suppress(ValueError):  # a name that the exporter gave to a size
+            dims = dims_of(value) or ()
+            shapes.append(tuple(dim if isinstance(dim, int) else evaluate(str(dim), sizes) for dim in dims))
+    return max(map(math.prod, shapes))
 
 
 def _pair(sentence: str) -> Text:
@@ -328,7 +361,7 @@ def cases_of(
         texts = [manifest.prompts.usual + sentence for sentence in sentences]
         whole = of_all_tokens(manifest.io)
         group = "text" if whole is manifest.io else DECODING
-        read = text_cases(whole, texts, folder / tokenizer, batch)
+        read = text_cases(whole, texts, folder / tokenizer, batch, folder / GRAPH)
         chosen += [dataclasses.replace(one, group=group) for one in read]
     chosen += [full_case(manifest.io, each, seed) for each in sizes]
     return list({case.name: case for case in chosen}.values())

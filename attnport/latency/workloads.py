@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from attnport.artifacts import IOContract, Manifest
-from attnport.cases.choosing import reads_text, text_cases
+from attnport.cases.choosing import GRAPH, reads_text, text_cases
 from attnport.cases.inputs import Array, Case, batch_dim, case, full_case, real_tokens
 from attnport.cases.mask_cases import keys_dim
 from attnport.decoders import decoder_roles
@@ -85,7 +85,7 @@ def workloads(
         alone = text_cases(io, sentences, tokenizer, batch=1)
         # The sentence of median length represents them better than the first, or than an average of all.
         middle = sorted(alone, key=lambda case: real_tokens(io, case.feeds))[len(alone) // 2]
-        together = text_cases(io, sentences[:batch], tokenizer, batch=batch)[0]
+        together = text_cases(io, sentences[:batch], tokenizer, batch, folder / GRAPH)[0]
         chosen += [_workload(io, middle, "sentence"), _workload(io, together, "sentence")]
     if lengths:
         least = io.dim(str(batch_dim(io))).min if batch_dim(io) else 1

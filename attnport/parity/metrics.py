@@ -7,8 +7,8 @@ All are over the valid elements; what stands in padded query rows is measured ap
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -65,41 +65,121 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
         return Errors(problem=problem)
     if expected.size == 0:
         return Errors(rms=0.0, max=0.0)  # an output that is empty at these sizes has its shape alone
-    result, wanted = got.astype(np.float64), expected.astype(np.float64)
-    undefined = ~np.isfinite(wanted).reshape(*valid.shape, -1).any(-1)
-    if undefined.any() and (valid & ~undefined).any():
-        # Rows without any number, as of a mean over no key: nobody can tell what would be right there.
-        valid = valid & ~undefined
-        result[undefined] = wanted[undefined] = 0.0
-    picked, reference = result[valid], wanted[valid]
-    if picked.size == 0:
+    finite = np.isfinite(expected).reshape(*valid.shape, -1)
+    # Rows without any number, as of a mean over no key: nobody can tell what would be right there.
+    undefined: Array = np.asarray(~finite.any(-1))
+    if not (valid & ~undefined).any():
+        undefined = np.zeros_like(valid)
+    compared = valid & ~undefined
+    if not compared.any():
         return Errors(problem="no element to compare")
-    scale = rms(np.where(np.isfinite(reference), reference, 0.0))
-    found = Errors(picked.size, reference_rms=scale, embedding=len(spec.dims) == 2 and _floating(spec))
-    if not np.isfinite(wanted).all():
+    parts = [_part(got.dtype.name, spec, *arrays) for arrays in _blocks(got, expected, compared, undefined)]
+    elements = sum(part.elements for part in parts)
+    scale = _rms_of([(part.elements, part.reference) for part in parts])
+    found = Errors(elements, reference_rms=scale, embedding=len(spec.dims) == 2 and _floating(spec))
+    if not (finite.all(-1) | undefined).all():
         return replace(found, problem="the float64 reference itself has NaN or Inf")
-    inside, padded = census(picked), _padded(result, wanted, valid)
+    inside, padded = _sum_of([part.census for part in parts]), _padded([part.padded for part in parts if part.padded])
     found = replace(found, census=inside, padded=padded)
     if inside.total:
         counts = (("NaN", inside.nan), ("Inf", inside.positive_inf), ("-Inf", inside.negative_inf))
         kinds = ", ".join(f"{count} {name}" for name, count in counts if count)
-        problem = f"NaN or Inf in {inside.total} of {picked.size} valid elements ({kinds})"
+        problem = f"NaN or Inf in {inside.total} of {elements} valid elements ({kinds})"
         return replace(found, nonfinite=inside.total, problem=problem)
     beside = padded.nonfinite if padded else NonFinite()
-    error = picked - reference
-    relative = rms(error) / scale if scale > 0 else math.inf
+    error = _rms_of([(part.elements, part.error) for part in parts])
+    relative = error / scale if scale > 0 else math.inf
+    agreements = [part.argmax for part in parts if part.argmax]
     return replace(
         found,
-        rms=rms(error),
-        max=float(np.abs(error).max()),
+        rms=error,
+        max=max(part.largest for part in parts),
         relative=relative if math.isfinite(relative) else None,
-        cosine=least_cosine(result, wanted, valid) if _floating(spec) else None,
+        cosine=min(part.cosine for part in parts) if _floating(spec) else None,
         nonfinite=beside.total,
-        ulps=ulps(error, reference, got.dtype.name),
-        argmax=argmax_agreement(result, wanted, valid) if has_logits(spec) else None,
+        ulps=_quantiles([part.distances for part in parts if part.distances is not None]),
+        argmax=Argmax(sum(one.rows for one in agreements), sum(one.agree for one in agreements))
+        if agreements
+        else None,
         problem=f"NaN or Inf in {beside.total} elements of padded query rows, which may hold anything finite"
         if beside.total
         else "",
+    )
+
+
+_BLOCK = 1 << 20
+"""Elements that are measured at a time: the logits of a few texts take gigabytes in float64, and so does every array
+that is computed of all of them."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What some rows add to `Errors`; as there. `reference` and `error` are root mean squares."""
+
+    elements: int = 0
+    reference: float = 0.0
+    error: float = 0.0
+    largest: float = 0.0
+    cosine: float = math.inf
+    census: NonFinite = field(default_factory=NonFinite)
+    padded: PaddedRows | None = None
+    distances: Array | None = None
+    argmax: Argmax | None = None
+
+
+def _blocks(got: Array, expected: Array, *rows: Array) -> Iterator[tuple[Array, ...]]:
+    """Some rows at a time of a result and its reference, in float64, and of arrays over their leading dims.
+
+    Where such an array is over all dims, a row is not whole, and there is one block.
+    """
+    if rows[0].ndim == expected.ndim:
+        yield got.astype(np.float64), expected.astype(np.float64), *rows
+        return
+    count, shape = rows[0].size, expected.shape[rows[0].ndim :]
+    step = max(1, _BLOCK // max(math.prod(shape), 1))
+    for at in range(0, count, step):
+        result, wanted = (array.reshape(count, *shape)[at : at + step].astype(np.float64) for array in (got, expected))
+        yield result, wanted, *(array.reshape(count)[at : at + step] for array in rows)
+
+
+def _part(dtype: str, spec: TensorSpec, result: Array, wanted: Array, valid: Array, undefined: Array) -> _Part:
+    result[undefined] = wanted[undefined] = 0.0
+    padded = None if valid.all() else _beside(result[~valid], wanted[~valid])
+    picked, reference = result[valid], wanted[valid]
+    if not picked.size:
+        return _Part(padded=padded)
+    known = np.isfinite(reference).all()
+    part = _Part(
+        picked.size,
+        rms(np.where(np.isfinite(reference), reference, 0.0)),
+        census=census(picked),
+        padded=padded,
+    )
+    if part.census.total or not known:
+        return part
+    error = picked - reference
+    return replace(
+        part,
+        error=rms(error),
+        largest=float(np.abs(error).max()),
+        cosine=least_cosine(result, wanted, valid) if _floating(spec) else math.inf,
+        distances=_distances(error, reference, dtype),
+        argmax=argmax_agreement(result, wanted, valid) if has_logits(spec) else None,
+    )
+
+
+def _rms_of(parts: Sequence[tuple[int, float]]) -> float:
+    """The root mean square of all elements, by the number and the root mean square of those of each part."""
+    largest = max(found for _, found in parts)
+    squares = sum(count * (found / largest) ** 2 for count, found in parts) if largest > 0 else 0.0
+    return largest * math.sqrt(squares / sum(count for count, _ in parts))
+
+
+def _sum_of(counts: Sequence[NonFinite]) -> NonFinite:
+    return NonFinite(
+        sum(one.nan for one in counts),
+        sum(one.positive_inf for one in counts),
+        sum(one.negative_inf for one in counts),
     )
 
 
@@ -144,6 +224,12 @@ def ulps(error: Array, reference: Array, dtype: str) -> Ulps | None:
     The reference is not rounded to `dtype` first: a result rounded correctly is at most half a ULP off. Below the least
     normal number the ULP is that of the subnormals.
     """
+    distances = _distances(error, reference, dtype)
+    return None if distances is None else _quantiles([distances])
+
+
+def _distances(error: Array, reference: Array, dtype: str) -> Array | None:
+    """Each error in ULP: see `ulps`."""
     if dtype not in _FORMATS:
         return None
     bits, least = _FORMATS[dtype]
@@ -151,7 +237,14 @@ def ulps(error: Array, reference: Array, dtype: str) -> Ulps | None:
     # One ULP of a subnormal float64 is the least number there is, and dividing by it may overflow.
     with np.errstate(over="ignore", divide="ignore"):
         distance = np.abs(error) / np.ldexp(1.0, np.maximum(exponent, least) - bits)
-    found = np.quantile(np.minimum(distance, np.finfo(np.float64).max), (0.5, 0.9, 0.99, 1.0), method="higher")
+    capped: Array = np.minimum(distance, np.finfo(np.float64).max)
+    return capped
+
+
+def _quantiles(distances: Sequence[Array]) -> Ulps | None:
+    if not distances:
+        return None
+    found = np.quantile(np.concatenate(distances), (0.5, 0.9, 0.99, 1.0), method="higher", overwrite_input=True)
     return Ulps(*map(float, found))
 
 
@@ -206,15 +299,25 @@ def _incomparable(got: Array | None, expected: Array, spec: TensorSpec) -> str:
     return "" if kinds[0] == kinds[1] else f"got dtype {got.dtype}, {kinds[0]}; expected {kinds[1]}"
 
 
-def _padded(result: Array, wanted: Array, valid: Array) -> PaddedRows | None:
+def _beside(got: Array, reference: Array) -> PaddedRows:
     """The elements that are not compared; their errors are for the record."""
-    if valid.all():
-        return None
-    got, reference = result[~valid], wanted[~valid]
     found = census(got)
     if found.total or not np.isfinite(reference).all():
         return PaddedRows(got.size, None, None, found)
-    return PaddedRows(got.size, rms(got - reference), float(np.abs(got - reference).max()), found)
+    return PaddedRows(got.size, rms(got - reference), float(np.abs(got - reference).max(initial=0.0)), found)
+
+
+def _padded(parts: Sequence[PaddedRows]) -> PaddedRows | None:
+    """Those of all parts."""
+    if not parts:
+        return None
+    elements, found = sum(part.elements for part in parts), _sum_of([part.nonfinite for part in parts])
+    known = [(part.elements, part.rms_error, part.max_error) for part in parts]
+    errors = [(count, of_rms, of_max) for count, of_rms, of_max in known if of_rms is not None and of_max is not None]
+    if len(errors) < len(parts):
+        return PaddedRows(elements, None, None, found)
+    of_rms = _rms_of([(count, of_rms) for count, of_rms, _ in errors])
+    return PaddedRows(elements, of_rms, max(of_max for _, _, of_max in errors), found)
 
 
 def _kind(array: Array) -> str:

@@ -29,6 +29,8 @@ _AT_ONCE = 16
 """Texts that are decoded at a time, as far as the model takes so many."""
 _MOST_VECTORS = 2048
 """Of which each is compared with every other one."""
+_MOST_NUMBERS = 1 << 25
+"""That are kept of all items to measure a difference by; of more, some that are evenly spread over each item."""
 FEWEST_TOKENS = 200
 """Tokens that must be scored, at least."""
 
@@ -92,22 +94,32 @@ class Agreement:
     def __call__(self, session: Session) -> Score:
         """The agreement; 1 for the session that is scored first."""
         found: dict[str, list[Array]] = {name: [] for name in self._outputs}
+        finite = True
         for item in self._items:
             outputs = session.run(item.feeds)
             for name in self._outputs:
-                found[name].append(outputs[name][item.valid[name]].astype(np.float64))
+                rows = outputs[name][item.valid[name]]
+                finite = finite and bool(np.isfinite(rows).all())
+                found[name].append(self._kept(rows))
         if self._expected is None:
             self._expected = found
-        if not all(np.isfinite(row).all() for rows in found.values() for row in rows):
+        if not finite:
             return Score(float("-inf"), {"finite": 0.0})
         scores = [self._measure(found[name], self._expected[name]) for name in self._outputs]
         return min(scores, key=lambda score: score.value)
 
+    def _kept(self, rows: Array) -> Array:
+        """What the measure needs of an item's output, which may have a number for each word of a vocabulary."""
+        if self._measure is _same_largest:
+            return np.atleast_1d(rows.argmax(-1))
+        if self._measure is _nearness and rows.size > (most := _MOST_NUMBERS // len(self._items)):
+            rows = rows.reshape(-1)[np.linspace(0, rows.size - 1, most).astype(np.int64)]
+        return rows.astype(np.float64)
+
 
 def _same_largest(found: Sequence[Array], expected: Sequence[Array]) -> Score:
-    same = np.concatenate(
-        [np.atleast_1d(got.argmax(-1) == wanted.argmax(-1)) for got, wanted in zip(found, expected, strict=True)]
-    )
+    """By the place of the largest in each row."""
+    same = np.concatenate([got == wanted for got, wanted in zip(found, expected, strict=True)])
     return Score(float(same.mean()), counts={"largest logits": (int(same.sum()), same.size)})
 
 

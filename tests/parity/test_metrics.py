@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -149,3 +151,33 @@ def test_a_root_mean_square_neither_overflows_nor_vanishes() -> None:
     assert metrics.rms(np.array([3e300, 4e300])) == pytest.approx(math.sqrt(12.5) * 1e300)
     assert metrics.rms(np.array([3e-300, 4e-300])) == pytest.approx(math.sqrt(12.5) * 1e-300)
     assert metrics.rms(np.zeros(3)) == 0
+
+
+def test_what_is_measured_a_few_rows_at_a_time_is_what_is_measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    got = EXPECTED + np.random.default_rng(1).standard_normal(EXPECTED.shape) * 10.0 ** -np.arange(1.0, 13.0).reshape(
+        2, 6, 1
+    )
+    spoilt, beside = changed((0, 5, 0), np.inf), changed((1, 5, 0), np.nan)
+    reference = EXPECTED.copy()
+    reference[0, 2, 1] = np.nan
+    for one, other in ((got, EXPECTED), (spoilt, EXPECTED), (beside, EXPECTED), (got, reference)):
+        whole = measure(one, other, VALID, LOGITS)
+        with monkeypatch.context() as patch:
+            patch.setattr(metrics, "_BLOCK", 8)  # two rows
+            parts = measure(one, other, VALID, LOGITS)
+        for field in dataclasses.fields(Errors):
+            mine, theirs = getattr(parts, field.name), getattr(whole, field.name)
+            if field.name == "padded" and theirs:
+                assert (mine.elements, mine.nonfinite) == (theirs.elements, theirs.nonfinite)
+                assert (mine.rms_error, mine.max_error) == pytest.approx((theirs.rms_error, theirs.max_error))
+            else:
+                assert mine == (pytest.approx(theirs) if isinstance(theirs, float) else theirs), field.name
+
+
+def test_measuring_takes_little_more_memory_than_what_is_measured() -> None:
+    got = np.ones((4, 100, 20_000), np.float32)  # 64 MB as a reference
+    wanted, valid = got.astype(np.float64), np.ones((4, 100), dtype=bool)
+    tracemalloc.start()
+    assert measure(got, wanted, valid, TensorSpec("logits", "float32", ("batch", "seq", 20_000))).max == 0
+    assert tracemalloc.get_traced_memory()[1] < 4 * wanted.nbytes
+    tracemalloc.stop()

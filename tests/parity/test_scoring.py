@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from attnport.cases.inputs import Array, Case, case
 from attnport.console.terminal import shown as as_text
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError
+from attnport.parity import scoring
 from attnport.parity.scoring import FEWEST, Agreement, UserMetric, items_of
 from attnport.reporting import document as doc
 
@@ -59,6 +61,30 @@ def test_a_session_agrees_with_itself() -> None:
     for name in ("logits", "embedding"):
         first, again = scores(name, (WIDTH,), lambda x: x, lambda x: x)
         assert first.value == again.value == pytest.approx(1)
+
+
+def test_logits_over_a_vocabulary_are_not_kept_of_every_item() -> None:
+    io, words = contract("logits", 16, 4096), 16 * 4096
+    for near in (False, True):
+        metric = Agreement(io, items(io), near=near)
+        session = Fake("logits", lambda x: np.resize(x.ravel(), words).reshape(1, 16, 4096))
+        tracemalloc.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scoring, "_MOST_NUMBERS", ITEMS * 100)
+            assert metric(session).value == metric(session).value == 1
+        assert tracemalloc.get_traced_memory()[1] < 4 * words * 8  # 40 items
+        tracemalloc.stop()
+
+
+def test_a_difference_of_very_many_numbers_is_measured_by_some_of_each_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    io, random = contract("hidden", 8, 512), np.random.default_rng(0)
+    table, off = random.normal(size=(2, 8, 512))
+    monkeypatch.setattr(scoring, "_MOST_NUMBERS", ITEMS * 400)
+    metric = Agreement(io, items(io))
+    metric(Fake("hidden", lambda x: table[None] * x[0, 0]))
+    assert metric(Fake("hidden", lambda x: (table + off / 10)[None] * x[0, 0])).value == pytest.approx(0.9, abs=0.01)
+    not_finite = np.where(np.arange(512) == 511, np.nan, table)
+    assert metric(Fake("hidden", lambda x: not_finite[None])).value == -np.inf
 
 
 def test_logits_count_the_positions_with_the_same_largest() -> None:

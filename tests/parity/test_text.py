@@ -5,10 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
 import tokenizers
 
 from attnport.artifacts import IOContract, Prompts
+from attnport.cases import choosing
 from attnport.cases.choosing import cases_of, read_sentences, reads_text, text_cases, tokenizers_errors
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, UsageError
@@ -155,3 +157,29 @@ def test_the_default_prompt_stands_before_every_sentence(tokenizer: Path) -> Non
     tried = cases_of(tokenizer.parent, manifest, ["a", "b"], None, 0, 4)  # type: ignore[arg-type]
     (case,) = [each for each in tried if each.group == "text"]
     assert case.feeds["input_ids"].tolist() == [[4, 4, 2], [4, 4, 3]]
+
+
+def test_a_batch_has_so_few_sentences_that_no_tensor_of_the_graph_is_huge(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = tokenizer.parent / "model.onnx"
+    words = onnx.helper.make_tensor_value_info("words", onnx.TensorProto.FLOAT, ["batch", "seq", 100])
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", "seq", 100])
+    hidden = onnx.helper.make_tensor_value_info("hidden", onnx.TensorProto.FLOAT, ["batch", 100])
+    nodes = [onnx.helper.make_node("Relu", ["x"], ["words"]),
+             onnx.helper.make_node("ReduceMax", ["words"], ["hidden"], keepdims=0)]  # fmt: skip
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x], [hidden], value_info=[words])), graph)
+    monkeypatch.setattr(choosing, "_MOST_ELEMENTS", 1200)  # two of the longest, which has 6 tokens
+    made = text_cases(IO, SENTENCES, tokenizer, 32, graph)
+    assert [case.feeds["input_ids"].shape for case in made] == [(2, 3), (2, 6)]
+    monkeypatch.setattr(choosing, "_MOST_ELEMENTS", 1)
+    assert len(text_cases(IO, SENTENCES, tokenizer, 32, graph)) == len(SENTENCES)
+
+
+def test_outputs_count_where_the_graph_names_no_size(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = tokenizer.parent / "model.onnx"
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n"]) for name in "xy")
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y])), graph)
+    monkeypatch.setattr(choosing, "_MOST_ELEMENTS", 3 * 6 * 8)
+    assert [len(case.feeds["input_ids"]) for case in text_cases(IO, SENTENCES, tokenizer, 32, graph)] == [3, 1]

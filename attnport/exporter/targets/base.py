@@ -26,6 +26,7 @@ from attnport.exporter.graph.opset import to_opset
 from attnport.exporter.graph.sizes import infer_sizes
 from attnport.exporter.precision.plan import apply_plan, widen
 from attnport.exporter.tokens.padding import seen_without_key
+from attnport.exporter.tokens.picked import compute_picked_rows
 from attnport.exporter.tokens.real import run_real_tokens
 from attnport.onnx_graph import dims_of, ir
 
@@ -84,7 +85,8 @@ class Lowering(abc.ABC):
         proved_by: The runtimes that can prove fusion of this form, best first; "engine" = the TensorRT engine itself.
         integers: The plans with linear layers in integers, which `tune` writes; the runtime says which it can compute.
         widens: Whether what the module itself casts to half precision is computed in float32, as the runtime does.
-        real_tokens: Whether the form computes the real tokens of padded batches alone, where that is proved right.
+        real_tokens: Whether the form computes the real tokens of padded batches alone, where that is proved right, and
+            one position alone where nothing else is read.
     """
 
     name: ClassVar[str]
@@ -238,11 +240,9 @@ class Lowering(abc.ABC):
             if own:
                 result.costs[current.name] = f"the mean of all values for rows without a key, which others see: {own}"
         clean_up(model)
-        for mask in padding:
-            infer_sizes(model)
-            result.padding[str(mask.input)] = left_out.get(REAL_TOKENS) or run_real_tokens(
-                model, mask, hiding[str(mask.input)]
-            )
+        self._leave_out_rows(
+            result, padding, hiding, left_out.get(REAL_TOKENS, ""), {str(one.node.name) for one in locals_}
+        )
         if BLOCKS in left_out:
             whole = f"all queries with all keys, not in blocks: {left_out[BLOCKS]}"
             result.costs.update({local.attention.name: whole for local in locals_})
@@ -252,6 +252,27 @@ class Lowering(abc.ABC):
             costs = result.costs.get(recognised.name, ""), cost_of_weights(model.graph, recognised, build.sizes)
             result.costs[recognised.name] = "; ".join(filter(None, costs))
         return result
+
+    def _leave_out_rows(
+        self,
+        result: Lowered,
+        padding: Sequence[MaskSpec],
+        hiding: Mapping[str, Collection[str]],
+        why_not: str,
+        whole: Collection[str],
+    ) -> None:
+        """Leaves out rows that nothing reads and those of padding, unless there is a reason not to.
+
+        Args:
+            hiding: By padding mask, the nodes of attention that hide its keys.
+            whole: The nodes of attention that are to be computed in blocks.
+        """
+        if self.real_tokens and not why_not:
+            infer_sizes(result.model)
+            compute_picked_rows(result.model, whole)
+        for mask in padding:
+            infer_sizes(result.model)
+            result.padding[str(mask.input)] = why_not or run_real_tokens(result.model, mask, hiding[str(mask.input)])
 
     def _prepare(self, model: ir.Model) -> None:
         """Brings a graph, in place, into the form that recognition reads."""
