@@ -255,6 +255,9 @@ class Sides:
                 row["ndcg"] = round(self.metric.of(every), 5)
             tried = {batch: min(side.embed(self.texts, batch or 1) for _ in range(2)) for batch in batches}
             row["batch"] = min(tried, key=lambda batch: tried[batch])
+            if len(batches) > 1:  # what a large batch took, a process keeps, and all are open at once
+                side.close()
+                self.open[named] = Side(named, self.told, 1)
         except SideFailed as err:
             row["failed"] = str(err)
             side = self.open.pop(named, None)
@@ -530,6 +533,8 @@ def main() -> None:
     for kind in KINDS:
         if kind in given.only:
             result.setdefault("kinds", {})[kind] = measured(kind, given.seconds)
+            if given.json:
+                given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if "server" in given.only:
         result["server"] = measured_server(given.seconds)
     if given.json:
