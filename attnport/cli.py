@@ -174,6 +174,8 @@ def check(
             out.show(bisected or report, "whole" if out.verbose else "brief")
         again = command_line("check", checking.check, **options | {"runtimes": (), "force": False})
         checking.raise_for(report, options["runtimes"], "" if bisect else again)
+        if report.verdict == "FAIL":
+            out.tell("what failed is of an earlier check and was not named, so that it does not count here")
 
     return finish
 

@@ -97,7 +97,7 @@ class LatencyReport(Printed):
 
     Attributes:
         model: The model's name; two reports can only be compared if it is the same.
-        weights: The digest of the model's weights.
+        weights, code: The digests of the model's weights, and of the code that it is made of.
         notes: What the reader must know about the whole run.
         absent: The runtimes that are not installed, or need hardware that this machine lacks, with the reason. They
             have no rows.
@@ -113,6 +113,7 @@ class LatencyReport(Printed):
     tokens: Mapping[str, int]
     model: str = ""
     weights: str = ""
+    code: str = ""
     notes: tuple[str, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)

@@ -235,7 +235,9 @@ SPARSE, OF_TOKENS = "sparse_embedding", "token_embeddings"
 """The outputs of a model whose vectors are mostly zero, and of one with a vector for each token."""
 EMBEDDER, SPARSE_ENCODER, MULTI_VECTOR = "embedder", "sparse encoder", "multi-vector encoder"
 _SCORES = "cross-encoder or classifier"
+_DECODER = "decoder"
 _METHODS = {
+    _DECODER: "generate",
     EMBEDDER: "embed",
     SPARSE_ENCODER: "encode_sparse",
     MULTI_VECTOR: "encode_query and encode_document",
@@ -244,8 +246,10 @@ _METHODS = {
 
 
 def kind_of(io: IO) -> str:
-    """What a model makes of texts, in the words of sentence-transformers; "" of one that is none of theirs."""
+    """What a model makes of texts, in the words of sentence-transformers, or a decoder; "" of any other."""
     names = {spec.name for spec in io.outputs}
+    if getattr(io, "decoder", None):
+        return _DECODER
     if scoring(io):
         return _SCORES
     kinds = {SPARSE: SPARSE_ENCODER, OF_TOKENS: MULTI_VECTOR}

@@ -186,6 +186,7 @@ class Measuring:
             tokens={workload.name: workload.tokens for workload in self._workloads},
             model=self._manifest.name,
             weights=self._manifest.source.weights_digest,
+            code=self._manifest.source.code_digest,
             notes=tuple(self._notes),
         )
 

@@ -188,10 +188,10 @@ def _grounds(before: LatencyReport, after: LatencyReport) -> tuple[bool, list[st
         "after"
         for key in changed
     ]
-    if before.weights != after.weights:
-        notes.append("the weights differ")
-    # A larger model is slower in PyTorch as well, so that the ratio to PyTorch does not show it.
-    relative = "version torch" not in changed and before.weights == after.weights
+    differ = [what for what in ("weights", "code") if getattr(before, what) != getattr(after, what)]
+    notes += [f"the {what} of the model is not the same" if what == "code" else "the weights differ" for what in differ]
+    # What makes a model slower makes it slower in PyTorch as well, so that the ratio to PyTorch does not show it.
+    relative = "version torch" not in changed and not differ
     if not relative:
         notes.append(
             f"{after.baseline} is not the same before and after, so times are compared directly: if the machine itself "

@@ -236,7 +236,10 @@ def _checker(io: IOContract, model: Path, case: Case) -> tuple[str, Session]:
             return name, session
         problems.append(f"{name}: {got}")
         session.close()
-    raise ExportError(f"the exported graph runs nowhere, at {case.name}: {'; '.join(problems)}")
+    hint, limited = "", next((spec for spec in io.inputs if spec.high), None)
+    if limited and any("out of data bounds" in problem for problem in problems):
+        hint = f"A table has fewer rows than an input has values: is {limited}:high={limited.high} as many as it has?"
+    raise ExportError(f"the exported graph runs nowhere, at {case.name}: {'; '.join(problems)}", hint=hint)
 
 
 def _outputs(session: Session, case: Case) -> dict[str, Array] | str:

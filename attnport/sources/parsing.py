@@ -71,6 +71,10 @@ def parse_leaf(text: str) -> Leaf:
     return Leaf(path, _constant(rest) or _input(text, path, rest))
 
 
+_TORCH_NAMES = {"int": "int64", "long": "int64", "float": "float32", "double": "float64", "half": "float16"}
+"""What Python and torch call types of tensors."""
+
+
 def parse_input(text: str) -> Input:
     """Reads an input: `x=float32[batch,seq,256]`, `mask=int64[batch,seq]:padding`, `ids=int64[batch,seq]:high=30522`.
 
@@ -204,9 +208,9 @@ def _input(text: str, path: Path, rest: str) -> Input:
             ) from err
     dtype, known = match["dtype"], (*DTYPES, *NARROW)
     if dtype not in known:
-        raise UsageError(
-            f"input {text!r}: dtype {dtype!r} is not one of {', '.join(known)}.", hint=nearest(dtype, known)
-        )
+        meant = _TORCH_NAMES.get(dtype)
+        hint = f"Is it {meant}?" if meant else nearest(dtype, known)
+        raise UsageError(f"input {text!r}: dtype {dtype!r} is not one of {', '.join(known)}.", hint=hint)
     narrow = dtype if dtype in NARROW else ""
     spec = TensorSpec(flat_name(path), "int32" if narrow else dtype, dims)
     return marked(spec, filter(None, match["marks"].split(":")), narrow)

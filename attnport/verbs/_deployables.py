@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from attnport.artifacts import LatencyReport, Manifest, ParityReport, TuneReport
+from attnport.artifacts import LatencyReport, Manifest, ParityReport, TuneReport, Verdict
 from attnport.bundling.write import choose_backends, judge
 from attnport.errors import AttnportError
 from attnport.folder.workspace import if_whole, model_digest, name_of, read_parity, read_report
@@ -33,7 +33,7 @@ def of_folder(folder: Path, manifest: Manifest, parity: ParityReport | None) -> 
             files = {file: (folder / file).stat().st_size for file in backend.copied(folder)}
             fused = str(judged.fusion) if judged.fusion else ""
             problem = "" if judged.verdict == "PASS" else f"a bundle refuses {name}: {judged.reason}"
-            own = name, backend.runtime, backend.form.plan, files, judged.verdict, fused
+            own = name, backend.runtime, backend.form.plan, files, _ran(judged.verdict, judged.runtime), fused
             found.append(Deployable(*own, backend.measured_as or "", problem))
     return tuple(found)
 
@@ -44,8 +44,14 @@ def of_bundle(manifest: BundleManifest) -> tuple[Deployable, ...]:
     for name, form in ((name, manifest.forms[name]) for name in manifest.order):
         files = {file: manifest.files[file].bytes for file in (form.file, *form.external)}
         fused = f"{form.fusion.fused}/{form.fusion.attentions}" if form.fusion else ""
-        found.append(Deployable(name, form.runtime, form.plan, files, form.parity.verdict, fused))
+        verdict = _ran(form.parity.verdict, form.parity.runtime)
+        found.append(Deployable(name, form.runtime, form.plan, files, verdict, fused))
     return tuple(found)
+
+
+def _ran(verdict: Verdict, runtime: Verdict) -> Verdict:
+    """The verdict to show: that its graph passed elsewhere is no PASS of what was never run, such as an engine."""
+    return runtime if verdict == "PASS" else verdict
 
 
 def next_commands(folder: Path, manifest: Manifest, deployable: tuple[Deployable, ...]) -> tuple[str, ...]:

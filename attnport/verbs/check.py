@@ -261,20 +261,22 @@ def raise_for(report: ParityReport, named: Sequence[str] = (), again: str = "") 
     """Raises the exception for the verdict of a report, if any.
 
     Args:
-        named: Runtimes that the user named; if one is NOT_RUN, it is an error.
+        named: Runtimes that the user named; if one is NOT_RUN, it is an error. What an earlier check found of others
+            does not count then; without any, all counts.
         again: The command of the check, where `--bisect` would tell more about it; see `command_line`.
 
     Raises:
         ParityFailed: a runtime or a lowered form failed.
         UnavailableError: a named runtime was not run.
     """
-    for name, row in report.runtimes.items():
+    keys = [Key.parse(each) for each in named]
+    for name, row in (rows_of(report, *keys) if keys else report.runtimes).items():
         if row.verdict == "FAIL":
             raise ParityFailed(f"{name} fails: {row.reason}.", hint=_hint(report, row, again, runtime=name))
     for name, row in report.forms.items():
-        if row.verdict == "FAIL":
+        if row.verdict == "FAIL" and (not keys or any(key.covers(name) for key in keys)):
             raise ParityFailed(f"form {name} fails: {row.reason}.", hint=_hint(report, row, again))
-    for key in map(Key.parse, named):
+    for key in keys:
         rows = list(rows_of(report, key).values())
         if all(row.verdict == "NOT_RUN" for row in rows):
             reason = rows[0].reason if rows else report.absent.get(key.runtime, "it is not in the report")
@@ -295,7 +297,8 @@ def _hint(report: ParityReport, row: RuntimeParity, again: str, runtime: str = "
     if own and own.verdict == "FAIL" and own.plan != "fp32":
         told.append(
             f"PyTorch itself is wrong in {own.plan}: --precision bf16 has the range of float32, and "
-            "`attnport build FOLDER --target TARGET --precision auto` finds the parts that overflow in fp16."
+            "`attnport build FOLDER --target TARGET --precision auto` keeps what overflows in float32, if that is not "
+            "attention itself."
         )
     elif own and own.verdict == "FAIL":
         told.append("The module itself fails: check that each mask input has the declared meaning, such as :hide.")

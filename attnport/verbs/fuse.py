@@ -80,7 +80,7 @@ def fuse(
 
     Raises:
         UsageError: a target is unknown, or does not have the precision.
-        FusionMissing: `require`, and an attention is not fused.
+        FusionMissing: `require`, and an attention is not fused, or none was counted.
         ArtifactError, IntegrityError: the folder is not an artifact, its model was changed, or a runtime cannot run a
             model that has no attention.
         ExportError: an operator has no form at a target's opset.
@@ -123,7 +123,12 @@ def numbered(progress: Progress, number: int, count: int) -> Progress:
 
 
 def require_fused(tables: Mapping[str, FusionTable]) -> None:
-    """Raises FusionMissing unless every attention of these tables is fused; names the first that are not."""
+    """Raises FusionMissing unless these tables have attentions, and all are fused; names the first that are not."""
+    if none := [key for key, one in tables.items() if not one.attentions]:
+        raise FusionMissing(
+            f"{', '.join(none)}: no attention was counted, so there is none that is fused.",
+            hint="What is counted is a softmax of products of queries and keys, with a product with values behind it.",
+        )
     few = [f"{key} {one}" for key, one in tables.items() if not one.fused == one.attentions == len(one.items)]
     missing = [
         f"{key}: {item.attention}: {item.reason}"

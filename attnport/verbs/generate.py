@@ -106,7 +106,9 @@ def generate(
             "generate takes prompts or inputs, and got " + ("both." if prompts else "neither."),
             hint="Give --prompt TEXT or, of an encoder that does not read text, --inputs FILE.npz.",
         )
-    if not open_folder(folder).tokenizer:
+    manifest = open_folder(folder)
+    decoder_of(manifest.io)
+    if not manifest.tokenizer:
         raise UsageError(
             f"{folder} has no tokenizer, so that it takes token ids alone.",
             hint="In Python: attnport.open(FOLDER).generate([[1, 2, 3]]).",

@@ -201,7 +201,7 @@ def _bundle(folder: Path) -> Inspection:
         source=manifest.provenance.source,
         graph=graph_facts(folder / preferred.file) if preferred.file.endswith(".onnx") else None,
         files={name: file.sha256 for name, file in manifest.files.items()},
-        verdicts={f"parity of {name}": form.parity.verdict for name, form in manifest.forms.items()},
+        verdicts={f"parity of {one.name}": one.parity for one in of_bundle(manifest)},
         versions=manifest.provenance.versions,
         deploy=of_bundle(manifest),
         next=(f"attnport verify {shlex.quote(str(folder))}",),

@@ -111,6 +111,15 @@ def test_with_another_torch_times_are_compared_as_they_are_and_it_is_said() -> N
     assert any("not the same before and after" in note for note in found.notes)
 
 
+def test_a_module_with_other_code_that_is_slower_everywhere_is_no_change_of_the_machine() -> None:
+    before, after = report(1, ort_cpu=0.5), slowed(report(2, ort_cpu=0.5), 1.9)
+    assert regression(before, after).verdict == "no regression shown"  # of one module: the machine is slower
+    found = regression(before, replace(after, code="each layer twice"))
+    assert found.verdict == "REGRESSION"
+    assert {row.verdict for row in found.rows} == {"slower"}
+    assert any("code of the model is not the same" in note for note in found.notes)
+
+
 def test_versions_and_weights_that_differ_are_said() -> None:
     before = report(1, ort_cpu=0.5)
     after = replace(before, weights="other", settings=SETTINGS | {"version onnxruntime": "2"})

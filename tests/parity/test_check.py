@@ -270,8 +270,10 @@ def test_a_runtime_that_is_wrong_fails(
     report = check(tiny_artifact, ["liar"], text=text)
     assert report.verdict == report.runtimes["liar"].verdict == "FAIL"
     assert why in report.runtimes["liar"].reason
-    with pytest.raises(ParityFailed, match="liar"):
-        raise_for(report, ["liar"])
+    for named in (["liar"], []):
+        with pytest.raises(ParityFailed, match="liar"):
+            raise_for(report, named)
+    raise_for(check(tiny_artifact, ["ort_cpu"], text=text), ["ort_cpu"])  # a gate of one runtime is of that one
     assert json.loads((tiny_artifact / "parity.json").read_text())["verdict"] == "FAIL"
 
 
@@ -395,6 +397,8 @@ def test_a_failure_comes_before_what_is_not_available() -> None:
         "b": RuntimeParity("FAIL", "wrong", "fp32"),
     }
     with pytest.raises(ParityFailed, match="b fails: wrong"):
+        raise_for(ParityReport("FAIL", runs, {}), ["a", "b"])
+    with pytest.raises(UnavailableError, match="a was not run"):
         raise_for(ParityReport("FAIL", runs, {}), ["a"])
     raise_for(ParityReport("NOT_RUN", {"a": runs["a"]}, {}, absent={"c": "not installed"}))
     with pytest.raises(UnavailableError, match="c was not run: not installed"):
@@ -431,7 +435,7 @@ def test_masks_are_suspected_where_the_module_fails_in_float32_alone() -> None:
     assert "such as :hide" in hint_of(report)
     half = dataclasses.replace(report.runtimes["torch_eager"], plan="fp16")
     hint = hint_of(ParityReport("FAIL", {"torch_eager": half}, {}))
-    assert "--precision auto` finds the parts that overflow" in hint
+    assert "--precision auto` keeps what overflows in float32" in hint
     assert ":hide" not in hint
 
 

@@ -240,7 +240,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("embeddings", {"model": "minilm", "input": "a", "prompt": "nothing"}, "expected the name of one"),
     ("embeddings", {"model": "minilm", "input": [5], "prompt": "query"}, "it stands before texts"),
     ("embeddings", {"model": "classes", "input": "a"}, "embed: got the outputs"),
-    ("embeddings", {"model": "speaker", "input": "a"}, "embed: got the outputs"),
+    ("embeddings", {"model": "speaker", "input": "a"}, "of this decoder; expected"),
     ("rerank", {"model": "pairs", "query": "a", "documents": []}, "documents: got []"),
     ("rerank", {"model": "pairs", "query": "a", "documents": [{"texts": "b"}]}, "documents: got"),
     ("rerank", {"model": "pairs", "query": "a", "documents": ["b", 1]}, "documents: got"),

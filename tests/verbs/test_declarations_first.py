@@ -26,6 +26,7 @@ X = "x=float32[batch,seq]"
     [
         (["x=flaot32[batch]"], [], "dtype 'flaot32' is not one of float32, "),
         (["x=flaot32[batch]"], [], "Is it float32? False"),
+        (["x=int[batch]"], [], "Is it int64? False"),
         (["x=float32[bat ch,2-3]"], [], "dim '2-3' is neither a name, a size, nor an expression"),
         ([X, "m=int64[batch,seq]:paddin"], [], "got mark 'paddin'; expected padding, causal"),
         ([X], ["sqe=1:2:3"], "dim sqe: no input has that dim; they have batch, seq. Is it seq? False"),

@@ -178,6 +178,12 @@ def test_table_that_counts_more_than_it_lists_is_not_fused(tmp_path: Path) -> No
             require_fused({KEY: lie})
 
 
+def test_where_no_attention_is_counted_none_is_fused(tmp_path: Path) -> None:
+    _, table = build(folder_with_form(tmp_path / "a"), "tensorrt_rtx")
+    with pytest.raises(FusionMissing, match="no attention was counted"):
+        require_fused({KEY: dataclasses.replace(table, attentions=0, fused=0, items=())})
+
+
 def test_form_that_was_changed_is_refused_and_nothing_is_built(tmp_path: Path) -> None:
     folder = folder_with_form(tmp_path / "a")
     form = folder / f"model.{KEY}.onnx"
