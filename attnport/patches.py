@@ -62,7 +62,7 @@ def forward_as(module: Any, forward: Callable[..., Any]) -> Patch:
         module: A `torch.nn.Module`; other modules of its class keep their forward.
         forward: What is called instead.
     """
-    forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
+    forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]  # torch.export binds by it
     return Patch(module, "forward", forward)
 
 

@@ -249,7 +249,7 @@ def cases(io: IOContract, seed: int = 0) -> list[Case]:
 def _plans(io: IOContract) -> Iterator[tuple[str, str, Sizes, str]]:
     """Name, group, sizes and layout of each case with usual values, without duplicates.
 
-    The shortest comes first: what a runtime compiled for one token, it has to compute right for many.
+    The shortest comes first, as a runtime may compile a kernel for it that is wrong for more tokens.
     """
     carried = [mask for mask in io.masks if mask.input]
     usual, shortest = usual_sizes(io), _sizes(io, 2, lambda dim: dim.min)

@@ -41,10 +41,10 @@ def departure(model: Path, manifest: Manifest, case: Case, eager: Callable[[Mapp
             own = {path: arrays for path, arrays in _outputs(eager, case).items() if path in last}
             with probes.open({last[path] for path in own}) as session:
                 got = session.run(case.feeds)
-    except Exception:  # whatever keeps it from being found: the export is refused in any case, with what is wrong
+    except Exception:  # torch and runtimes raise errors of any type; the export is refused without the name
         return ""
     shown = {path: _alike(got[last[path]], arrays) for path, arrays in own.items()}
-    # The last tensor of a module need not be its output, so what is around it has to differ too.
+    # A module's last tensor may be another than its output, so the modules that contain it have to differ as well.
     around = {path: [shown[each] for each in _around(path) if shown.get(each) is not None] for path in shown}
     return next((path for path, alike in shown.items() if alike is False and True not in around[path]), "")
 

@@ -110,13 +110,13 @@ def _is_open(part: ir.Value | None) -> bool:
 
 
 def mask_any_number_of_keys(model: ir.Model) -> int:
-    """Adds zeros `[T]` to scores of a number of keys T that the graph does not say, where nothing as long is added.
+    """Gives attention without a mask one of zeros, as long as its keys, unless the graph says how many keys there are.
 
-    The plugin compiles products around a softmax as one kernel. Without a second operand of the length T in it, that
+    The plugin compiles products around a softmax as one kernel. Without a second operand as long as the keys, that
     kernel is wrong at 16 keys and more once it has run with one: it leaves out the sum of the softmax (2026.4).
 
     Returns:
-        To how many attentions.
+        The number of attentions that were changed.
     """
     build, count = Builder(model), 0
 

@@ -31,7 +31,7 @@ _Operands = dict[int, int]
 
 
 def compute_picked_rows(model: ir.Model, whole: Collection[str] = ()) -> int:
-    """Computes no rows but the one that is read, in place, where that is known.
+    """Rewrites a graph, in place, so that a layer of which one row is read computes that row only.
 
     Args:
         model: A graph as `infer_sizes` leaves it: equal sizes have equal names. What is computed for one row has other
@@ -39,7 +39,7 @@ def compute_picked_rows(model: ir.Model, whole: Collection[str] = ()) -> int:
         whole: The names of nodes that stay as they are.
 
     Returns:
-        How many nodes compute one row alone.
+        The number of nodes that now compute one row.
     """
     picks = {node: row for node in model.graph if (row := _picked(node)) is not None}
     narrow = _read_alone(model.graph, picks, whole)

@@ -98,7 +98,7 @@ def searchsorted(
         row = op.Unsqueeze(row, op.Constant(value_ints=[-2]))
     below = op.LessOrEqual(row, wanted) if right or side == "right" else op.Less(row, wanted)
     counted = op.Cast(below, to=6 if out_int32 else _INT64)
-    # One more that does not count: of a row without numbers, ONNX Runtime's sum has no number either.
+    # A zero is appended: ONNX Runtime's sum along an axis of length 0 has the wrong shape.
     ends = op.Constant(value_ints=[0] * (2 * len(self.shape) + 1) + [1])
     return op.ReduceSum(op.Pad(counted, ends), last, keepdims=0)
 
