@@ -626,18 +626,23 @@ def not_in(found: Capabilities, plan: str) -> str:
     return "" if plan in found.plans else f"it computes in {', '.join(found.plans)} here, not in {plan}"
 
 
+def refuse_precisions(keys: Sequence[Key]) -> None:
+    """Raises UsageError where a precision is named of a runtime that runs the module."""
+    for key in keys:
+        if key.precision and base.get(key.runtime).opens == "module":
+            raise UsageError(
+                f"--runtime {key}: {key.runtime} runs the module, in the precision of the whole command.",
+                hint=f"Give --runtime {key.runtime} --precision {key.precision}, which check and bench take.",
+            )
+
+
 def of_keys(manifest: Manifest, keys: Sequence[Key]) -> Manifest:
     """The manifest without the forms and engines of runtimes that were named with another precision.
 
     Raises:
         UsageError: a precision is named of a runtime that runs the module.
     """
-    for key in keys:
-        if key.precision and base.get(key.runtime).opens == "module":
-            raise UsageError(
-                f"--runtime {key}: {key.runtime} runs the module, in the precision of the whole command.",
-                hint=f"Give --runtime {key.runtime} --precision {key.precision}.",
-            )
+    refuse_precisions(keys)
 
     def wanted(target: str, *names: str) -> bool:
         told = {key.precision for key in keys if (base.get(key.runtime).form or key.runtime) == target}

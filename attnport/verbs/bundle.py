@@ -248,24 +248,27 @@ def _checked(
     return open_folder(folder)
 
 
-def usual(folder: Path, manifest: Manifest) -> tuple[tuple[str, ...], str]:
+def usual(folder: Path, manifest: Manifest, otherwise: tuple[str, ...] = FORMS) -> tuple[tuple[str, ...], str]:
     """The form of a bundle for which none is named, and why it is that one, to follow its name.
+
+    Args:
+        otherwise: The forms where none is recommended that can run here.
 
     Raises:
         IntegrityError: a form or a report is not the one that was written.
     """
     if not {LATENCY, TUNED} & manifest.files.keys():
-        return FORMS, ", as nothing was timed"
+        return otherwise, ", as nothing was timed"
     check_files(folder, manifest, *(form.file for form in manifest.forms.values()))  # before they are parsed
     choice = recommended(folder, manifest)
     if (best := choice.deploy) is None:
-        return FORMS, f", as {choice.reason}"
+        return otherwise, f", as {choice.reason}"
     key = base.Key.parse(best.measured_as)
     found = probe_all([base.get(key.runtime)], Limits())[key.runtime]
     if not found.available:
-        return FORMS, f", as {best.name}, which is recommended, cannot run here: {found.problem}"
+        return otherwise, f", as {best.name}, which is recommended, cannot run here: {found.problem}"
     if best.runtime not in ENGINES and (lacks_plan := not_in(found, best.plan)):
-        return FORMS, f", as {best.name}, which is recommended, cannot run here: {lacks_plan}"
+        return otherwise, f", as {best.name}, which is recommended, cannot run here: {lacks_plan}"
     return (best.name,), ", which is recommended"
 
 

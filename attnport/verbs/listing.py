@@ -25,7 +25,7 @@ PACKAGES = {
 
 _USE = {
     "models": "small, with random weights, to try: attnport export NAME -o out/; a model of yours needs no name here",
-    "runtimes": "for --runtime of check, bench, tune and generate; attnport doctor says which can run here",
+    "runtimes": "for --runtime of ship, check, bench, tune and generate; attnport doctor says which can run here",
     "targets": "for --target of fuse and build",
     "rules": "by which attention is recognised in a graph; there is nothing to choose",
 }

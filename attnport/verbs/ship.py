@@ -7,18 +7,26 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from attnport import optional
-from attnport.artifacts import INTEGERS, FusionReport, LatencyReport, LatencyRow, ParityReport, Stage
+from attnport.artifacts import INTEGERS, FusionReport, LatencyReport, LatencyRow, Manifest, ParityReport, Stage
 from attnport.cases.choosing import read_sentences
-from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed
+from attnport.errors import PRECEDENCE, AttnportError, MissingDependency, ParityFailed, UsageError
 from attnport.exporter.targets.base import get, names
 from attnport.folder.given import Given
 from attnport.folder.refusals import as_usage_error
-from attnport.folder.workspace import if_whole, open_folder, open_if_there, read_parity, read_report
+from attnport.folder.workspace import (
+    if_whole,
+    of_keys,
+    open_folder,
+    open_if_there,
+    read_parity,
+    read_report,
+    refuse_precisions,
+)
 from attnport.options import (
     Note,
     Option,
@@ -40,7 +48,7 @@ from attnport.reporting.parity import forms
 from attnport.runtimes import base
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs._deployables import advise
-from attnport.verbs.bundle import BUNDLE
+from attnport.verbs.bundle import BUNDLE, FORMS
 from attnport.verbs.export import How, exported
 
 STAGES = {
@@ -89,6 +97,7 @@ class _Ship:
 
     folder: Path
     names: Sequence[str]
+    runtimes: Sequence[str]
     text: Path | None
     shapes: Sequence[str]
     budget_s: float
@@ -147,7 +156,7 @@ class _Ship:
 
         problem: AttnportError | None = None
         report = FusionReport({})
-        forms = [(target, plan) for target in names() for plan in (get(target).plans[0], *_quick_plans(target))]
+        forms = [(target, plan) for target in names() for plan in self._plans(target)]
         for number, (target, plan) in enumerate(forms, start=1):
             told = fusing.numbered(self.progress, number, len(forms))
             try:
@@ -156,16 +165,46 @@ class _Ship:
                 problem = problem or err
         if problem is not None:
             raise problem
+        own = {form.target for form in self.own(open_folder(self.folder)).forms.values()}
+        tables = {key: table for key, table in report.targets.items() if base.Key.parse(key).runtime in own}
         if self.require:
-            fusing.require_fused({key: table for key, table in report.targets.items() if table.proved_by})
-        return ", ".join(f"{key} {table}" for key, table in report.targets.items())
+            fusing.require_fused({key: table for key, table in tables.items() if table.proved_by})
+        return ", ".join(f"{key} {table}" for key, table in tables.items())
+
+    @property
+    def _keys(self) -> list[base.Key]:
+        """The runtimes that were named."""
+        return [base.Key.parse(name) for name in self.runtimes]
+
+    def _plans(self, target: str) -> tuple[str, ...]:
+        """The precisions in which the form of a target is written: of a named runtime those that were named."""
+        own = [key for key in self._keys if base.get(key.runtime).form == target]
+        known = get(target).plans
+        named = tuple(plan for plan in known if any(key.precision == plan for key in own))
+        if self._keys and all(key.precision in known for key in own):
+            return named
+        return tuple(dict.fromkeys((known[0], *_quick_plans(target), *named)))
+
+    def own(self, manifest: Manifest) -> Manifest:
+        """A manifest with what the named runtimes open alone, as an earlier run may have written other forms."""
+        if not self.runtimes:
+            return manifest
+        targets = {base.get(key.runtime).form for key in self._keys}
+        named = of_keys(manifest, self._keys)
+        return replace(
+            named,
+            forms={name: form for name, form in named.forms.items() if form.target in targets},
+            engines={name: record for name, record in named.engines.items() if record.target in targets},
+        )
 
     def build(self) -> str:
         from attnport.verbs.build import build
         from attnport.verbs.fuse import require_fused
 
         optional.require(ENGINE_TARGET)
-        record, table = build(self.folder, ENGINE_TARGET, ENGINE_PLAN, force=self.force, progress=self.progress)
+        named = [key.precision for key in self._keys if key.runtime == ENGINE_TARGET]
+        plan = next((plan for plan in named if plan in get(ENGINE_TARGET).plans), ENGINE_PLAN)
+        record, table = build(self.folder, ENGINE_TARGET, plan, force=self.force, progress=self.progress)
         if self.require:
             require_fused({record.form: table})
         return f"{record.file}, {record.size_bytes / 2**20:.0f} MiB, {table} fused"
@@ -173,18 +212,20 @@ class _Ship:
     def tune(self) -> str:
         from attnport.verbs.tune import tune
 
-        report = tune(self.folder, shapes=self.shapes, **self._options(), budget_s=self.budget_s)
+        options = self._options() | {"shapes": self.shapes, "budget_s": self.budget_s}
+        report = tune(self.folder, runtimes=_tuned(self.runtimes), **options)
         chosen = report.chosen
         return f"{count(len(report.candidates), 'candidate')}; {chosen.form if chosen else 'none'} is chosen"
 
     def check(self) -> str:
         from attnport.verbs.check import CaseOptions, check, raise_for, why_no_layers
 
-        report = check(self.folder, **self._options())
+        report = check(self.folder, runtimes=self.runtimes, **self._options())
         problem = why_no_layers(
             self.folder, report, CaseOptions(self.text), Means(progress=self.progress), force=self.force
         )
-        raise_for(report, again=command_line("check", check, folder=self.folder, text=self.text))
+        again = command_line("check", check, folder=self.folder, text=self.text)
+        raise_for(report, self.runtimes, again)
         verdicts = Counter(row.verdict for row in (*report.runtimes.values(), *report.forms.values()))
         counts = ", ".join(f"{verdicts[one]} {one}" for one in ("PASS", "FAIL", "NOT_RUN") if verdicts[one])
         return counts + (f"; {problem}" if problem else "")
@@ -192,7 +233,8 @@ class _Ship:
     def bench(self) -> str:
         from attnport.verbs.bench import bench
 
-        report = bench(self.folder, shapes=self.shapes, **self._options(), budget_s=self.budget_s)
+        options = self._options() | {"shapes": self.shapes, "budget_s": self.budget_s}
+        report = bench(self.folder, runtimes=self.runtimes, **options)
         measured = {name for rows in report.shapes.values() for name, row in rows.items() if row.median_ns is not None}
         return f"{count(len(measured), 'runtime')} on {count(len(report.shapes), 'workload')}"
 
@@ -202,7 +244,8 @@ class _Ship:
         from attnport.verbs.verify import raise_for, verify
 
         before = self.done("bundle")
-        forms, why = usual(self.folder, open_folder(self.folder))
+        named = [key for key in self._keys if base.get(key.runtime).form]
+        forms, why = usual(self.folder, self.own(open_folder(self.folder)), tuple(map(_form_of, named)) or FORMS)
         path = bundle(self.folder, self.folder / BUNDLE, forms=forms, force=self.force, progress=self.progress)
         packed = f"{path} with {', '.join(forms)}{why}"
         if before and self.done("bundle") == before:
@@ -222,6 +265,35 @@ class _Ship:
         return {"text": self.text, "force": self.force, "progress": self.progress}
 
 
+def _form_of(key: base.Key) -> str:
+    """The name, for a bundle, of what is deployed of a runtime that was named: its form, or its engine."""
+    runtime = base.get(key.runtime)
+    plans = get(runtime.form).plans
+    if runtime.opens == "engine":
+        return runtime.form
+    return get(runtime.form).form_key(key.precision if key.precision in plans else plans[0])
+
+
+def _tuned(runtimes: Sequence[str]) -> list[str]:
+    """The named runtimes that `tune` tries."""
+    from attnport.verbs.tune import RUNTIMES
+
+    return [name for name in runtimes if base.Key.parse(name).runtime in RUNTIMES]
+
+
+def _refuse(runtimes: Sequence[str], tune: bool) -> None:
+    """Raises UsageError for runtimes that there are none of, or of which nothing can be deployed or tuned."""
+    chosen = base.chosen(runtimes) if runtimes else []
+    refuse_precisions([base.Key.parse(name) for name in runtimes])
+    if chosen and not any(runtime.form for runtime in chosen):
+        raise UsageError(
+            f"--runtime {runtimes[0]}: there is no form of the model for it, which ship could write.",
+            hint="attnport check and attnport bench compare a shipped folder with it.",
+        )
+    if tune and runtimes and not _tuned(runtimes):
+        raise UsageError(f"--tune: of {', '.join(runtimes)}, none is a runtime that tune tries.", hint="Leave out one.")
+
+
 def _quick_plans(target: str) -> tuple[str, ...]:
     """bf16 where this processor has instructions for it and the target's runtime uses them; then it is tried too."""
     if "bf16" not in get(target).plans:
@@ -237,6 +309,14 @@ def ship(
     folder: Output,
     how: How,
     *,
+    runtimes: Annotated[
+        Sequence[str],
+        Option(
+            "A runtime, or one precision of it, openvino.bf16: only what it runs is written, judged, timed and packed; "
+            "several allowed; default: all but torch_compile.",
+            "--runtime",
+        ),
+    ] = (),
     text: Text = None,
     shapes: Shapes = (),
     budget_s: Annotated[float, Option("Seconds for latency.", "--budget", least=1)] = 60.0,
@@ -257,7 +337,8 @@ def ship(
     """Export, fuse, build, check, bench, bundle, verify and report, into `folder`.
 
     Raises:
-        UsageError: the file of sentences or a shape cannot be read, or the model has no tokenizer for them.
+        UsageError: the file of sentences or a shape cannot be read, the model has no tokenizer for them, or no form is
+            written for any runtime that was named.
         ProfileError: a shape does not fit the model.
         AttnportError: the export failed, without which there are no other stages.
         Exception: a bug of ours in the export.
@@ -267,8 +348,12 @@ def ship(
     if text is not None:
         read_sentences(text)  # report errors now, not after the minutes that export and build take
 
-    names = [stage for stage in STAGES if tune or stage != "tune"]
-    run = _Ship(folder, names, text, shapes, budget_s, require, how.force, progress, on_bug, begin)
+    _refuse(runtimes, tune)
+    left_out = {"tune"} if not tune else set()
+    if runtimes and ENGINE_TARGET not in {base.Key.parse(name).runtime for name in runtimes}:
+        left_out.add("build")
+    names = [stage for stage in STAGES if stage not in left_out]
+    run = _Ship(folder, names, runtimes, text, shapes, budget_s, require, how.force, progress, on_bug, begin)
 
     def exporting() -> str:
         made, _ = exported(given, folder, how, needs_text=text is not None, progress=progress, tell=tell)
@@ -294,7 +379,7 @@ def ship(
         fusion=if_whole(read_report, FusionReport, folder, manifest, "fusion.json"),
         parity=parity,
         latency=latency,
-        recommendation=advise(folder, manifest, parity, latency),
+        recommendation=advise(folder, run.own(manifest), parity, latency),
     )
 
 

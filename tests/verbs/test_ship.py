@@ -53,6 +53,8 @@ class Verbs:
         self.folder = folder
         self.failing: dict[str, Exception] = {}
         self.given: dict[str, dict[str, Any]] = {}
+        self.fused: list[str] = []
+        self.built: list[tuple[str, str]] = []
         self.idle = False
         self.fusion, self.table = FusionReport({"ort_cpu": FUSED}), FUSED
         self.parity = tiny.on(open_folder(folder), PARITY)
@@ -60,6 +62,10 @@ class Verbs:
     def does(self, verb: str, value: Callable[[], Any]) -> Callable[..., Any]:
         def work(*arguments: Any, **options: Any) -> Any:
             self.given[verb] = options
+            if verb == "fuse":
+                self.fused += arguments[1]
+            if verb == "build":
+                self.built.append(arguments[1:])
             if verb in self.failing:
                 raise self.failing[verb]
             if not self.idle:
@@ -110,6 +116,47 @@ def test_every_stage_is_done_in_order(verbs: Verbs) -> None:
     assert set(statuses(result).values()) == {"done"}
     assert result.exit_code == 0
     assert (result.fusion, result.parity, result.latency) == (verbs.fusion, verbs.parity, LATENCY)
+
+
+def test_of_a_runtime_that_is_named_its_forms_alone_are_written_judged_timed_and_packed(verbs: Verbs) -> None:
+    result = ship("tiny", verbs.folder, runtimes=["openvino.bf16"])
+    assert tuple(statuses(result)) == tuple(verb for verb in VERBS if verb != "build")
+    assert verbs.fused == ["openvino.bf16"]
+    assert [verbs.given[verb]["runtimes"] for verb in ("check", "bench")] == [("openvino.bf16",)] * 2
+    assert verbs.given["bundle"]["forms"] == ("openvino.bf16",)  # not ort_cpu, which the folder has and which passed
+    assert result.recommendation is not None
+    assert result.recommendation.deploy is None
+
+
+def test_a_runtime_that_is_named_and_was_not_run_is_no_success(verbs: Verbs) -> None:
+    verbs.parity = tiny.on(
+        open_folder(verbs.folder), ParityReport("NOT_RUN", {"openvino": RuntimeParity("NOT_RUN", "gone", "fp32")}, {})
+    )
+    assert ship("tiny", verbs.folder).exit_code == 0
+    assert ship("tiny", verbs.folder, runtimes=["openvino"]).exit_code == errors.UnavailableError.exit_code
+
+
+@pytest.mark.parametrize(
+    ("runtimes", "tune", "problem"),
+    [
+        (["torch_eager"], False, "no form"),
+        (["openvino", "torch_eager.bf16"], False, "runs the module"),
+        (["opnvino"], False, "there is none"),
+        (["ort_cuda"], True, "tune tries"),
+    ],
+)
+def test_a_runtime_of_which_nothing_can_be_shipped_is_refused_before_any_stage(
+    runtimes: list[str], tune: bool, problem: str, verbs: Verbs
+) -> None:
+    with pytest.raises(errors.UsageError, match=problem):
+        ship("tiny", verbs.folder, runtimes=runtimes, tune=tune)
+    assert not verbs.given
+
+
+def test_an_engine_is_built_of_the_runtime_that_is_named_in_its_precision(verbs: Verbs) -> None:
+    result = ship("tiny", verbs.folder, runtimes=["tensorrt_rtx.bf16"])
+    assert statuses(result)["build"] == "done"
+    assert verbs.built == [("tensorrt_rtx", "bf16")]
 
 
 def test_shapes_are_benchs_and_a_wrong_one_is_told_before_anything_is_built(verbs: Verbs) -> None:
