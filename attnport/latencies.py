@@ -128,9 +128,10 @@ class Candidate:
         form: The form's key in the manifest.
         verdict: `chosen`, `slower`, `no faster` (than one in a plainer precision), `refused` (by parity or the metric)
             or `NOT_RUN`.
-        reason: Why it was not chosen, or what is known of its numbers.
+        reason: Why it was not chosen, or what is known of its numbers; of the chosen one, by what it was.
         score: What the metric says of it; None if it was not scored.
         drop: By how much that is below the score in float32, as a share.
+        reference: That score, of the same runtime in float32.
         ms: The median by workload; empty if it was not timed.
     """
 
@@ -142,6 +143,7 @@ class Candidate:
     reason: str
     score: Score | None = None
     drop: float | None = None
+    reference: Score | None = None
     ms: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -45,6 +45,11 @@ class _Timed:
         """By workload, the interval of its median over that of another; None if there is none."""
         return {workload: ratio(row, other.rows[workload]) for workload, row in self.rows.items()}
 
+    def decisive(self, other: _Timed) -> tuple[str, Interval] | None:
+        """The workload on which it is shown most clearly to be faster than another, or least clearly not to be."""
+        known = {workload: shown for workload, shown in self.ratios(other).items() if shown is not None}
+        return min(known.items(), key=lambda each: each[1][2], default=None)
+
     def is_faster(self, other: _Timed) -> bool:
         """Whether it is shown to be faster than another: on average, and by its interval on some workload.
 
@@ -52,8 +57,8 @@ class _Timed:
         """
         if self.mean >= other.mean:
             return False
-        known = filter(None, self.ratios(other).values())
-        return self.threads != other.threads or any(high < 1 for _, _, high in known)
+        shown = self.decisive(other)
+        return self.threads != other.threads or (shown is not None and shown[1][2] < 1)
 
 
 def ratio(ours: LatencyRow, theirs: LatencyRow) -> Interval | None:
@@ -92,16 +97,47 @@ def rank(candidates: Sequence[Candidate], latency: Mapping[int, LatencyReport]) 
     judged = []
     for one, own in able:
         if best is None or own is best:
-            verdict, why = CHOSEN, ""
+            verdict, why = CHOSEN, _chosen_by(own, [each for _, each in able])
         elif best.is_faster(own):
-            verdict, why = SLOWER, f"{own.over(best):.2f} times the chosen one's"
+            verdict, why = SLOWER, _slower(own, best)
         else:
-            verdict, why = NO_FASTER, f"not shown to be faster than {best.name}"
+            verdict, why = NO_FASTER, _no_faster(own, best)
         reason = "; ".join(filter(None, (one.reason, why)))
         judged.append((verdict != CHOSEN, own.mean, dataclasses.replace(one, verdict=verdict, reason=reason)))
     rest = [dataclasses.replace(one, verdict=one.verdict or NOT_RUN) for one in candidates if one.verdict or not one.ms]
     rest.sort(key=lambda one: one.verdict != REFUSED)
     return (*(one for *_, one in sorted(judged, key=lambda each: each[:2])), *rest)
+
+
+def _chosen_by(best: _Timed, timed: Sequence[_Timed]) -> str:
+    """By what one is chosen among several."""
+    fastest = min(timed, key=lambda one: one.mean)
+    if fastest is not best:
+        return f"in a plainer precision than {fastest.name}, which is not shown to be faster"
+    if len(timed) == 1:
+        return ""
+    workloads = list(best.rows)
+    return f"the least mean over {len(workloads)} workloads" if workloads[1:] else f"by {workloads[0]} alone"
+
+
+def _slower(one: _Timed, best: _Timed) -> str:
+    """Why one is not chosen that is shown to be slower: its mean, the workload that shows it most clearly, and how."""
+    over = f"{one.over(best):.2f} times the chosen one's"
+    decisive = best.decisive(one) if one.threads == best.threads else None
+    if decisive is None:
+        return f"{over}, by medians alone"
+    workload, (low, mid, high) = decisive
+    return f"{over}; decided by {workload}, where that takes {mid:.2f} [{low:.2f}, {high:.2f}] of its time"
+
+
+def _no_faster(one: _Timed, best: _Timed) -> str:
+    """Why one is not chosen that is not shown to be slower."""
+    decisive = one.decisive(best) if one.threads == best.threads else None
+    said = f"not shown to be faster than {best.name}"
+    if decisive is None:
+        return said
+    workload, (low, mid, high) = decisive
+    return f"{said}: it takes {mid:.2f} [{low:.2f}, {high:.2f}] of its time on {workload}"
 
 
 def choose(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from attnport.artifacts import Candidate, LatencyRow, TuneReport
+from attnport.artifacts import Candidate, LatencyRow, Score, TuneReport
 from attnport.reporting import document as doc
 from attnport.reporting.document import NONE, milliseconds
 from attnport.reporting.facts import count, short_shape, wanting, without
@@ -112,7 +112,8 @@ def tuned(report: TuneReport, detail: doc.Detail = "brief") -> Iterator[doc.Bloc
     shapes = list(dict.fromkeys(shape for one in report.candidates for shape in one.ms))
     threads = {one.threads for one in report.candidates}
     several = ["threads"] * (len(threads) > 1)
-    numbers = (*several, *map(short_shape, shapes), "metric")
+    scored = ("metric", "change") if any(one.score for one in report.candidates) else ()
+    numbers = (*several, *map(short_shape, shapes), *scored)
     columns = doc.columns("form", *numbers, "verdict", right=numbers, whole=("form", "verdict"))
     rows = tuple(
         doc.Row(
@@ -120,7 +121,7 @@ def tuned(report: TuneReport, detail: doc.Detail = "brief") -> Iterator[doc.Bloc
                 doc.Name(one.form),
                 *[str(one.threads) for _ in several],
                 *(f"{one.ms[shape]:.3g}" if shape in one.ms else NONE for shape in shapes),
-                change(one),
+                *((_value(report, one.score), change(one)) if scored else ()),
                 doc.Verdict(one.verdict, "pass" if one.verdict == "chosen" else "quiet"),
             ),
             "; ".join(filter(None, (one.reason, _least(one)))),
@@ -157,8 +158,21 @@ def _least(one: Candidate) -> str:
     return f"least cosine {least:.4f} of the {judged} that were judged"
 
 
+def _value(report: TuneReport, score: Score | None) -> str:
+    """A score as its metric is named: of perplexity, whose negative is judged, the perplexity itself; "" of none."""
+    return "" if score is None else f"{score.parts.get(report.metric, score.value):#.4g}"
+
+
 def _meaning(report: TuneReport) -> str:
-    """What the column of the metric says."""
+    """What the columns of the metric say, with what it is in float32, on each runtime where these differ."""
     kinds = dict.fromkeys(kind for one in report.candidates if one.score for kind in one.score.counts)
     counted = f", and how many {' and '.join(kinds)} stay the same" if kinds else ""
-    return f"metric: {report.metric}, against float32{counted}; in integers it may be {report.max_drop:.2%} worse"
+    references = {one.runtime: _value(report, one.reference) for one in report.candidates if one.reference}
+    by_value: dict[str, list[str]] = {}
+    for runtime, value in references.items():
+        by_value.setdefault(value, []).append(runtime)
+    shown = ", ".join(f"{value} on {' and '.join(runtimes)}" for value, runtimes in by_value.items())
+    plain = f"float32 ({shown})" if shown else "float32"
+    return (
+        f"metric: {report.metric}; change: against {plain}{counted}; in integers it may be {report.max_drop:.2%} worse"
+    )

@@ -314,9 +314,11 @@ class Tuning:
         self, runtime: Runtime, key: str, manifest: Manifest, parity: RuntimeParity | None, *, by_metric: bool
     ) -> None:
         """Makes a candidate of a form for each number of threads, refused where its numbers are not good enough."""
-        form, score, fall = manifest.forms[key], None, None
+        form = manifest.forms[key]
+        score: Score | None = None
+        reference, fall = self.references.get(runtime.name), None
         if form.integers is not None:
-            score, fall = form.integers.score, form.integers.drop
+            score, reference, fall = form.integers.score, form.integers.reference, form.integers.drop
         elif self.metric is not None:
             self.progress(f"scoring {name_of(runtime.name, form.plan)}")
             with self._open(runtime, form, manifest) as session:
@@ -328,7 +330,8 @@ class Tuning:
         if (by_metric or form.integers) and fall is not None and fall > self.max_drop:
             verdict, reason = REFUSED, f"the metric is worse by {fall:.2%}"
         self.candidates += [
-            Candidate(runtime.name, key, form.plan, threads, verdict, reason, score, fall) for threads in self.threads
+            Candidate(runtime.name, key, form.plan, threads, verdict, reason, score, fall, reference if score else None)
+            for threads in self.threads
         ]
 
     def _find(self, runtime: Runtime, data: Data, metric: Metric, inputs: str, left: int) -> None:

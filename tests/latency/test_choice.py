@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -49,7 +50,30 @@ def test_the_fastest_candidate_is_chosen_and_comes_first() -> None:
 def test_a_plainer_precision_stands_where_none_is_shown_to_be_faster() -> None:
     found = ranked(candidate("openvino", "bf16", 5), candidate("openvino", "int8", 4.9), noise=0.2)
     assert found[0].form == "openvino.bf16"
-    assert (found[1].verdict, found[1].reason) == ("no faster", "not shown to be faster than openvino.bf16")
+    assert found[0].reason == "in a plainer precision than openvino.int8, which is not shown to be faster"
+    assert found[1].verdict == "no faster"
+    assert re.fullmatch(
+        rf"not shown to be faster than openvino\.bf16: it takes \d\.\d\d \[0\.\d\d, 1\.\d\d\] of its time on {SHAPE}",
+        found[1].reason,
+    )
+
+
+def test_the_workload_that_decides_is_told_with_its_ratio_and_interval() -> None:
+    alone = ranked(candidate("ort_cpu", "fp32", 10), candidate("openvino", "fp32", 4))
+    assert alone[0].reason == f"by {SHAPE} alone"
+    assert re.fullmatch(
+        rf"2\.5\d times the chosen one's; decided by {SHAPE}, where that takes 0\.40 \[0\.\d\d, 0\.4\d\] of its time",
+        alone[1].reason,
+    )
+    rows = {
+        "short": {"ort_cpu": row("ort_cpu", 1.0), "openvino": row("openvino", 1.1)},
+        "long": {"ort_cpu": row("ort_cpu", 30), "openvino": row("openvino", 10)},
+    }
+    both = [candidate(name, "fp32", 1) for name in ("ort_cpu", "openvino")]
+    found = rank(both, {1: LatencyReport("", {}, rows, {}, {})})
+    assert [(one.form, one.verdict) for one in found] == [("openvino", "chosen"), ("ort_cpu", "slower")]
+    assert found[0].reason == "the least mean over 2 workloads"
+    assert "decided by long, where that takes 0.33 [" in found[1].reason
 
 
 def test_what_is_refused_is_not_chosen_though_it_is_faster() -> None:

@@ -227,6 +227,19 @@ def test_arrays_without_items_are_refused(feeds: dict[str, Array]) -> None:
         items_of(contract("embedding", WIDTH), "mine.npz", feeds)
 
 
+def test_tune_shows_what_the_metric_is_in_float32_and_of_each_candidate() -> None:
+    scored = Candidate("ort_cpu", "ort_cpu.int8", "int8", 1, "slower", "", Score(0.9126), 0.0031, Score(0.9154))
+    plain = Candidate("ort_cpu", "ort_cpu", "fp32", 1, "chosen", "", Score(0.9154), 0.0, Score(0.9154))
+    other = Candidate("openvino", "openvino", "fp32", 1, "slower", "", Score(0.9155), 0.0, Score(0.9155))
+    shown = " ".join(as_text(TuneReport("f.py:accuracy", 0.005, (plain, scored, other), {})).split())
+    assert "ort_cpu.int8 0.9126 -0.31% slower" in shown
+    assert "against float32 (0.9154 on ort_cpu, 0.9155 on openvino)" in shown
+    perplexity = dataclasses.replace(scored, score=Score(-12.4, {"perplexity": 12.4}), reference=None)
+    assert "ort_cpu.int8 12.40 -0.31%" in " ".join(as_text(TuneReport("perplexity", 0.005, (perplexity,), {})).split())
+    unscored = Candidate("ort_cpu", "ort_cpu", "fp32", 1, "chosen", "")
+    assert "metric" not in as_text(TuneReport("", 0.005, (unscored,), {}))
+
+
 def test_a_form_in_integers_says_how_many_answers_stay_the_same_beside_the_drop() -> None:
     reference, counted = Score(1.0), Score(0.9984, counts={"nearest neighbours": (184, 200)})
     plan = IntegerPlan(8, "agreement", counted, reference, 0.005, 6, (), 0.0016, (200, 200), 1, "")
