@@ -124,7 +124,7 @@ def tuned(report: TuneReport, detail: doc.Detail = "brief") -> Iterator[doc.Bloc
                 *((_value(report, one.score), change(one)) if scored else ()),
                 doc.Verdict(one.verdict, "pass" if one.verdict == "chosen" else "quiet"),
             ),
-            "; ".join(filter(None, (one.reason, _least(one)))),
+            "; ".join(filter(None, (one.reason, one.score.same if one.score else "", _least(one)))),
         )
         for one in report.candidates
     )
@@ -142,11 +142,8 @@ def tuned(report: TuneReport, detail: doc.Detail = "brief") -> Iterator[doc.Bloc
 
 
 def change(one: Candidate) -> str:
-    """`-0.16%, 184 of 200`: how the metric changes, and how many answers stay the same; "" where nothing was scored."""
-    if one.drop is None:
-        return ""
-    counts = one.score.counts.values() if one.score else ()
-    return ", ".join((f"{-one.drop:+.2%}", *(f"{same} of {every}" for same, every in counts)))
+    """`-0.16%`: how the metric changes; "" where nothing was scored."""
+    return "" if one.drop is None else f"{-one.drop:+.2%}"
 
 
 def _least(one: Candidate) -> str:
@@ -165,14 +162,10 @@ def _value(report: TuneReport, score: Score | None) -> str:
 
 def _meaning(report: TuneReport) -> str:
     """What the columns of the metric say, with what it is in float32, on each runtime where these differ."""
-    kinds = dict.fromkeys(kind for one in report.candidates if one.score for kind in one.score.counts)
-    counted = f", and how many {' and '.join(kinds)} stay the same" if kinds else ""
     references = {one.runtime: _value(report, one.reference) for one in report.candidates if one.reference}
     by_value: dict[str, list[str]] = {}
     for runtime, value in references.items():
         by_value.setdefault(value, []).append(runtime)
     shown = ", ".join(f"{value} on {' and '.join(runtimes)}" for value, runtimes in by_value.items())
     plain = f"float32 ({shown})" if shown else "float32"
-    return (
-        f"metric: {report.metric}; change: against {plain}{counted}; in integers it may be {report.max_drop:.2%} worse"
-    )
+    return f"metric: {report.metric}; change: against {plain}; in integers it may be {report.max_drop:.2%} worse"

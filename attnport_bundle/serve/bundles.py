@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import math
+import re
 import struct
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -208,7 +209,8 @@ class Served(Model):  # type: ignore[misc]  # as above
             if values.dtype != object or values.shape[:1] == () or values.shape[1:] not in ((), (2,)):
                 got = f"{values.dtype}, shape {list(values.shape)}"
                 raise FeedError(f"input {TEXT!r}: got {got}; expected BYTES [number], or [number, 2] of pairs.")
-            feeds = self.tokenised(values, asked.prompt)
+            with as_sent(TEXT):
+                feeds = self.tokenised(values, asked.prompt)
         sizes = {
             dim: size
             for spec in self.model.io.inputs
@@ -389,6 +391,27 @@ def answer_errors(app: FastAPI, max_bytes: int) -> None:
 def status_of(err: Exception) -> int:
     """What HTTP answers to an error of `STATUSES`."""
     return next(status for kind, (status, _) in STATUSES.items() if isinstance(err, kind))
+
+
+@contextmanager
+def as_sent(field: str, *, alone: bool = False) -> Iterator[None]:
+    """Names the field of a request in errors about the texts that the reader was given of it.
+
+    Args:
+        alone: Whether the field is one text, and no list of them.
+    """
+    try:
+        yield
+    except FeedError as err:
+        about = _ABOUT_TEXTS.match(told := str(err))
+        if about is None:
+            raise
+        place = "" if alone or about["place"] is None else about["place"]
+        raise FeedError(f"{field}{place}:{told[about.end() :]}") from err
+
+
+_ABOUT_TEXTS = re.compile(r"(?:texts|prompts)(?P<place>\[\d+\])?:")
+"""How errors begin that the reader raises about texts."""
 
 
 def openai_error(err: Exception, status: int) -> dict[str, Any]:

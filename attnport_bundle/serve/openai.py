@@ -45,6 +45,7 @@ from .bundles import (
     Failed,
     Served,
     TooLarge,
+    as_sent,
     openai_error,
     status_of,
 )
@@ -176,6 +177,9 @@ def _vectors_asked(model: Served, body: _Embeddings) -> tuple[Asked, int]:
     output = batches.embedding(model.model.io)
     (width,) = (spec.dims[1] for spec in model.model.io.outputs if spec.name == output)
     texts = _several("input", body.input)
+    alone = texts is not body.input
+    for at, text in enumerate(texts):  # as OpenAI does
+        require(text != "", "input" if alone else f"input[{at}]", text, "a text that is not empty")
     if body.dimensions is not None:
         integer("dimensions", body.dimensions, 1, int(width))
     if model.tokenizer is None:
@@ -191,7 +195,9 @@ def _vectors_asked(model: Served, body: _Embeddings) -> tuple[Asked, int]:
         given[:] = texts
         return _asked(model, output, model.tokenised(given, body.prompt))
     require(body.prompt is None, "prompt", body.prompt, "none, where there are token ids: it stands before texts")
-    return _asked(model, output, model.tokenizer.padded(texts, places=PLACES * model.options.max_request_tokens))
+    with as_sent("input", alone=alone):
+        feeds = model.tokenizer.padded(texts, places=PLACES * model.options.max_request_tokens)
+    return _asked(model, output, feeds)
 
 
 def _vectors(body: _Embeddings, answer: Arrays, tokens: int) -> Response:
@@ -231,7 +237,8 @@ def _scores_asked(model: Served, body: _Rerank) -> tuple[Asked, int]:
         )
     pairs = np.empty((len(documents), 2), object)
     pairs[:, 0], pairs[:, 1] = body.query, documents
-    return _asked(model, output, model.tokenised(pairs))
+    with as_sent("documents"):
+        return _asked(model, output, model.tokenised(pairs))
 
 
 def _scores(body: _Rerank, answer: Arrays, tokens: int) -> Response:
@@ -295,8 +302,14 @@ class _Text:
 
 @dataclass(frozen=True)
 class _Job:
-    """What a decoder is asked for: prompts as ids, the most new tokens of each, stop texts, how tokens are chosen."""
+    """What a decoder is asked for: prompts as ids, the most new tokens of each, stop texts, how tokens are chosen.
 
+    Attributes:
+        field, alone: What the request calls the prompts, and whether it is one.
+    """
+
+    field: str
+    alone: bool
     prompts: Sequence[Sequence[int]]
     most: int
     stops: Sequence[str]
@@ -344,10 +357,15 @@ class _Writer:
             prompts = [words.ids(prompt, special=False)]
             # The last token is in no cache.
             room = self._roles.longest_past - self._roles.start - len(prompts[0]) + 2
-            named = (body.max_completion_tokens, body.max_tokens, max(1, min(room, options.max_new_tokens)))
-            most = next(each for each in named if each is not None)
+            most, limit = body.max_completion_tokens, "max_completion_tokens"
+            if most is None:
+                most, limit = body.max_tokens, "max_tokens"
+            if most is None:
+                most = max(1, min(room, options.max_new_tokens))
+            field, alone = "messages", True
         else:
             given = _several("prompt", body.prompt)
+            field, alone, limit = "prompt", given is not body.prompt, "max_tokens"
             within(len(given), options.max_request_tokens, "prompts", "Send them in several requests.")
             self._require_letters(each for each in given if isinstance(each, str))
             prompts = [words.ids(each) if isinstance(each, str) else each for each in given]
@@ -355,7 +373,7 @@ class _Writer:
         within(sum(map(len, prompts)), options.max_request_tokens, "tokens", "Send fewer or shorter prompts.")
         each = options.max_new_tokens // len(prompts)
         within(len(prompts), options.max_new_tokens, "prompts", "Send them in several requests.")
-        return _Job(prompts, integer("max_tokens", most, 1, each), stops, body.how())
+        return _Job(field, alone, prompts, integer(limit, most, 1, each), stops, body.how())
 
     def _require_letters(self, texts: Iterator[str]) -> None:
         most = LETTERS * self._served.options.max_request_tokens
@@ -404,7 +422,7 @@ class _Writer:
                     if all(each.reason for each in texts):
                         raise _Over
 
-            with suppress(_Over):
+            with suppress(_Over), as_sent(job.field, alone=job.alone):
                 self._served.model.generate(prompts, as_text=False, on_token=more, max_tokens=job.most, **job.how)
 
     def _groups(self, job: _Job) -> Iterator[tuple[int, Sequence[Sequence[int]]]]:

@@ -149,6 +149,7 @@ def test_wrong_tensors_are_refused_with_the_readers_message(client: Any, feeds: 
     assert "expected 0 to 30521." in refusal(client, "minilm", {**feeds, "input_ids": feeds["input_ids"] + 30522})
     assert "the model has no such input" in refusal(client, "minilm", {**feeds, "more": feeds["input_ids"]})
     assert "expected text alone" in refusal(client, "minilm", {**feeds, **texts(TEXTS)})
+    assert "text: got []; expected a list" in refusal(client, "minilm", {"text": np.array([], object)})
     assert "expected BYTES [number]" in refusal(client, "minilm", {"text": np.ones(2, np.int64)})
     wide = {name: np.ones((1, 513), np.int64) for name in feeds}
     assert "got seq=513 on axis 1; expected 1 to 512." in refusal(client, "minilm", wide)
