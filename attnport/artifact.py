@@ -21,7 +21,7 @@ from attnport.reporting.html import html
 from attnport.reporting.markup import el
 from attnport.runtimes.torch_eager import to_array
 from attnport.sources.memory import given_again
-from attnport.verbs._arguments import verb_of_fields
+from attnport.verbs._arguments import hinting, verb_of_fields
 from attnport.verbs.audit import audit
 from attnport.verbs.bench import bench
 from attnport.verbs.build import build
@@ -73,7 +73,8 @@ def open(folder: Place) -> Artifact:  # noqa: A001  # called as attnport.open
     Raises:
         ArtifactError, IntegrityError: it is not an artifact folder, or its manifest was changed.
     """
-    return Artifact(Path(folder), open_folder(Path(folder)))
+    with hinting(Path(folder)):
+        return Artifact(Path(folder), open_folder(Path(folder)))
 
 
 def _method(verb: Callable[..., T]) -> Callable[..., T]:
@@ -152,7 +153,8 @@ class Artifact:
             UsageError: there is no such runtime.
             UnavailableError: it is not available here, or the folder holds nothing for it, which says what makes it.
         """
-        return Running(opened(self.folder, self.manifest, runtime, threads))
+        with hinting(self.folder):
+            return Running(opened(self.folder, self.manifest, runtime, threads))
 
     def generate(
         self,
@@ -169,7 +171,8 @@ class Artifact:
         """
         from attnport.verbs.generate import generating
 
-        with generating(self.folder, runtime, encoder.folder if encoder else None, threads) as (generate, _):
+        opening = generating(self.folder, runtime, encoder.folder if encoder else None, threads)
+        with hinting(self.folder), opening as (generate, _):
             return generate(prompts, **options)
 
     def __repr__(self) -> str:

@@ -301,7 +301,7 @@ def test_a_factory_with_arguments_says_how_to_call_it(tmp_path: Path) -> None:
 def test_a_hint_is_a_note_of_the_error_in_python(tmp_path: Path) -> None:
     with pytest.raises(AttnportError) as caught:
         attnport.check(tmp_path)
-    assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
+    assert caught.value.__notes__[0] == f"hint: {caught.value.hint}"
     assert str(tmp_path) in caught.value.hint
 
 

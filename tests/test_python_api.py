@@ -26,6 +26,7 @@ from attnport.exporter.capture import dynamic_dims
 from attnport.folder.given import Given
 from attnport.runtimes import base
 from attnport.testing import assert_parity
+from attnport.verbs._arguments import as_calls
 
 X = torch.randn(2, 5, 16)
 
@@ -72,11 +73,29 @@ def test_names_dims_and_marks_come_from_the_forward_and_the_examples(
     assert type(module) is Encoder
 
 
+@pytest.mark.parametrize(
+    ("hint", "call"),
+    [
+        ("Make it with: attnport fuse out.v2 --target ort_cpu.", "attnport.fuse('out.v2', target='ort_cpu')"),
+        ("Run: attnport tune 'my out' --text FILE --max-drop 5%", "attnport.tune('my out', text=FILE, max_drop='5%')"),
+        ("attnport check out --bisect; or not.", "attnport.check('out')"),  # which is of the command line alone
+        ("give it: attnport check out --trust-source", "attnport.check('out', trust_source=True)"),
+        ("Make one with: attnport export MODEL -o out", "attnport.export(MODEL, folder='out')"),
+        ("attnport check OUT --bundle app compares the two.", "attnport.check(OUT, bundle='app')"),
+        ("without it, as attnport export does unless asked", None),
+        ("attnport list runtimes", None),
+    ],
+)
+def test_the_command_of_a_hint_is_a_call_in_python(hint: str, call: str | None) -> None:
+    assert list(as_calls(hint)) == ([] if call is None else [call])
+
+
 def test_an_artifact_of_a_module_in_memory_is_fused_checked_opened_and_bundled(
     artifact: attnport.Artifact, module: Encoder, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnavailableError, match="there is no form for ort_cpu"), artifact.open("ort_cpu"):
+    with pytest.raises(UnavailableError, match="there is no form for ort_cpu") as caught, artifact.open("ort_cpu"):
         pass
+    assert caught.value.__notes__ == [f"in Python: attnport.fuse({str(artifact.folder)!r}, target='ort_cpu')"]
     assert artifact.verdict == "NOT_RUN"
     assert "1/1" in str(artifact.fuse("ort_cpu"))
     report = artifact.check("ort_cpu")

@@ -725,7 +725,7 @@ def opened(folder: Path, manifest: Manifest, name: str, threads: int | None = No
         form = plan if plan in PLANS else None
         why = (form and not_in(found, form)) or why_none(runtime, form)
         there = f"; there is {', '.join(openings)}" if openings else ""
-        raise UnavailableError(f"{name} has nothing to open in {folder}: {why}{there}.")
+        raise UnavailableError(f"{name} has nothing to open in {folder}: {as_command(why, folder)}{there}.")
     check_files(folder, manifest, *(file for file in manifest.files if (folder / file).suffix in (".onnx", ".bin")))
     if opening.model is not None:
         check_files(folder, manifest, opening.model.relative_to(folder).as_posix())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib.util
 import inspect
 import os
+import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -60,10 +62,7 @@ def verb(function: Callable[P, T]) -> Callable[P, T]:
                         given.setdefault(name, getattr(line, method))
                 result = function(**_grouped(given, known, values))  # type: ignore[call-arg]  # bound by name
         except AttnportError as err:
-            if isinstance(folder := given.get("folder"), Path):
-                err.hint = as_command(err.hint, folder)
-            if err.hint and not getattr(err, "__notes__", ()):
-                err.add_note(f"hint: {err.hint}")  # which a traceback shows
+            _tell(err, given.get("folder"))
             raise
         if isinstance(result, Printed) and isinstance(folder := given.get("folder"), Path):
             object.__setattr__(result, "about", folder)  # no field: it is not compared, and in no file
@@ -72,6 +71,68 @@ def verb(function: Callable[P, T]) -> Callable[P, T]:
     call.__signature__ = signature  # type: ignore[attr-defined]  # what help() reads
     call.__doc__ = _explained(inspect.getdoc(function) or "", known)
     return call
+
+
+@contextlib.contextmanager
+def hinting(folder: Path) -> Iterator[None]:
+    """Shows hints to callers of what is no verb, as verbs do."""
+    try:
+        yield
+    except AttnportError as err:
+        _tell(err, folder)
+        raise
+
+
+def _tell(err: AttnportError, folder: Any) -> None:
+    """Makes the hint of an error fit a folder, and notes of it, which a traceback shows, with its commands as calls."""
+    said = f"{err.message} {err.hint}"
+    if isinstance(folder, Path):
+        err.hint, said = as_command(err.hint, folder), as_command(said, folder)
+    if getattr(err, "__notes__", ()):
+        return
+    if err.hint:
+        err.add_note(f"hint: {err.hint}")
+    if calls := list(dict.fromkeys(as_calls(said))):
+        err.add_note(f"in Python: {', or '.join(calls)}")
+
+
+_COMMAND = re.compile(r"(?<![\w/.-])attnport (?P<name>[a-z]+(?:-[a-z]+)*) (?P<words>[^`\n]+)")
+_WORD = re.compile(r"'[^']*'|[^\s,;]+")
+
+
+def as_calls(text: str) -> Iterator[str]:
+    """The commands in a text as calls from Python: `attnport.fuse('out', target='ort_cpu')`."""
+    for command in _COMMAND.finditer(text):
+        name = command["name"].replace("-", "_")
+        if importlib.util.find_spec(f"{__package__}.{name}") is None:
+            continue
+        function = getattr(importlib.import_module(f"{__package__}.{name}"), name)
+        by_flag = {flag: one for one in parameters(function).values() for flag in one.flags}
+        words, given = command["words"], list[str]()
+        while (word := _WORD.match(words)) is not None:
+            one = by_flag.get(word[0].rstrip(".:"))
+            if one is None and (given or word[0].startswith("-")):
+                break
+            words = words[word.end() :]
+            if one is None:
+                given.append(_as_literal(word[0]))
+            elif one.type is bool:
+                given.append(f"{one.name}=True")
+            elif (value := _WORD.match(words.removeprefix(" "))) is not None:
+                flag = word[0].lstrip("-").replace("-", "_") if word[0].startswith("--") else one.name
+                given.append(f"{flag}={_as_literal(value[0])}")
+                words = words.removeprefix(" ")[value.end() :]
+            if not words.startswith(" "):
+                break
+            words = words[1:]
+        if any("=" in each for each in given) or not words[:1].isalpha():  # a sentence about a verb goes on
+            yield f"attnport.{name}({', '.join(given)})"
+
+
+def _as_literal(word: str) -> str:
+    """A word of a command in Python; what stands for something, such as FILE, is left as it is."""
+    word = word.rstrip(".") or word
+    return word if word.isupper() or word.startswith("'") else repr(word)
 
 
 def verb_of_fields(function: Callable[..., T]) -> Callable[..., T]:
