@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attnport.artifacts import NO_PROMPTS, Prompts
+from attnport.artifacts import INTEGERS, NO_PROMPTS, Prompts
 from attnport.dims import values_of
 from attnport_bundle import batches
 from attnport_bundle.errors import FeedError
@@ -32,6 +32,7 @@ def readme(
     cpp: bool = False,
     prompts: Prompts = NO_PROMPTS,
     text_limit: int | None = None,
+    plans: Mapping[str, str] | None = None,
 ) -> str:
     """The page.
 
@@ -44,6 +45,7 @@ def readme(
         cpp: Whether the C++ reader is in the bundle too.
         prompts: What the model expects before a text.
         text_limit: The most tokens of a text for an embedder, if that is fewer than it takes.
+        plans: The precision plan of each form, by its name, for what the page says of bounds.
     """
     wanted = list(dict.fromkeys(packages))
     runtime = f"`{wanted[0]}`" if len(wanted) == 1 else f"one of `{'`, `'.join(wanted)}`"
@@ -54,6 +56,7 @@ def readme(
         "Check it where it landed: every file against its digest, then known inputs against known outputs.",
         "    cd python && python -m attnport_bundle selftest",
         "(run in this folder; exit 0 = fine, 3 = no fitting runtime, 4 = the numbers are off, 6 = a file differs) "
+        + _bounds(plans or {}),
         "How long a call takes here, with `--shape`, `--threads` and `--seconds`:",
         "    cd python && python -m attnport_bundle bench",
         *(["For C++ there is a library in `cpp/`: see `cpp/README.md`."] if cpp else []),
@@ -82,6 +85,25 @@ def readme(
         "(`pip install cryptography`).",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _bounds(plans: Mapping[str, str]) -> str:
+    """By what the self-test calls numbers off."""
+    integers = [name for name, plan in plans.items() if plan in INTEGERS]
+    parts = []
+    if len(integers) < len(plans):
+        parts.append(
+            "The known outputs are those of a run in float64. A form may be off by a few times what PyTorch itself was, "
+            "in the same precision."
+        )
+    if integers:
+        parts.append(
+            f"Of `{'`, `'.join(integers)}`, which computes in integers and has no counterpart in PyTorch, the known "
+            "outputs are what the form itself gave where it was judged, and it may be off from them by 1.5 times what "
+            "these are off from float64: its weights are rounded alike everywhere, and another processor rounds "
+            "activations anew."
+        )
+    return " ".join(parts)
 
 
 def program(io: IO) -> str:

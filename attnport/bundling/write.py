@@ -344,7 +344,8 @@ def write(
     _copy_reader(target / PACKAGE, bundled.values(), tokenizer is not None, contract.decoder is not None)
     packages = [package_of(form.runtime, form.provider) for form in bundled.values()]
     prompts, limit = manifest.prompts, manifest.text_limit
-    page = readme(manifest.name, contract, manifest.tokenizer, target, packages, cpp, prompts, limit)
+    plans = {name: form.plan for name, form in bundled.items()}
+    page = readme(manifest.name, contract, manifest.tokenizer, target, packages, cpp, prompts, limit, plans)
     (target / README).write_text(page, encoding="utf-8")
     if cpp:
         _copy_cpp(target / "cpp")

@@ -16,6 +16,7 @@ from bundle_folders import program
 from attnport.artifacts import Prompts
 from attnport.bundling.characters import character_table
 from attnport.bundling.readme import readme
+from attnport.parity.golden import _FACTORS_OF_ITSELF
 from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
 
 IDS = "input_ids"
@@ -78,6 +79,18 @@ def run(code: str, app: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code], cwd=app.parent, env=installed, capture_output=True, text=True, check=False
     )
+
+
+def test_the_page_says_where_the_bounds_of_the_self_test_come_from(app: Path) -> None:
+    plain = " ".join(readme("m", CONTRACT, None, app, plans={"ort_cpu": "fp32"}).split())
+    assert "a few times what PyTorch itself was" in plain
+    assert "1.5 times" not in plain
+    both = " ".join(readme("m", CONTRACT, None, app, plans={"ort_cpu": "fp32", "ort_cpu.int8": "int8"}).split())
+    assert "Of `ort_cpu.int8`, which computes in integers" in both
+    assert "1.5 times what these are off from float64" in both
+    assert _FACTORS_OF_ITSELF == (1.5, 1.5)
+    alone = readme("m", CONTRACT, None, app, plans={"ort_cpu.int8": "int8"})
+    assert "PyTorch itself" not in alone
 
 
 def test_the_readers_own_tokenizer_is_shown_and_runs_as_it_stands(app: Path) -> None:
