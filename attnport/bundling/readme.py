@@ -93,8 +93,8 @@ def _bounds(plans: Mapping[str, str]) -> str:
     parts = []
     if len(integers) < len(plans):
         parts.append(
-            "The known outputs are those of a run in float64. A form may be off by a few times what PyTorch itself was, "
-            "in the same precision."
+            "The known outputs are those of a run in float64. A form may be off by a few times what PyTorch itself "
+            "was, in the same precision."
         )
     if integers:
         parts.append(

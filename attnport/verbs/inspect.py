@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from attnport.artifacts import MANIFEST, EngineRecord, FusionReport, IOContract, Manifest
+from attnport.artifacts import MANIFEST, EngineRecord, FusionReport, FusionTable, IOContract, Manifest
 from attnport.bundling.verifying import check
+from attnport.bundling.write import FUSION
 from attnport.dims import values_of
 from attnport.errors import ArtifactError, AttnportError, IntegrityError
 from attnport.exporter.inspect_graph import GraphAttention, GraphFacts, as_fused, graph_facts
@@ -33,11 +35,17 @@ Kind = Literal["folder", "onnx", "engine", "bundle"]
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """A TensorRT engine, from its header; `record` is the file beside it, if there is one."""
+    """A TensorRT engine, from its header.
+
+    Attributes:
+        record: The file beside it; None if there is none.
+        fusion: The attentions of its plan; None unless it lies in the artifact folder that it was built in.
+    """
 
     version: str
     sm: tuple[int, ...]
     record: EngineRecord | None
+    fusion: FusionTable | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,7 +150,7 @@ def _engine(path: Path) -> Inspection:
         raise IntegrityError(
             f"{path} is not the engine that {beside.name} describes: its digest differs.", hint="Build it again."
         )
-    return Inspection(
+    found = Inspection(
         path=str(path),
         kind="engine",
         name=path.stem,
@@ -150,6 +158,39 @@ def _engine(path: Path) -> Inspection:
         size_bytes=path.stat().st_size,
         engine=EngineFacts(header.version, header.sm, record),
         precision={path.stem: str(record.precision)} if record and record.precision else {},
+    )
+    return found if record is None else _in_its_folder(found, path.absolute().parent.parent, record)
+
+
+def _in_its_folder(found: Inspection, folder: Path, record: EngineRecord) -> Inspection:
+    """With what the artifact folder that an engine was built in knows of it, if it lies in one."""
+    if not (folder / MANIFEST).is_file():
+        return found
+    manifest = open_folder(folder)
+    known = any(one.digest == found.digest for one in manifest.engines.values())
+    if not known or found.engine is None:
+        return found
+    folder = Path(os.path.relpath(folder))
+    every = of_folder(folder, manifest, read_parity(folder, manifest))
+    deployable = next((one for one in every if record.file in one.files), None)
+    if deployable is None:  # the form that it was built of is gone
+        return found
+    verdicts = _verdicts(folder, manifest)
+    tables = read(FusionReport, folder / FUSION).targets if FUSION in manifest.files else {}
+    table = next((table for table in tables.values() if table.proved_by == record.file), None)
+    own = f"parity of {deployable.measured_as}", f"parity of the graph of {record.form}"
+    quoted = shlex.quote(str(folder))
+    return dataclasses.replace(
+        found,
+        name=manifest.name,
+        source=manifest.source.text,
+        io=manifest.io,
+        engine=dataclasses.replace(found.engine, fusion=table),
+        verdicts={about: verdict for about, verdict in verdicts.items() if about in own},
+        deploy=(deployable,),
+        next=(f"attnport bundle {quoted} -o app/ --form {shlex.quote(deployable.name)}",)
+        if deployable.parity == "PASS"
+        else (f"attnport check {quoted} --runtime {record.target}",),
     )
 
 
@@ -182,8 +223,8 @@ def _verdicts(folder: Path, manifest: Manifest) -> dict[str, str]:
     if (parity := read_parity(folder, manifest)) is not None:
         verdicts |= {f"parity of {name}": item.verdict for name, item in parity.runtimes.items()}
         verdicts |= {f"parity of the graph of {name}": item.verdict for name, item in parity.forms.items()}
-    if "fusion.json" in manifest.files:
-        fusion = read(FusionReport, folder / "fusion.json")
+    if FUSION in manifest.files:
+        fusion = read(FusionReport, folder / FUSION)
         verdicts |= {f"fusion for {name}": str(table) for name, table in fusion.targets.items()}
     return verdicts
 
@@ -245,6 +286,8 @@ def _facts(inspection: Inspection) -> list[tuple[str, Any]]:
     rows.append(("SHA-256", inspection.digest))
     if inspection.source:
         rows.append(("source", inspection.source))
+    if inspection.engine is not None:
+        rows += _engine_facts(inspection.engine)
     if inspection.io is not None:
         rows += [("input", spec) for spec in inspection.io.inputs] + [
             ("output", spec) for spec in inspection.io.outputs
@@ -255,9 +298,6 @@ def _facts(inspection: Inspection) -> list[tuple[str, Any]]:
         rows += [("dim", dim) for dim in inspection.io.dims] + [("mask", mask) for mask in inspection.io.masks]
     if inspection.graph is not None:
         rows += _graph_facts(inspection.graph, with_tensors=inspection.io is None)
-    if inspection.engine is not None:
-        rows.append(("TensorRT", inspection.engine.version))
-        rows.append(("compute capabilities", ", ".join(map(str, inspection.engine.sm))))
     rows += [("precision", f"{name}: {text}") for name, text in inspection.precision.items()]
     by_verdict: dict[tuple[str, str], list[str]] = {}
     for name, verdict in inspection.verdicts.items():
@@ -266,6 +306,24 @@ def _facts(inspection: Inspection) -> list[tuple[str, Any]]:
     rows += [(f"{verdict}, {about}", ", ".join(names)) for (about, verdict), names in by_verdict.items()]
     if inspection.files:
         rows.append(("files", ", ".join(_files(inspection.files))))
+    return rows
+
+
+def _engine_facts(engine: EngineFacts) -> list[tuple[str, Any]]:
+    record = engine.record
+    library = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}.get(record.target if record else "", "TensorRT")
+    rows: list[tuple[str, Any]] = [("opened by", f"{library} {engine.version}, no other release")]
+    rows.append(("compute capabilities", ", ".join(map(str, engine.sm)) or "those of the GPU that it was built on"))
+    if record is None:
+        rows.append(("profiles", "not known: the .json that build wrote is not beside the engine"))
+        return rows
+    rows.append(("precision", f"{record.plan}, built of the form {record.form}"))
+    rows += [("profile, min:opt:max", profile) for profile in record.profiles]
+    if record.scratch_bytes is not None:
+        rows.append(("scratch memory", f"{record.scratch_bytes:,} bytes"))
+    if engine.fusion is not None:
+        rows.append(("attentions fused", str(engine.fusion)))
+        rows += [(item.attention, item.kernel or f"not fused: {item.reason}") for item in engine.fusion.items]
     return rows
 
 

@@ -36,6 +36,7 @@ from attnport.jsonfile import digest_file, read, to_json
 from attnport.verbs import build as verb
 from attnport.verbs.build import build
 from attnport.verbs.fuse import require_fused
+from attnport.verbs.inspect import inspect
 
 pytest.importorskip("tensorrt_rtx")
 KEY = "tensorrt_rtx.fp16"
@@ -103,6 +104,32 @@ def test_the_command_prints_the_fusion_below_the_engine_and_one_json_document(tm
     words = ["build", str(folder), "--target", "tensorrt_rtx"]
     assert CliRunner().invoke(cli, words).stdout.endswith("\n1/1 attentions fused: _gemm_mha_v2\n")
     assert json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)["target"] == "tensorrt_rtx"
+
+
+def test_inspect_tells_of_an_engine_what_its_record_and_its_folder_know(tmp_path: Path) -> None:
+    folder = folder_with_form(tmp_path / "a")
+    record, _ = build(folder, "tensorrt_rtx", profiles=(TEXT,), sm=(89, 86))
+    found = inspect(folder / record.file)
+    assert (found.name, found.io) == ("tiny", engine_graphs.contract("float16"))
+    shown = " ".join(str(found).split())
+    for said in (
+        f"TensorRT-RTX {record.version}, no other release",
+        "compute capabilities 86, 89",
+        "fp16, built of the form tensorrt_rtx.fp16",
+        f"profile, min:opt:max {TEXT}",
+        "attentions fused 1/1 attn _gemm_mha_v2",
+        f"input {found.io.inputs[0] if found.io else ''}",
+        "tensorrt_rtx NOT_RUN 1/1",
+        "--runtime tensorrt_rtx",
+    ):
+        assert said in shown
+    alone = tmp_path / "alone.engine"
+    alone.write_bytes((folder / record.file).read_bytes())
+    assert "profiles not known: the .json that build wrote" in " ".join(str(inspect(alone)).split())
+    alone.with_suffix(".json").write_text(to_json(record))
+    shown = " ".join(str(inspect(alone)).split())
+    assert f"profile, min:opt:max {TEXT}" in shown
+    assert "attentions fused" not in shown
 
 
 def test_form_that_is_not_there_is_made_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
