@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from attnport.artifacts import Manifest, ParityReport
 from attnport.bundling import place, signing
 from attnport.bundling.layouts import base as layouts
+from attnport.bundling.layouts.hub import AS_BUNDLE
 from attnport.bundling.readme import package_of
 from attnport.bundling.verifying import check
 from attnport.bundling.write import FUSION, PARITY, RUNS, Backend, choose_backends, gate, judge, needed_files, write
@@ -335,7 +336,8 @@ def _described(manifest: Manifest) -> Mapping[str, Path]:
     if not source.text.startswith("hf:") or source.part not in ("", "with-past"):
         raise UsageError(
             f"{manifest.name} is not the whole of an hf: folder, whose config and tokenizer this layout has.",
-            hint="Export hf: with the folder that save_pretrained wrote, without --part; a decoder with --with-past.",
+            hint="Export hf: with the folder that save_pretrained wrote, without --part; a decoder with --with-past. "
+            f"{AS_BUNDLE}",
         )
     load_spec(manifest)
     return describing_files(source.text.removeprefix("hf:"))

@@ -135,8 +135,9 @@ def test_a_model_without_the_vectors_of_its_tokens_is_refused(
 
 
 def test_a_model_that_is_of_no_hf_folder_is_refused(out: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="tiny is not the whole of an hf: folder"):
+    with pytest.raises(UsageError, match="tiny is not the whole of an hf: folder") as caught:
         bundle(out, tmp_path / "hub", layout="hub")
+    assert "the readers of a bundle take any inputs by their names" in caught.value.hint
     assert not (tmp_path / "hub").exists()
 
 

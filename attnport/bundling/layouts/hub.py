@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 ONNX, OPENVINO = "onnx/model.onnx", "openvino/openvino_model.xml"
+AS_BUNDLE = "Without --layout, the readers of a bundle take any inputs by their names: in Python, C++ and JavaScript."
 LARGEST_FILE = (1 << 31) - (1 << 20)
 """Bytes of weights that fit into one ONNX file, whose limit is protobuf's: 2 GiB."""
 
@@ -104,14 +105,16 @@ def _require_transformer(packed: Packed, layout: str) -> None:
     other = [name for name in inputs if name not in INPUTS]
     if other or "input_ids" not in inputs:
         raise UsageError(
-            f"{packed.name} takes {', '.join(inputs)}; what reads layout {layout} gives {', '.join(INPUTS)}."
+            f"{packed.name} takes {', '.join(inputs)}; what reads layout {layout} gives {', '.join(INPUTS)}.",
+            hint=f"The layout is for a whole hf: folder of text; other names would not make one of it. {AS_BUNDLE}",
         )
     first = packed.io.outputs[0]
     if (first.name, len(first.dims)) not in (("last_hidden_state", 3), ("logits", 2)):
         raise UsageError(
             f"the first output of {packed.name} is {first}; what reads layout {layout} takes last_hidden_state of "
             "every token, and pools it itself, or logits of every text.",
-            hint="Export the hf: folder without --outputs and --part: last_hidden_state is then the first.",
+            hint="Export the hf: folder without --outputs and --part: last_hidden_state is then the first. Of a module "
+            f"of your own, another name would not do. {AS_BUNDLE}",
         )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from attnport.bundling.layouts._opened import Run, running
 from attnport.bundling.layouts.base import Packed
-from attnport.bundling.layouts.hub import Hub
+from attnport.bundling.layouts.hub import AS_BUNDLE, Hub
 from attnport.errors import UsageError
 from attnport_bundle.format.contract import IO
 from attnport_bundle.format.decoder import Decoder
@@ -92,7 +92,8 @@ def _names(io: IO, decoder: Decoder) -> dict[str, str]:
     if other:
         raise UsageError(
             f"{', '.join(other)}: a decoder of layout web takes token ids, a mask of past and new ones, and caches of "
-            "keys and values that hold all tokens."
+            "keys and values that hold all tokens.",
+            hint=AS_BUNDLE,
         )
     return names
 
