@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import resource
 import shutil
 import signal
@@ -22,6 +23,7 @@ import attnport
 from attnport.artifacts import Candidate, Source, TuneReport
 from attnport.errors import AttnportError, SpecError
 from attnport.folder.loading import reload
+from attnport.folder.workspace import open_folder
 from attnport.options import Folder
 from attnport.verbs._arguments import verb
 
@@ -271,8 +273,8 @@ def test_a_bundle_is_no_artifact_and_says_what_takes_it(tiny_artifact: Path) -> 
         refused(call(*arguments), "is a bundle, and no artifact folder", *told)
 
 
-def test_a_file_of_onnx_or_nothing_in_the_place_of_a_folder(tiny_artifact: Path) -> None:
-    refused(call("check", tiny_artifact / "model.onnx"), "attnport export", "model.onnx -o OUT")
+def test_a_file_of_onnx_or_nothing_in_the_place_of_a_folder(tiny_artifact: Path, tmp_path: Path) -> None:
+    refused(call("check", tmp_path / "model.onnx"), "attnport export", "model.onnx -o OUT")
     refused(call("serve", tiny_artifact / "nowhere"), "nowhere is not a folder", "attnport export MODEL")
 
 
@@ -291,6 +293,42 @@ def test_a_form_that_is_not_there_is_made_or_meant_otherwise(tiny_artifact: Path
     }
     for form, said in hints.items():
         refused(call("bundle", tiny_artifact, "-o", tmp_path / "app", "--form", form), "has no form", said)
+
+
+def test_what_is_no_artifact_is_told_by_what_it_is(
+    tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (model := tmp_path / "model").mkdir()
+    (model / "config.json").write_text("{}")
+    for name in ("tune", "check", "verify", "inspect"):  # to export into that folder would be no help
+        refused(call(name, Path("model")), "attnport export model -o OUT")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    refused(call("tune", Path("other")), "attnport export MODEL -o OUT")
+    refused(call("tune", Path("none")), "attnport export MODEL -o none")
+    part = f"It is a part of the artifact folder {os.path.relpath(tiny_artifact)}; give that."
+    for name, file in (("verify", "model.onnx"), ("inspect", "golden.npz"), ("check", "model.onnx")):
+        (tiny_artifact / file).touch()
+        refused(call(name, tiny_artifact / file), part)
+
+
+def test_an_artifact_folder_that_is_given_as_a_model_is_told(
+    tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny_artifact.parent)
+    refused(
+        call("ship", tiny_artifact.name, "-o", tmp_path / "out"),
+        f"'{tiny_artifact.name}' names no model",
+        f"an artifact folder, which was exported before: attnport inspect {tiny_artifact.name}",
+    )
+
+
+def test_a_form_that_is_named_by_its_file_or_precision_is_recognised(tiny_artifact: Path, tmp_path: Path) -> None:
+    forms = open_folder(tiny_artifact).forms
+    plain = " or ".join(name for name, form in forms.items() if form.plan == "fp32")
+    for named, meant in ((forms["ort_cpu"].file, "ort_cpu"), ("fp32", plain)):
+        refused(call("bundle", tiny_artifact, "-o", tmp_path / "app", "--form", named), f"Is it {meant}?")
 
 
 def test_a_factory_with_arguments_says_how_to_call_it(tmp_path: Path) -> None:

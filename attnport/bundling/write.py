@@ -119,8 +119,12 @@ def choose_backends(folder: Path, manifest: Manifest, names: Iterable[str]) -> l
     return list(backends.values())
 
 
-def _made_by(key: str, folder: Path, known: Sequence[str]) -> str:
+def _made_by(key: str, folder: Path, manifest: Manifest) -> str:
     """How a form that a folder lacks is made, or which one may be meant."""
+    known = (*manifest.forms, *manifest.engines)
+    named_otherwise = [name for name, form in manifest.forms.items() if key in (form.file, form.plan)]
+    if named_otherwise:
+        return f"Is it {' or '.join(named_otherwise)}?"
     target, _, plan = key.partition(".")
     if target not in RUNS:
         return nearest(key, known)
@@ -145,7 +149,7 @@ def _backend(folder: Path, manifest: Manifest, name: str) -> Backend:
     if form is None:
         raise ArtifactError(
             f"{folder} has no form {key!r}; it has {', '.join((*manifest.forms, *manifest.engines)) or 'none'}.",
-            hint=_made_by(key, folder, (*manifest.forms, *manifest.engines)),
+            hint=_made_by(key, folder, manifest),
         )
     if form.target not in RUNS or form.target in ENGINES:
         raise UsageError(

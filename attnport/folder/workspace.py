@@ -16,6 +16,7 @@ import errno
 import functools
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -62,7 +63,19 @@ _MOST_CHANGES = 4
 _VERBS = {"lower": "fuse", "precision": "build", "layers": "check --bisect"}
 """The verbs of stages that have other names."""
 
-_MADE_BY = "Make one with: attnport export MODEL -o FOLDER"
+
+def meant_by(path: Path) -> str:
+    """What a user may mean by a path that is neither an artifact folder nor a bundle."""
+    for parent in path.absolute().parents[:3]:
+        for manifest, what in ((MANIFEST, "artifact folder"), (bundle_manifest.MANIFEST, "bundle")):
+            if path.exists() and (parent / manifest).is_file():
+                return f"It is a part of the {what} {os.path.relpath(parent)}; give that."
+    if path.suffix == ".onnx" or (path / "config.json").is_file():
+        return as_command("It is a model; to make an artifact of it: attnport export FOLDER -o OUT", path)
+    if path.is_file():
+        return "Give the folder that attnport export or attnport ship wrote."
+    place = "OUT" if path.is_dir() and any(path.iterdir()) else "FOLDER"  # which export would refuse to fill
+    return as_command(f"Make one with: attnport export MODEL -o {place}", path)
 
 
 def open_folder(folder: Path) -> Manifest:
@@ -73,8 +86,7 @@ def open_folder(folder: Path) -> Manifest:
         IntegrityError: the manifest names files outside the folder, or uses one that it has no digest of.
     """
     if not folder.is_dir():
-        hint = "To take it over: attnport export FOLDER -o OUT" if folder.suffix == ".onnx" else _MADE_BY
-        raise ArtifactError(f"{folder} is not a folder.", hint=as_command(hint, folder))
+        raise ArtifactError(f"{folder} is not a folder.", hint=meant_by(folder))
     undo_unfinished(folder)
     if (folder / bundle_manifest.MANIFEST).is_file():
         raise ArtifactError(
@@ -86,7 +98,7 @@ def open_folder(folder: Path) -> Manifest:
             ),
         )
     if not (folder / MANIFEST).is_file():
-        raise ArtifactError(f"{folder} is no artifact: it has no {MANIFEST}.", hint=as_command(_MADE_BY, folder))
+        raise ArtifactError(f"{folder} is no artifact: it has no {MANIFEST}.", hint=meant_by(folder))
     manifest = read(Manifest, folder / MANIFEST)
     if manifest.format != FORMAT:
         raise ArtifactError(f"{folder / MANIFEST}: got format {manifest.format}; this version reads {FORMAT}.")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import ModelSpec, Source
+from attnport.artifacts import MANIFEST, ModelSpec, Source
 from attnport.errors import AttnportError, SpecError, UsageError, nearest
 from attnport.sources.digests import code_digest, dependencies, reading, weights_digest
 from attnport.sources.onnx_file import is_onnx
 from attnport.sources.package import SPEC_FORMS
 from attnport.sources.seeds import made_alike, seeded, seeding
+from attnport_bundle.format.manifest import MANIFEST as BUNDLE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -121,13 +123,21 @@ def _resolve(source: Source, own: Callable[[str], ModelSpec] | None) -> ModelSpe
         if own is None or not text.replace("-", "_").isidentifier():
             why = "" if not text or Path(text).exists() else ": there is no such file"
             raise SpecError(f"{text!r} names no model{why}.", hint=_with_factory(text))
-        spec = own(text)
+        try:
+            spec = own(text)
+        except SpecError as err:  # no model of ours has this name, and a folder may have it
+            if not Path(text).exists():
+                raise
+            raise SpecError(f"{text!r} names no model.", hint=_with_factory(text)) from err
         refuse_inputs(text, source.inputs)
         return narrow(spec, source.dims)
     return plain_spec(text, factory_of(text), source.inputs, source.dims, source.outputs)
 
 
 def _with_factory(text: str) -> str:
+    for manifest, what in ((MANIFEST, "an artifact folder"), (BUNDLE, "a bundle")):
+        if (Path(text) / manifest).is_file():
+            return f"It is {what}, which was exported before: attnport inspect {shlex.quote(text)}"
     if Path(text).is_dir():
         return f"{text} has no config.json, as a folder of transformers has."
     if text.endswith(".py"):

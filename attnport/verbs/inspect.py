@@ -16,7 +16,7 @@ from attnport.bundling.write import FUSION
 from attnport.dims import values_of
 from attnport.errors import ArtifactError, AttnportError, IntegrityError
 from attnport.exporter.inspect_graph import GraphAttention, GraphFacts, as_fused, graph_facts
-from attnport.folder.workspace import check_files, open_folder, read_parity
+from attnport.folder.workspace import check_files, meant_by, open_folder, read_parity
 from attnport.jsonfile import digest_file, read
 from attnport.options import Option
 from attnport.printed import Printed
@@ -104,7 +104,7 @@ def kind_of(path: Path) -> Kind:
     if path.suffix in (".onnx", *ENGINE_SUFFIXES):
         return "onnx" if path.suffix == ".onnx" else "engine"
     suffixes = f"got suffix {path.suffix!r}; expected .onnx or one of {', '.join(ENGINE_SUFFIXES)}"
-    raise ArtifactError(f"{path} is none of the files that attnport reads: {suffixes}.", hint=hint)
+    raise ArtifactError(f"{path} is none of the files that attnport reads: {suffixes}.", hint=meant_by(path))
 
 
 def _onnx(path: Path) -> Inspection:

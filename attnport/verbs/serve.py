@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from attnport.errors import UsageError
-from attnport.folder.workspace import open_folder
+from attnport.errors import ArtifactError, UsageError
+from attnport.folder.workspace import meant_by, open_folder
 from attnport.optional import require
 from attnport.options import Option, Progress, Tell
 from attnport.verbs._arguments import verb_of_fields
@@ -59,6 +59,10 @@ def serve(
         raise UsageError("--output and --with-past are for a model, which is exported first.", hint="Leave them out.")
     if artifact is None:
         serving.named(models, folder)
+    elif not artifact.exists() and not is_model:
+        raise ArtifactError(
+            f"{artifact} is not a folder.", hint=f"{meant_by(artifact)}; a model of the hub is hf:OWNER/NAME"
+        )
     elif not is_model:
         open_folder(artifact)  # which says what else it is
     if engine in ENGINES:

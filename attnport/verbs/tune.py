@@ -130,7 +130,7 @@ def tune(
     data = _data(folder, manifest, sentences, inputs)
     todo = workloads(folder, manifest, shapes, sentences, seed, read_lengths(lengths) if lengths else {}, batch)
     measure = _metric(folder, manifest, data, metric)
-    if measure is None:
+    if data is None:
         tell(_NO_INTEGERS)
     counts = tuple(dict.fromkeys(threads or (physical_cores(),)))
     progress("probing the runtimes")
@@ -197,11 +197,14 @@ def _data(folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Pa
 
 
 def _metric(folder: Path, manifest: Manifest, data: Data | None, metric: str | None) -> Metric | None:
-    """What judges integers; None if there are no items. Raises as the metrics, for too few items too."""
+    """What judges integers, and of the user's every form; None if there is none of the user's and there are no items.
+
+    Raises as the metrics, for too few items too.
+    """
+    if metric:  # which has items of its own
+        return UserMetric(metric, folder.resolve(), manifest)
     if data is None:
         return None
-    if metric:
-        return UserMetric(metric, folder.resolve(), manifest)
     roles = decoder_roles(manifest.io)
     kind = Perplexity if roles and not roles.context else Agreement
     return kind(manifest.io, data.scored)
@@ -286,15 +289,16 @@ class Tuning:
         manifest = open_folder(self.folder)
         self.references: dict[str, Score] = {}
         inputs = ""
+        if self.metric is not None:
+            for runtime in self.runtimes:
+                with self._open(runtime, manifest.forms[runtime.form], manifest) as session:
+                    self.references[runtime.name] = self.metric(session)
         if self.data is None or self.metric is None:
             self.notes.append(_NO_INTEGERS)
         else:
             arrays = [array for item in (*self.data.ranged, *self.data.scored) for array in item.feeds.values()]
             judged_by = manifest.files[MODEL], self.metric.name, str(self.max_drop)
             inputs = digest_text(*judged_by, *(repr(array.tobytes()) for array in arrays))
-            for runtime in self.runtimes:
-                with self._open(runtime, manifest.forms[runtime.form], manifest) as session:
-                    self.references[runtime.name] = self.metric(session)
             for number, runtime in enumerate(self.runtimes):
                 self._find(runtime, self.data, self.metric, inputs, len(self.runtimes) - number)
         manifest = open_folder(self.folder)

@@ -12,7 +12,7 @@ from attnport.artifacts import MANIFEST as ARTIFACT
 from attnport.artifacts import Manifest, Verdict
 from attnport.bundling.model_file import external_files
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UnavailableError, UsageError
-from attnport.folder.workspace import check_files, open_folder
+from attnport.folder.workspace import check_files, meant_by, open_folder
 from attnport.options import Option
 from attnport.printed import Printed
 from attnport.processes.isolated import TIMEOUT_S, Died, Limits
@@ -78,7 +78,7 @@ def verify(
         UnavailableError: a key is given and the package cryptography is not installed.
     """
     if not path.is_dir():
-        raise ArtifactError(f"{path} is not a folder.", hint="Give a bundle, or an artifact folder.")
+        raise ArtifactError(f"{path} is not a folder.", hint=meant_by(path))
     if key is not None and not key.is_file():
         raise UsageError(
             f"{key}: the key cannot be read: it is not a file.",
@@ -89,7 +89,7 @@ def verify(
     if not (path / ARTIFACT).exists():
         raise ArtifactError(
             f"{path} is neither a bundle nor an artifact: it has no {BUNDLE} and no {ARTIFACT}.",
-            hint="attnport export makes an artifact, and attnport bundle a bundle of it.",
+            hint=meant_by(path),
         )
     if key is not None:
         raise UsageError(f"{path} is an artifact folder; bundles alone are signed.", hint="Verify it without a key.")

@@ -187,6 +187,16 @@ def test_without_data_int8_is_not_tried_and_the_report_says_so(folder: Path) -> 
     assert "--text" in report.notes[0]
 
 
+def test_a_metric_of_the_users_judges_every_form_without_items_too(folder: Path, tmp_path: Path) -> None:
+    metric = tmp_path / "mine.py"
+    metric.write_text("def mine(model):\n    return 0.75\n")
+    (only,) = run(folder, None, metric=f"{metric}:mine").candidates
+    assert only.score is not None
+    assert (only.score.value, only.reference) == (0.75, only.score)
+    with pytest.raises(SpecError, match=r"lost\.py"):
+        run(folder, None, metric="lost.py:mine")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
