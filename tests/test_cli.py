@@ -114,6 +114,22 @@ def test_an_unknown_verb_gets_the_closest_one() -> None:
     refused(call("zzz"), "There are audit, bench, build")
 
 
+@pytest.mark.parametrize(
+    ("verb", "tried", "name"),
+    [
+        *((verb, ["--dtype", "fp16"], "precision") for verb in ("check", "bench", "fuse", "build")),
+        ("gpu-check", ["--dtype", "fp16"], "precisions"),
+        ("check", ["--reference", "torch_eager"], "eager"),
+        ("bench", ["--repeats", "2"], "starts"),
+        ("fuse", ["--fail-on-unfused"], "require"),
+    ],
+)
+def test_a_name_that_people_try_is_taken_for_the_one_of_an_option(verb: str, tried: list[str], name: str) -> None:
+    needed = {"fuse": ["out", "--target", "ort_cpu"], "build": ["out", "--target", "tensorrt_rtx"], "gpu-check": []}
+    context = cli.commands[verb].make_context(verb, [*needed.get(verb, ["out"]), *tried])
+    assert context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
 def test_a_missing_output_folder_is_named() -> None:
     refused(call("export", "bert_encoder"), "'-o' / '--output'")
 

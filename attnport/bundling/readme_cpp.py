@@ -18,6 +18,7 @@ from attnport.bundling.readme import (
     reads_by_itself,
     usual_shape,
 )
+from attnport_bundle.batches import scoring
 from attnport_bundle.format.contract import IO, TensorSpec
 from attnport_bundle.format.manifest import Form
 from attnport_bundle.text import reads_text
@@ -208,12 +209,30 @@ def _from_text(io: IO, tokenizer: str | None, folder: Path, prompts: Prompts, li
             "gets; `Model::embed`, and `attnport::Tokenizer` with that function, make padding and masks of them.",
             *_prompts(io, prompts),
         ]
+    scores = next((spec for spec in io.outputs if spec.name == scoring(io)), None)
     if is_embedder(io):
         program = _program(
             [
                 '    const attnport::Model model("app");',
                 '    const attnport::Tensor vectors = model.embed({"A sentence.", "Another one, longer."});',
                 '    std::cout << vectors.shape()[0] << " vectors of " << vectors.shape()[1] << " numbers\\n";',
+            ]
+        )
+    elif scores and scores.dims[1:] in ((), (1,)):
+        program = _program(
+            [
+                '    const attnport::Model model("app");',
+                '    for (const auto& one : model.rank("A query", {"A document.", "Another one, longer."})) {',
+                '        std::cout << "document " << one.index << " " << one.score << "\\n";',
+                "    }",
+            ]
+        )
+    elif scores:
+        program = _program(
+            [
+                '    const attnport::Model model("app");',
+                '    const attnport::Tensor scores = model.predict({"A text.", "Another one, longer."});',
+                '    std::cout << scores.shape()[0] << " texts, " << scores.shape()[1] << " classes\\n";',
             ]
         )
     else:

@@ -81,7 +81,8 @@ def bench(
     lengths: Lengths = None,
     batch: Batch = MANY,
     precision: Annotated[
-        str | None, Option("One precision alone, modules cast to it; writes latency.PRECISION.json.")
+        str | None,
+        Option("One precision alone, modules cast to it; writes latency.PRECISION.json.", "--dtype --precision"),
     ] = None,
     baseline: Annotated[str, Option("The runtime that others are compared with.")] = BASELINE,
     bundle: Annotated[

@@ -40,7 +40,8 @@ def build(
         str,
         Option(
             "fp16, bf16, fp32; fp16_islands, bf16_islands, which compute attention alone in half precision; or auto, "
-            "fp16 but for what has to be float32, which is searched."
+            "fp16 but for what has to be float32, which is searched.",
+            "--dtype --precision",
         ),
     ] = DEFAULT_PLAN,
     profiles: Annotated[

@@ -81,7 +81,8 @@ def check(
     *,
     shapes: Annotated[Sequence[str], Option('Further cases, full batches of "batch=1/8,seq=512".', "--shape")] = (),
     precision: Annotated[
-        str | None, Option("One precision alone, modules cast to it; writes parity.PRECISION.json.")
+        str | None,
+        Option("One precision alone, modules cast to it; writes parity.PRECISION.json.", "--dtype --precision"),
     ] = None,
     eager: Annotated[
         str,

@@ -66,7 +66,7 @@ def fuse(
     ] = (),
     *,
     precision: Annotated[
-        str | None, Option("The precision of targets that have it; default: each target's own.")
+        str | None, Option("The precision of targets that have it; default: each target's own.", "--dtype --precision")
     ] = None,
     require: Annotated[bool, Option("Exit 5 if an attention is not fused.", "--fail-on-unfused --require")] = False,
     force: Force = False,

@@ -95,7 +95,9 @@ def gpu_check(
     only: Annotated[Sequence[str], Option("A model, bert_encoder or llama_decoder; default: both.")] = (),
     precisions: Annotated[
         Sequence[str],
-        Option("fp16, bf16 or fp32; several allowed; default: fp16, and bf16 where the GPU has it.", "--precision"),
+        Option(
+            "fp16, bf16 or fp32; several allowed; default: fp16, and bf16 where the GPU has it.", "--dtype --precision"
+        ),
     ] = (),
     runtimes: Annotated[
         Sequence[str], Option("A runtime; default: all but torch_compile_tuned_cuda.", "--runtime")

@@ -181,9 +181,20 @@ template <class Act> attnport_status giving(attnport_outputs** outputs, const Ac
     });
 }
 
-attnport::MapOptions map_options_of(std::int64_t tokens) {
+attnport::MapOptions map_options_of(std::int64_t tokens, const char* prompt = nullptr) {
     attnport::MapOptions found;
     if (tokens != 0) found.tokens = tokens;
+    if (prompt != nullptr) found.prompt = prompt;
+    return found;
+}
+
+std::vector<std::string> texts_of(const char* const* texts, std::size_t count, const char* name) {
+    if (count != 0) require(texts, name);
+    std::vector<std::string> found;
+    for (std::size_t at = 0; at < count; ++at) {
+        require(texts[at], "a text");
+        found.emplace_back(texts[at]);
+    }
     return found;
 }
 
@@ -247,15 +258,20 @@ attnport_status attnport_embed(attnport_model* model, const char* const* texts, 
                                int64_t tokens, attnport_outputs** outputs) {
     return giving(outputs, [&] {
         require(model, "model");
-        if (count != 0) require(texts, "texts");
-        std::vector<std::string> given;
-        for (std::size_t at = 0; at < count; ++at) {
-            require(texts[at], "a text");
-            given.emplace_back(texts[at]);
-        }
-        attnport::MapOptions options = map_options_of(tokens);
-        if (prompt != nullptr) options.prompt = prompt;
-        return std::vector<attnport::Tensor>{model->model.embed(given, options)};
+        const auto given = texts_of(texts, count, "texts");
+        return std::vector<attnport::Tensor>{model->model.embed(given, map_options_of(tokens, prompt))};
+    });
+}
+
+attnport_status attnport_predict(attnport_model* model, const char* const* texts, const char* const* others,
+                                 size_t count, const char* prompt, int64_t tokens, attnport_outputs** outputs) {
+    return giving(outputs, [&] {
+        require(model, "model");
+        const auto options = map_options_of(tokens, prompt);
+        const auto given = texts_of(texts, count, "texts");
+        return std::vector<attnport::Tensor>{
+            others == nullptr ? model->model.predict(given, options)
+                              : model->model.predict(given, texts_of(others, count, "others"), options)};
     });
 }
 

@@ -76,13 +76,15 @@ def save(embedder: Embedder, folder: Path) -> Path:
     return folder
 
 
-def bundled(folder: Path, out: Path, forms: Sequence[str] = ("ort_cpu", "openvino")) -> Path:
+def bundled(
+    folder: Path, out: Path, forms: Sequence[str] = ("ort_cpu", "openvino"), lang: Sequence[str] = ("python",)
+) -> Path:
     """The model of a folder as a bundle, which nothing checked."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         export(f"hf:{folder}", out / "out")
     fuse(out / "out", targets=list(forms))
-    return bundle(out / "out", out / "app", forms=forms, unverified=True)
+    return bundle(out / "out", out / "app", forms=forms, lang=lang, unverified=True)
 
 
 def expected(embedder: Embedder, folder: Path, texts: Sequence[str], prompt: str = "") -> np.ndarray[Any, Any]:
@@ -102,3 +104,24 @@ def expected(embedder: Embedder, folder: Path, texts: Sequence[str], prompt: str
         pooled = {"mean": kept.mean(0), "cls": kept[0], "lasttoken": kept[-1]}[embedder.mode]
         rows.append((pooled / pooled.norm()).numpy())
     return np.stack(rows)
+
+
+def save_cross(folder: Path, kind: Embedder, labels: int) -> Path:
+    """A cross-encoder: the small embedder's model and tokenizer with a head of classes."""
+    import torch
+    import transformers
+
+    save(kind, folder)
+    for name in ("modules.json", "sentence_bert_config.json"):
+        (folder / name).unlink()
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder"}))
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config.num_labels = labels
+    torch.manual_seed(1)
+    made: Any = getattr(transformers, f"{kind.model}ForSequenceClassification")
+    model = made.from_pretrained(folder, config=config, ignore_mismatched_sizes=True, trust_remote_code=False)
+    with torch.no_grad():
+        for weight in model.classifier.parameters():
+            weight.normal_(0, 0.5)
+    model.save_pretrained(folder)
+    return folder

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_embedders import Embedder, bundled, save
+from small_embedders import Embedder, bundled, save_cross
 from tokenizer_files import SENTENCES
 
 from attnport_bundle import FeedError, Model, load
@@ -21,27 +21,6 @@ PAIRS = [
     ("word " * 60, "a " * 60),
     ("", "x"),
 ]
-
-
-def save_cross(folder: Path, kind: Embedder, labels: int) -> Path:
-    """A cross-encoder: the small embedder's model and tokenizer with a head of classes."""
-    import torch
-    import transformers
-
-    save(kind, folder)
-    for name in ("modules.json", "sentence_bert_config.json"):
-        (folder / name).unlink()
-    (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder"}))
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    config.num_labels = labels
-    torch.manual_seed(1)
-    made: Any = getattr(transformers, f"{kind.model}ForSequenceClassification")
-    model = made.from_pretrained(folder, config=config, ignore_mismatched_sizes=True, trust_remote_code=False)
-    with torch.no_grad():
-        for weight in model.classifier.parameters():
-            weight.normal_(0, 0.5)
-    model.save_pretrained(folder)
-    return folder
 
 
 def expected(folder: Path, longest: int, texts: Any, labels: int) -> np.ndarray[Any, Any]:

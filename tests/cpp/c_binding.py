@@ -78,6 +78,7 @@ class Library:
             ("run_device", ctypes.c_int, [handle, tensors, size, out]),
             ("map", ctypes.c_int, [handle, tensors, size, ctypes.c_int64, out]),
             ("embed", ctypes.c_int, [handle, texts, size, ctypes.c_char_p, ctypes.c_int64, out]),
+            ("predict", ctypes.c_int, [handle, texts, texts, size, ctypes.c_char_p, ctypes.c_int64, out]),
             ("masks", ctypes.c_int, [handle, lengths, size, ctypes.c_int64, out]),
             ("outputs_count", size, [handle]),
             ("outputs_get", ctypes.c_int, [handle, size, tensors]),
@@ -133,10 +134,15 @@ class Model:
         return self._taken(found)
 
     def embed(self, texts: Sequence[str | None], tokens: int = 0, prompt: str | None = None) -> dict[str, Array]:
-        given = (ctypes.c_char_p * len(texts))(*(text if text is None else text.encode() for text in texts))
         found, call = ctypes.c_void_p(), self.library.call.attnport_embed
         name = None if prompt is None else prompt.encode()
-        self.library.check(call(self.handle, given, len(texts), name, tokens, ctypes.byref(found)))
+        self.library.check(call(self.handle, _texts(texts), len(texts), name, tokens, ctypes.byref(found)))
+        return self._taken(found)
+
+    def predict(self, texts: Sequence[str], others: Sequence[str] | None = None) -> dict[str, Array]:
+        found, call = ctypes.c_void_p(), self.library.call.attnport_predict
+        second = None if others is None else _texts(others)
+        self.library.check(call(self.handle, _texts(texts), second, len(texts), None, 0, ctypes.byref(found)))
         return self._taken(found)
 
     def masks(self, lengths: Sequence[int], size: int = 0) -> dict[str, Array]:
@@ -165,6 +171,10 @@ class Model:
 
     def __exit__(self, *args: object) -> None:
         self.close()
+
+
+def _texts(texts: Sequence[str | None]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * len(texts))(*(text if text is None else text.encode() for text in texts))
 
 
 def tensor(name: str, array: Array) -> Tensor:

@@ -104,6 +104,12 @@ ATTNPORT_C_API attnport_status attnport_map(attnport_model* model, const attnpor
 ATTNPORT_C_API attnport_status attnport_embed(attnport_model* model, const char* const* texts, size_t count,
                                               const char* prompt, int64_t tokens, attnport_outputs** outputs);
 
+/* The scores of any number of texts, or, unless `others` is NULL, of the pairs of each and the one of `others` at its
+ * place: one output [texts] or [texts, classes]. With the prompt before the first text of each; see attnport_embed. */
+ATTNPORT_C_API attnport_status attnport_predict(attnport_model* model, const char* const* texts,
+                                                const char* const* others, size_t count, const char* prompt,
+                                                int64_t tokens, attnport_outputs** outputs);
+
 /* Every input that says what is padding, for items of `lengths` padded on the right to `size` (0: the longest). */
 ATTNPORT_C_API attnport_status attnport_masks(attnport_model* model, const int64_t* lengths, size_t count, int64_t size,
                                               attnport_outputs** masks);

@@ -48,9 +48,15 @@ struct Options {
 struct MapOptions {
     /// The most tokens of a batch, padding included; what a call needs of memory grows with them.
     std::int64_t tokens = 1024;
-    /// Of `embed`: the name of the prompt (`prompts`) to put before each text; none = the model's default one, if it has
+    /// Of texts: the name of the prompt (`prompts`) to put before each text; none = the model's default one, if it has
     /// one; "" = no prompt.
     std::optional<std::string> prompt = {};
+};
+
+/// A document that was given to `rank`.
+struct Ranked {
+    std::size_t index;  ///< its place
+    float score;
 };
 
 /// How a decoder with its cache continues prompts.
@@ -130,6 +136,20 @@ public:
     /// `Options::tokenize`.
     [[nodiscard]] Tensor embed(const std::vector<std::string>& texts, const MapOptions& options = {}) const;
 
+    /// The scores of any number of texts, [texts] or [texts, classes] in their order, as of a classifier; with `others`,
+    /// of each pair of a text and the one of `others` at its place, as of a reranker. Of a model of sentence-transformers,
+    /// they are those of its `predict`; of a classifier with one logit its sigmoid, of another its logits.
+    ///
+    /// Throws as `embed`, and FeedError: no output is `scores` or `logits`, or there are not as many `others`.
+    [[nodiscard]] Tensor predict(const std::vector<std::string>& texts, const MapOptions& options = {}) const;
+    [[nodiscard]] Tensor predict(const std::vector<std::string>& texts, const std::vector<std::string>& others,
+                                 const MapOptions& options = {}) const;
+
+    /// The documents by their score for a query, the best first. Throws as `predict`, and FeedError: the model gives a
+    /// score for each of several classes.
+    [[nodiscard]] std::vector<Ranked> rank(const std::string& query, const std::vector<std::string>& documents,
+                                           const MapOptions& options = {}) const;
+
     /// Continues prompts of token ids, token by token, and returns the new ones. All run as one batch, with the keys and
     /// values of earlier tokens kept; lengths may differ.
     ///
@@ -166,6 +186,11 @@ public:
 
 private:
     struct Open;
+    [[nodiscard]] Tensor rows(const TensorSpec& output, const std::vector<std::string>& texts,
+                              const std::vector<std::string>* others, const MapOptions& options) const;
+    [[nodiscard]] Tensor scores(const std::vector<std::string>& texts, const std::vector<std::string>* others,
+                                const MapOptions& options) const;
+
     std::unique_ptr<Open> open_;
 };
 

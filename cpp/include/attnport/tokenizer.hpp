@@ -48,10 +48,19 @@ public:
     [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts,
                                              const std::string& prompt = {}) const;
 
+    /// As `encode`, one row a pair of a text and the one of `others` at its place, such as a query and a document. Of a
+    /// pair that is too long, the shorter text is cut to no less than half. `prompt` stands before the first text.
+    ///
+    /// Throws FeedError: there are not as many `others`, or the application has a tokenizer of its own; else as `encode`.
+    [[nodiscard]] std::vector<Tensor> encode_pairs(const std::vector<std::string>& texts,
+                                                   const std::vector<std::string>& others,
+                                                   const std::string& prompt = {}) const;
+
 private:
     friend class Model;  // which reads many texts in parts
     struct Rules;
-    [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts, std::size_t begin, std::size_t end,
+    [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts,
+                                             const std::vector<std::string>* others, std::size_t begin, std::size_t end,
                                              const std::string& prompt) const;
 
     std::unique_ptr<Rules> rules_;

@@ -359,6 +359,16 @@ private:
     std::vector<std::int64_t> lengths_;
 };
 
+bool is_vector(const TensorSpec& spec) {
+    return spec.dims.size() == 2 && std::holds_alternative<std::int64_t>(spec.dims[1]);
+}
+
+std::string outputs_of(const IO& io) {
+    std::vector<std::string> given;
+    for (const auto& spec : io.outputs) given.push_back(spec.text());
+    return joined(given);
+}
+
 }  // namespace
 
 Outputs map_batches(const std::function<Outputs(const Inputs&)>& run, const IO& io, const Inputs& inputs,
@@ -403,16 +413,22 @@ Outputs map_batches(const std::function<Outputs(const Inputs&)>& run, const IO& 
 }
 
 const TensorSpec& embedding(const IO& io) {
-    std::vector<std::string> given;
     std::vector<const TensorSpec*> found;
     bool scores = false;  // as of a reranker or a classifier
     for (const auto& spec : io.outputs) {
-        given.push_back(spec.text());
         scores = scores || ((spec.name == "scores" || spec.name == "logits") && spec.dims.size() <= 2);
-        if (spec.dims.size() == 2 && std::holds_alternative<std::int64_t>(spec.dims[1])) found.push_back(&spec);
+        if (is_vector(spec)) found.push_back(&spec);
     }
     if (found.size() == 1 && !scores) return *found[0];
-    throw FeedError("embed: got the outputs " + joined(given) + "; expected one [batch, number], and neither scores nor logits.");
+    throw FeedError("embed: got the outputs " + outputs_of(io) + "; expected one [batch, number], and neither scores nor logits.");
+}
+
+const TensorSpec& scoring(const IO& io) {
+    for (const std::string_view name : {"scores", "logits"}) {
+        const TensorSpec* const spec = find_named(io.outputs, name);
+        if (spec != nullptr && (spec->dims.size() == 1 || is_vector(*spec))) return *spec;
+    }
+    throw FeedError("predict: got the outputs " + outputs_of(io) + "; expected scores or logits, a row for each text.");
 }
 
 }  // namespace attnport::reader

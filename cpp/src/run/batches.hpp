@@ -23,4 +23,7 @@ namespace attnport::reader {
 /// The output that is a vector for each item. Throws FeedError: there is none, or there are several.
 [[nodiscard]] const TensorSpec& embedding(const IO& io);
 
+/// The output with the scores of each item: `scores`, else `logits`. Throws FeedError: there is none.
+[[nodiscard]] const TensorSpec& scoring(const IO& io);
+
 }  // namespace attnport::reader

@@ -1,6 +1,7 @@
 #include <attnport/model.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -208,28 +209,70 @@ Outputs Model::map(const Inputs& inputs, const MapOptions& options) const {
     });
 }
 
+/// An output for any number of texts or pairs, which has a row for each.
+Tensor Model::rows(const TensorSpec& output, const std::vector<std::string>& texts,
+                   const std::vector<std::string>* others, const MapOptions& options) const {
+    Open& open = required(open_);
+    const std::string prompt = open.manifest.prompts.chosen(options.prompt);
+    const auto tokenizer = open.text();
+    const auto run = [&open](const Inputs& part) { return open.form->run(part); };
+    if (texts.empty()) throw FeedError("texts: got none; expected one or more.");
+    std::shared_ptr<std::byte> whole;
+    Shape shape;
+    for (std::size_t begin = 0; begin < texts.size(); begin += texts_at_once) {
+        const std::size_t end = std::min(texts.size(), begin + texts_at_once);
+        const std::vector<Tensor> feeds = tokenizer->encode(texts, others, begin, end, prompt);
+        const Inputs given(feeds.begin(), feeds.end());
+        const Outputs found = reader::map_batches(run, open.manifest.io, given, options.tokens, output.name);
+        shape = found[0].shape();
+        const std::size_t row = elements({shape.begin() + 1, shape.end()}) * size_bytes(output.dtype);
+        if (whole == nullptr) whole = reader::allocate(texts.size() * row);
+        if (row != 0) std::memcpy(whole.get() + begin * row, found[0].data(), (end - begin) * row);
+    }
+    shape[0] = static_cast<std::int64_t>(texts.size());
+    return Tensor(output.name, output.dtype, std::move(shape), std::move(whole));
+}
+
 Tensor Model::embed(const std::vector<std::string>& texts, const MapOptions& options) const {
+    return guarded([&] { return rows(reader::embedding(required(open_).manifest.io), texts, nullptr, options); });
+}
+
+Tensor Model::scores(const std::vector<std::string>& texts, const std::vector<std::string>* others,
+                     const MapOptions& options) const {
     return guarded([&] {
-        Open& open = required(open_);
-        const TensorSpec& output = reader::embedding(open.manifest.io);
-        const std::string prompt = open.manifest.prompts.chosen(options.prompt);
-        const auto tokenizer = open.text();
-        const auto run = [&open](const Inputs& part) { return open.form->run(part); };
-        if (texts.empty()) throw FeedError("texts: got none; expected one or more.");
-        std::shared_ptr<std::byte> whole;
-        const DType dtype = output.dtype;
-        Shape shape{static_cast<std::int64_t>(texts.size()), 0};
-        for (std::size_t begin = 0; begin < texts.size(); begin += texts_at_once) {
-            const std::size_t end = std::min(texts.size(), begin + texts_at_once);
-            const std::vector<Tensor> feeds = tokenizer->encode(texts, begin, end, prompt);
-            const Inputs given(feeds.begin(), feeds.end());
-            const Outputs found = reader::map_batches(run, open.manifest.io, given, options.tokens, output.name);
-            shape[1] = found[0].shape()[1];
-            const std::size_t row = static_cast<std::size_t>(shape[1]) * size_bytes(dtype);
-            if (whole == nullptr) whole = reader::allocate(texts.size() * row);
-            if (row != 0) std::memcpy(whole.get() + begin * row, found[0].data(), (end - begin) * row);
+        const TensorSpec& output = reader::scoring(required(open_).manifest.io);
+        Tensor found = rows(output, texts, others, options);
+        if (output.name != "logits" || output.dims.size() != 2 || output.dims[1] != Axis(std::int64_t{1})) return found;
+        const float* const logits = found.data<float>();
+        const auto shares = std::make_shared<std::vector<float>>(texts.size());
+        std::transform(logits, logits + texts.size(), shares->begin(), [](float x) { return 1 / (1 + std::exp(-x)); });
+        const float* const data = shares->data();
+        return Tensor(output.name, output.dtype, {static_cast<std::int64_t>(texts.size())}, {shares, data});
+    });
+}
+
+Tensor Model::predict(const std::vector<std::string>& texts, const MapOptions& options) const {
+    return scores(texts, nullptr, options);
+}
+
+Tensor Model::predict(const std::vector<std::string>& texts, const std::vector<std::string>& others,
+                      const MapOptions& options) const {
+    return scores(texts, &others, options);
+}
+
+std::vector<Ranked> Model::rank(const std::string& query, const std::vector<std::string>& documents,
+                                const MapOptions& options) const {
+    if (documents.empty()) return {};
+    return guarded([&] {
+        const Tensor found = predict(std::vector<std::string>(documents.size(), query), documents, options);
+        if (found.shape().size() != 1) {
+            throw FeedError("rank: got the output " + found.name() + ", with a score for each class; expected one.");
         }
-        return Tensor(output.name, dtype, std::move(shape), std::move(whole));
+        std::vector<Ranked> ranked;
+        const float* const scores = found.data<float>();
+        for (std::size_t at = 0; at < documents.size(); ++at) ranked.push_back({at, scores[at]});
+        std::stable_sort(ranked.begin(), ranked.end(), [](const Ranked& a, const Ranked& b) { return a.score > b.score; });
+        return ranked;
     });
 }
 

@@ -105,12 +105,15 @@ struct Tokenizer::Rules {
         }
     }
 
-    /// The tokens of a text, which messages call by `name`.
-    [[nodiscard]] reader::Tokens row(const std::string& text, const std::string& name) const {
-        if (!reader::is_utf8(text)) throw FeedError(name + ": got bytes that are no UTF-8; expected text in UTF-8.");
-        if (words) return words->encode(text, longest);
+    /// The tokens of a text or a pair of texts, which messages call by `name`.
+    [[nodiscard]] reader::Tokens row(const std::vector<std::string_view>& texts, const std::string& name) const {
+        if (!std::all_of(texts.begin(), texts.end(), reader::is_utf8)) {
+            throw FeedError(name + ": got bytes that are no UTF-8; expected text in UTF-8.");
+        }
+        if (words) return words->encode(texts, longest);
+        if (texts.size() > 1) throw FeedError(name + ": the application's tokenizer reads no pair; give inputs to `map`.");
         reader::Tokens found;
-        found.ids = tokenize(text, longest);
+        found.ids = tokenize(std::string(texts[0]), longest);
         if (static_cast<std::int64_t>(found.ids.size()) > longest) {
             throw FeedError(name + ": the application's tokenizer gave " + std::to_string(found.ids.size()) +
                             " ids; expected at most " + std::to_string(longest) + ".");
@@ -121,18 +124,21 @@ struct Tokenizer::Rules {
 
     /// The tokens of a prompt, with what stands before every text and without a special one behind it.
     [[nodiscard]] std::size_t tokens_before(const std::string& prompt) const {
-        const Ids ids = row(prompt, "prompt").ids;
+        const Ids ids = row({prompt}, "prompt").ids;
         return ids.size() - (!ids.empty() && around.special.count(ids.back()) != 0 ? 1U : 0U);
     }
 
-    [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts, std::size_t begin, std::size_t end,
-                                             const std::string& prompt) const {
+    [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts, const std::vector<std::string>* others,
+                                             std::size_t begin, std::size_t end, const std::string& prompt) const {
         if (begin == end) throw FeedError("texts: got none; expected one or more.");
         std::vector<Ids> ids;
         std::vector<Ids> types;
         std::vector<std::int64_t> lengths;
         for (std::size_t at = begin; at < end; ++at) {
-            reader::Tokens found = row(prompt + texts[at], "texts[" + std::to_string(at) + "]");
+            const std::string text = prompt + texts[at];
+            std::vector<std::string_view> parts{text};
+            if (others != nullptr) parts.emplace_back((*others)[at]);
+            reader::Tokens found = row(parts, "texts[" + std::to_string(at) + "]");
             lengths.push_back(static_cast<std::int64_t>(found.ids.size()));
             ids.push_back(std::move(found.ids));
             types.push_back(std::move(found.type_ids));
@@ -171,18 +177,27 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
 std::vector<Tensor> Tokenizer::encode(const std::vector<std::string>& texts, const std::string& prompt) const {
-    return encode(texts, 0, texts.size(), prompt);
+    return encode(texts, nullptr, 0, texts.size(), prompt);
 }
 
-std::vector<Tensor> Tokenizer::encode(const std::vector<std::string>& texts, std::size_t begin, std::size_t end,
-                                      const std::string& prompt) const {
+std::vector<Tensor> Tokenizer::encode_pairs(const std::vector<std::string>& texts, const std::vector<std::string>& others,
+                                            const std::string& prompt) const {
+    return encode(texts, &others, 0, texts.size(), prompt);
+}
+
+std::vector<Tensor> Tokenizer::encode(const std::vector<std::string>& texts, const std::vector<std::string>* others,
+                                      std::size_t begin, std::size_t end, const std::string& prompt) const {
     const auto too_many = [&] {
         return Error("there is no memory for " + std::to_string(end - begin) + " texts at this model's length.");
     };
     return reader::guarded([&] {
         if (rules_ == nullptr) throw Error("the tokenizer was moved from.");
+        if (others != nullptr && others->size() != texts.size()) {
+            throw FeedError("others: got " + std::to_string(others->size()) + " texts; expected " +
+                            std::to_string(texts.size()) + ", one for each of the first texts.");
+        }
         try {
-            return rules_->encode(texts, begin, end, prompt);
+            return rules_->encode(texts, others, begin, end, prompt);
         } catch (const std::bad_alloc&) {
             throw too_many();
         } catch (const std::length_error&) {

@@ -63,32 +63,38 @@ std::vector<std::map<std::string, Part>> parts_of(const Located& at) {
     return at.list([](const Located& part) {
         return part.map([](const Located& place) {
             place.keys({"id", "type_id"});
-            return Part{place["id"].text(), id_of(place["type_id"])};
+            return Part{place["id"].text(), 0, id_of(place["type_id"])};
         });
     });
 }
 
-/// What stands around a text.
-void read_template(const Located& at, WordPieceRules& rules) {
-    at.keys({"type", "single", "pair", "special_tokens"});
-    static_cast<void>(at["type"].one_of({"TemplateProcessing"}));
-    static_cast<void>(parts_of(at["pair"]));  // which is not used
-    rules.specials = at["special_tokens"].map(special_of);
-    std::vector<std::string> texts;
-    for (const auto& member : parts_of(at["single"])) {
+/// What stands around a text, or around the texts of a pair, whose names are A and B.
+Template template_of(const Located& at, const WordPieceRules& rules, const std::string& names) {
+    Template found;
+    std::string texts;
+    for (const auto& member : parts_of(at)) {
         if (member.size() != 1) continue;
         auto [kind, part] = *member.begin();
         if (kind == "Sequence") {
-            texts.push_back(*part.special);
+            part.text = std::min(names.find(*part.special), names.size());
+            texts += *part.special;
             part.special.reset();
         } else {
             const auto ids = rules.specials.find(*part.special);
-            if (ids == rules.specials.end()) at["special_tokens"].fail("key " + quoted(*part.special) + " is missing");
-            rules.constant += static_cast<std::int64_t>(ids->second.size());
+            if (ids == rules.specials.end()) at.fail("key " + quoted(*part.special) + " is missing in special_tokens");
+            found.constant += ids->second.size();
         }
-        rules.parts.push_back(std::move(part));
+        found.parts.push_back(std::move(part));
     }
-    if (texts != std::vector<std::string>{"A"}) at["single"].fail("expected one place for the text");
+    if (texts != names) at.fail("expected a place for each text: " + names);
+    return found;
+}
+
+void read_templates(const Located& at, WordPieceRules& rules) {
+    at.keys({"type", "single", "pair", "special_tokens"});
+    static_cast<void>(at["type"].one_of({"TemplateProcessing"}));
+    rules.specials = at["special_tokens"].map(special_of);
+    rules.templates = {template_of(at["single"], rules, "A"), template_of(at["pair"], rules, "AB")};
 }
 
 bool is_given(const Located& at, const char* key) { return !at.value().value(key, Json()).is_null(); }
@@ -128,7 +134,7 @@ WordPieceRules rules_of(const Located& at) {
     for (auto& [content, id] : at["added_tokens"].list(added_of)) {
         if (!content.empty()) rules.added.insert_or_assign(std::move(content), id);
     }
-    read_template(at["post_processor"], rules);
+    read_templates(at["post_processor"], rules);
     check_right(at, "truncation");
     check_right(at, "padding");
     rules.surroundings = surroundings_of(at);
@@ -263,18 +269,29 @@ WordPiece::WordPiece(const std::filesystem::path& path, const std::filesystem::p
     added_lengths_.erase(std::unique(added_lengths_.begin(), added_lengths_.end()), added_lengths_.end());
 }
 
-Tokens WordPiece::encode(std::string_view text, std::int64_t longest) const {
-    if (rules_.constant > longest) {
-        throw Error("got " + std::to_string(longest) + " positions; expected " + std::to_string(rules_.constant) +
+Tokens WordPiece::encode(const std::vector<std::string_view>& texts, std::int64_t longest) const {
+    const Template& wanted = rules_.templates.at(texts.size() - 1);
+    const auto most = static_cast<std::size_t>(longest);
+    if (wanted.constant > most) {
+        throw Error("got " + std::to_string(longest) + " positions; expected " + std::to_string(wanted.constant) +
                     " or more for the tokens of no text.");
     }
-    const auto limit = static_cast<std::size_t>(longest - rules_.constant);
-    std::vector<std::int64_t> found;
-    append(text, limit, found);
-    if (found.size() > limit) found.resize(limit);
+    const std::size_t room = most - wanted.constant;
+    std::vector<std::vector<std::int64_t>> found(texts.size());
+    std::size_t total = 0;
+    for (std::size_t at = 0; at < texts.size(); ++at) {
+        // Of a pair all ids are made, as the shorter text has to be known.
+        append(texts[at], texts.size() == 1 ? room : std::string_view::npos, found[at]);
+        total += found[at].size();
+    }
+    if (total > room) {
+        const std::size_t shorter = found.size() == 2 && found[1].size() < found[0].size() ? 1 : 0;
+        const std::size_t kept = std::min(found[shorter].size(), found.size() == 2 ? room / 2 : room);
+        for (std::size_t at = 0; at < found.size(); ++at) found[at].resize(at == shorter ? kept : room - kept);
+    }
     Tokens tokens;
-    for (const Part& part : rules_.parts) {
-        const std::vector<std::int64_t>& here = part.special ? rules_.specials.at(*part.special) : found;
+    for (const Part& part : wanted.parts) {
+        const std::vector<std::int64_t>& here = part.special ? rules_.specials.at(*part.special) : found[part.text];
         tokens.ids.insert(tokens.ids.end(), here.begin(), here.end());
         tokens.type_ids.resize(tokens.ids.size(), part.type_id);
     }

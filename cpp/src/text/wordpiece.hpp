@@ -45,10 +45,17 @@ private:
     std::vector<Run> runs_;
 };
 
-/// A part of what a text becomes: the ids of a special token, which are always there, or the text.
+/// A part of what a text or a pair of texts becomes: the ids of a special token, which are always there, or a text.
 struct Part {
     std::optional<std::string> special;
+    std::size_t text = 0;  ///< which of them, if it is no special token
     std::int64_t type_id = 0;
+};
+
+/// What a text becomes, or a pair of texts.
+struct Template {
+    std::vector<Part> parts;
+    std::size_t constant = 0;  ///< how many ids are always there
 };
 
 /// What a `tokenizer.json` of any kind says of tokens beside those of a text.
@@ -70,11 +77,10 @@ struct WordPieceRules {
     Surroundings surroundings;
     std::map<std::string, std::int64_t, std::less<>> added;  ///< tokens that are found in the text as it stands
     std::map<std::string, std::vector<std::int64_t>> specials;
-    std::vector<Part> parts;
-    std::int64_t constant = 0;  ///< how many ids are always there
+    std::array<Template, 2> templates;  ///< of one text, and of two
 };
 
-/// The ids of one text, and the type id of each.
+/// The ids of one row, and the type id of each.
 struct Tokens {
     std::vector<std::int64_t> ids;
     std::vector<std::int64_t> type_ids;
@@ -86,9 +92,10 @@ public:
     /// Throws Error: there is no such file, or it is not BERT's way; anything else in it is refused, never guessed at.
     WordPiece(const std::filesystem::path& path, const std::filesystem::path& chars);
 
-    /// The ids of a text in UTF-8, cut at its end so that at most `longest` remain with those that are always there.
-    /// Throws Error: those that are always there are more than `longest`.
-    [[nodiscard]] Tokens encode(std::string_view text, std::int64_t longest) const;
+    /// The ids of one text in UTF-8 or of two, cut at their ends so that at most `longest` remain with those that are
+    /// always there. Of two, the shorter one is cut to no less than half. Throws Error: those that are always there are
+    /// more than `longest`.
+    [[nodiscard]] Tokens encode(const std::vector<std::string_view>& texts, std::int64_t longest) const;
 
     /// Padding, which stands behind a text, and special tokens.
     [[nodiscard]] const Surroundings& surroundings() const noexcept { return rules_.surroundings; }
