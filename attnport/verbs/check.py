@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from attnport.artifacts import Form, Manifest, ParityReport, RuntimeParity
+from attnport.artifacts import AUTO, CASTS, PLANS, Form, Manifest, ParityReport, RuntimeParity
 from attnport.cases.choosing import cases_of, few_batches, needed_tokenizer, read_feeds, read_sentences
 from attnport.cases.inputs import Case, case
 from attnport.errors import (
@@ -81,7 +81,11 @@ def check(
     *,
     shapes: Annotated[Sequence[str], Option('Further cases, full batches of "batch=1/8,seq=512".', "--shape")] = (),
     precision: Annotated[
-        str | None, Option("One precision alone, modules cast to it; writes parity.PRECISION.json.")
+        str | None,
+        Option(
+            "One precision alone, modules cast to it, or the forms that build --precision auto made; writes "
+            "parity.PRECISION.json."
+        ),
     ] = None,
     eager: Annotated[
         str,
@@ -128,12 +132,13 @@ def check(
         UnavailableError: `eager` cannot be run here, or not in the precision.
         ParityFailed: the float64 reference of a GPU is not what the processor computes.
     """
-    stage, file = stage_of(STAGE, FILE, precision)
+    stage, file = stage_of(STAGE, FILE, precision, (*CASTS, AUTO))
     eager = base.get(eager).name
     if eager not in EAGERS or (eager != EAGER and precision is None):
         raise UsageError(f"--eager {eager}: expected one of {', '.join(EAGERS)}, the latter with --precision.")
     case_options = CaseOptions(text, inputs, shapes, seed, batch)
     case_options.refuse(folder, open_folder(folder))
+    _refuse_unsearched(folder, precision)
     chosen = base.chosen(runtimes, bundle=bundle is not None)
     keys = [Key.parse(name) for name in runtimes or ()] or [Key(one.name) for one in chosen]
     ready(folder, runtimes or (), progress, precision)
@@ -295,16 +300,35 @@ def _hint(report: ParityReport, row: RuntimeParity, again: str, runtime: str = "
     told.append(f"Every case: {FILE}, or of one precision parity.PRECISION.json.")
     own = report.runtimes.get(EAGER)
     if own and own.verdict == "FAIL" and own.plan != "fp32":
-        told.append(
-            f"PyTorch itself is wrong in {own.plan}: --precision bf16 has the range of float32, and "
-            "`attnport build FOLDER --target TARGET --precision auto` keeps what overflows in float32, if that is not "
-            "attention itself."
-        )
+        told.append(f"PyTorch itself is wrong in {own.plan}. {_instead(own.plan)}")
     elif own and own.verdict == "FAIL":
         told.append("The module itself fails: check that each mask input has the declared meaning, such as :hide.")
     if again and opened and measured:
         told.append(f"Where it goes wrong: {again}{f' --runtime {short}' if short else ''} --bisect")
     return " ".join(told)
+
+
+def _instead(plan: str) -> str:
+    """The precision to take where PyTorch itself has no right numbers at a plan."""
+    if PLANS[plan].half != "float16":
+        return "Take fp32."
+    of_bf16 = "whose range is that of float32"
+    if PLANS[plan].islands:
+        return f"So attention overflows: take --precision bf16_islands, {of_bf16}."
+    return (
+        f"If attention overflows, which --bisect tells, take --precision bf16, {of_bf16}; what else overflows is kept "
+        "in float32 by `attnport build FOLDER --target TARGET --precision auto`."
+    )
+
+
+def _refuse_unsearched(folder: Path, plan: str | None) -> None:
+    """Raises UsageError where `auto` alone is asked for and no form has it: it is no cast of a module, so nothing else
+    can be run in it."""
+    if plan == AUTO and not any(form.plan == AUTO for form in open_folder(folder).forms.values()):
+        raise UsageError(
+            f"--precision {AUTO}: the folder has no form in {AUTO}, which is searched when an engine is built.",
+            hint=f"attnport build FOLDER --target tensorrt_rtx --precision {AUTO}",
+        )
 
 
 def _needed(chosen: Sequence[Runtime], eager: str, forms: Collection[Form]) -> list[str]:
