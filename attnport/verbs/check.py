@@ -19,6 +19,7 @@ from attnport.errors import (
     UnavailableError,
     UsageError,
 )
+from attnport.exporter.targets import base as lowerings
 from attnport.folder.loading import require
 from attnport.folder.workspace import (
     bundle_digest,
@@ -30,6 +31,7 @@ from attnport.folder.workspace import (
     load_spec,
     model_digest,
     model_files,
+    model_openings,
     not_in,
     of_keys,
     of_plan,
@@ -160,7 +162,20 @@ def check(
         if known:
             rows_by = {one.name: rows_of(known, *(key for key in keys if key.runtime == one.name)) for one in chosen}
             again = set(rows_by) if runtimes else set()
-            chosen = [one for one in chosen if not asked.is_answered(rows_by[one.name], thorough, one.name in again)]
+
+            def lacks_rows(one: Runtime, plans: Sequence[str]) -> bool:
+                """Whether there is a form or engine in these plans that was not judged: another precision was named."""
+                if one.opens not in ("onnx", "engine"):
+                    return False
+                openings = model_openings(one, folder, named, plans, None, usual=precision or "fp32")
+                return not openings.keys() <= rows_by[one.name].keys()
+
+            chosen = [
+                one
+                for one in chosen
+                if not asked.is_answered(rows_by[one.name], thorough, one.name in again)
+                or lacks_rows(one, tuple(PLANS))
+            ]
             forms = {
                 name: form
                 for name, form in forms.items()
@@ -183,7 +198,10 @@ def check(
                 if found.available and (precision is None or precision in found.plans)
             }
             chosen = [
-                one for one in chosen if not asked.is_answered(rows_by[one.name], thorough, one.name in again & able)
+                one
+                for one in chosen
+                if not asked.is_answered(rows_by[one.name], thorough, one.name in again & able)
+                or (one.name in able and lacks_rows(one, probed[one.name].plans))
             ]
             if not chosen and not forms and lacking.items() <= known.absent.items():
                 check_source(manifest)
@@ -218,6 +236,7 @@ def bisect(
     options: CaseOptions,
     means: Means,
     *,
+    named: Sequence[str] = (),
     half: bool = False,
     force: bool = False,
     tell: Callable[[str], None] = lambda message: None,
@@ -226,6 +245,7 @@ def bisect(
 
     Args:
         report: What `check` gave.
+        named: The runtimes that the user named: only these are searched, and are in the result.
         half: Whether that is of one precision alone, of which no errors by layer are kept.
         force: Measure errors by layer again, though parity was not checked anew since.
         tell: Called with a line if they could not be measured; the verdict of the check is not affected.
@@ -233,10 +253,11 @@ def bisect(
     Raises:
         ArtifactError, IntegrityError, UsageError: as `check`; ExportError: torch no longer traces the module.
     """
-    found = findings(inside(folder, report, options, means)) if report.verdict == "FAIL" else ()
+    judged = of_named(report, named)
+    found = findings(inside(folder, judged, options, means)) if judged.verdict == "FAIL" else ()
     if not half and (problem := why_no_layers(folder, report, options, means, force=force)):
         tell(problem)
-    return Bisected(report, found)
+    return Bisected(judged, found)
 
 
 def why_no_layers(
@@ -262,26 +283,55 @@ def inside(folder: Path, report: ParityReport, options: CaseOptions, means: Mean
     return Traced(folder, manifest, options.cases(folder, manifest), report, means)
 
 
+def of_named(report: ParityReport, named: Sequence[str]) -> ParityReport:
+    """The part of a report that is of the runtimes that the user named, with its own verdict; without any, all of it.
+
+    Of what an earlier check found of others, one note has the verdicts.
+    """
+    if not named:
+        return report
+    keys = [Key.parse(each) for each in named]
+
+    def is_named(form: str) -> bool:
+        target = Key.parse(form).runtime
+        usual = lowerings.get(target).plans[0] if target in lowerings.names() else "fp32"
+        opened = {key: key.runtime in base.names() and base.get(key.runtime).form for key in keys}
+        named_as = [replace(key, runtime=target) for key in keys if target in (key.runtime, opened[key])]
+        return any(key.covers(form, usual) for key in named_as)
+
+    runtimes = rows_of(report, *keys)
+    others = [f"{name} {row.verdict}" for name, row in report.runtimes.items() if name not in runtimes]
+    notes = [note for note in report.notes if EARLIER not in note]
+    if others:
+        notes.append(f"not named, and so no part of this verdict; an earlier check found: {', '.join(others)}")
+    return of_rows(
+        runtimes,
+        {name: row for name, row in report.forms.items() if is_named(name)},
+        notes,
+        {name: why for name, why in report.absent.items() if any(key.runtime == name for key in keys)},
+    )
+
+
 def raise_for(report: ParityReport, named: Sequence[str] = (), again: str = "") -> None:
     """Raises the exception for the verdict of a report, if any.
 
     Args:
         named: Runtimes that the user named; if one is NOT_RUN, it is an error. What an earlier check found of others
-            does not count then; without any, all counts.
+            does not count then, see `of_named`; without any, all counts.
         again: The command of the check, where `--bisect` would tell more about it; see `command_line`.
 
     Raises:
         ParityFailed: a runtime or a lowered form failed.
         UnavailableError: a named runtime was not run.
     """
-    keys = [Key.parse(each) for each in named]
-    for name, row in (rows_of(report, *keys) if keys else report.runtimes).items():
+    judged = of_named(report, named)
+    for name, row in judged.runtimes.items():
         if row.verdict == "FAIL":
             raise ParityFailed(f"{name} fails: {row.reason}.", hint=_hint(report, row, again, runtime=name))
-    for name, row in report.forms.items():
-        if row.verdict == "FAIL" and (not keys or any(key.covers(name) for key in keys)):
+    for name, row in judged.forms.items():
+        if row.verdict == "FAIL":
             raise ParityFailed(f"form {name} fails: {row.reason}.", hint=_hint(report, row, again))
-    for key in keys:
+    for key in map(Key.parse, named):
         rows = list(rows_of(report, key).values())
         if all(row.verdict == "NOT_RUN" for row in rows):
             reason = rows[0].reason if rows else report.absent.get(key.runtime, "it is not in the report")
