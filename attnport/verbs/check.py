@@ -46,11 +46,20 @@ from attnport.latency.workloads import parse_grid
 from attnport.options import Folder, Note, Option, Progress, Seed, Text, Timeout, Trust
 from attnport.parities import FILE, Basis, Bisected
 from attnport.parity.bound import report as of_rows
-from attnport.parity.comparing import EAGER, EAGER_ON_GPU, FAST_EVALUATOR, TYPED_EVALUATOR, Comparison, Wanted
+from attnport.parity.comparing import (
+    AS_THE_MODULE,
+    EAGER,
+    EAGER_ON_GPU,
+    FAST_EVALUATOR,
+    TYPED_EVALUATOR,
+    Comparison,
+    Wanted,
+)
 from attnport.parity.evaluate import Means, References
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import add_eager
 from attnport.parity.layers import Traced, findings, layers, read_layers
+from attnport.parity.metrics import OF_REFERENCE
 from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all
 from attnport.runtimes import base
 from attnport.runtimes.base import Key, Runtime
@@ -346,11 +355,21 @@ def _hint(report: ParityReport, row: RuntimeParity, again: str, runtime: str = "
         told.append(f"{form.ran.provider} computes the right numbers from the same file, so {short} is at fault.")
     half = short == EAGER and row.plan != "fp32"
     opened = half or not runtime or (short in base.names() and base.get(short).opens == "onnx")
+    if any(AS_THE_MODULE in one.reason for one in row.cases if one.verdict == "FAIL"):
+        told.append(
+            "Rows without a key, as of a text without a real token, are NaN. Never send one; or, in the module, fill "
+            "hidden scores with torch.finfo(scores.dtype).min, not -inf, or put .nan_to_num() behind the softmax."
+        )
     measured = any(one.verdict == "FAIL" and (one.rms_error is not None or one.nonfinite) for one in row.cases)
     told.append(f"Every case: {FILE}, or of one precision parity.PRECISION.json.")
     own = report.runtimes.get(EAGER)
     if own and own.verdict == "FAIL" and own.plan != "fp32":
         told.append(f"PyTorch itself is wrong in {own.plan}. {_instead(own.plan)}")
+    elif own and own.verdict == "FAIL" and any(OF_REFERENCE in one.reason for one in own.cases):
+        told.append(
+            "The module itself gives NaN or Inf in rows that have keys. Where -inf is added up or multiplied before "
+            "the softmax, as by a layer that mixes heads, hide scores behind that, right before the softmax."
+        )
     elif own and own.verdict == "FAIL":
         told.append("The module itself fails: check that each mask input has the declared meaning, such as :hide.")
     if again and opened and measured:
