@@ -30,10 +30,9 @@ PRECEDENCE = (1, 6, 4, 5, 3, 2)
 """Where several things failed, the first of these exit codes counts: our bug, integrity, parity, fusion, availability,
 bad input."""
 _IN_SOURCE = re.compile(
-    r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : "
-    r"|/onnxruntime_src/\S+:\d+:? (?:.*? was false\. (?=\S)|.*?\)(?: const)?(?: \[with .*?\])? (?=\S))"
+    r"/onnxruntime_src/\S+:\d+:? (?:.*? was false\. (?=\S)|.*?\)(?: const)?(?: \[with .*?\])? (?=\S))"
 )
-"""The head of an error of ONNX Runtime; a file, a C++ signature and the condition that did not hold."""
+"""In an error of ONNX Runtime: a file, a C++ signature and the condition that did not hold."""
 _LONGEST = 4000
 """Characters of a cause that is shown; a library may print a whole graph."""
 

@@ -97,10 +97,11 @@ CUDA_CALL = (
         (
             "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: "
             f"{CUDA_CALL}{CUDA_CALL}CUDA failure 100: no CUDA-capable device is detected",
-            "Exception during initialization: CUDA failure 100: no CUDA-capable device is detected",
+            "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: CUDA failure 100: no "
+            "CUDA-capable device is detected",
         ),
         (
-            "[ONNXRuntimeError] : 1 : FAIL : Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/math/"
+            "Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/math/"
             "element_wise_ops.h:563 void onnxruntime::BroadcastIterator::Init(ptrdiff_t, ptrdiff_t) axis == 1 || axis "
             "== largest was false. Attempting to broadcast an axis by a dimension other than 1. 3 by 5\n",
             "Status Message: Attempting to broadcast an axis by a dimension other than 1. 3 by 5",
