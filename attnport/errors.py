@@ -10,6 +10,7 @@ Exit codes: 0 success, 1 our bug, 2 usage or bad input, 3 a runtime or dependenc
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING
 
 from attnport_bundle.errors import AttnportError as AttnportError
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 PRECEDENCE = (1, 6, 4, 5, 3, 2)
 """Where several things failed, the first of these exit codes counts: our bug, integrity, parity, fusion, availability,
 bad input."""
+_IN_SOURCE = re.compile(
+    r"/onnxruntime_src/\S+:\d+:? (?:.*? was false\. (?=\S)|.*?\)(?: const)?(?: \[with .*?\])? (?=\S))"
+)
+"""In an error of ONNX Runtime: a file, a C++ signature and the condition that did not hold."""
 _LONGEST = 4000
 """Characters of a cause that is shown; a library may print a whole graph."""
 
@@ -39,8 +44,11 @@ def first_line(err: BaseException) -> str:
 
 
 def whole_cause(err: BaseException) -> str:
-    """All of another library's error in one line, or its type if it says nothing: the cause may be in the last line."""
-    said = " ".join(str(err).split())
+    """All of another library's error in one line, or its type if it says nothing: the cause may be in the last line.
+
+    What ONNX Runtime says of its own source, such as a C++ signature with its template arguments, is left out.
+    """
+    said = _IN_SOURCE.sub("", " ".join(str(err)[: 4 * _LONGEST].split()))
     return f"{said[:_LONGEST]}…" if len(said) > _LONGEST else said or type(err).__name__
 
 

@@ -258,6 +258,7 @@ class Finding:
         reason: Why no tensor is named; "" if one is.
         tensor: The first that diverges, though all that it is computed from and that can be compared is fine.
         module: The path of the torch module that it belongs to.
+        line: The line of the module's code that computes it, as `net.py, line 7: y = x @ w`; "" if torch kept none.
         fused: Whether the fault goes away if tensors inside of `module` are marked as outputs, so that it lies in what
             the runtime fuses there; `tensor` is then the module's last one, or an output.
         between: The operators from the fine tensors to `tensor`, its own one last.
@@ -271,6 +272,7 @@ class Finding:
     reason: str = ""
     tensor: str = ""
     module: str = ""
+    line: str = ""
     fused: bool = False
     between: tuple[str, ...] = ()
     fine: tuple[str, ...] = ()

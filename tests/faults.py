@@ -428,7 +428,7 @@ tests/parity/test_check.py
     - or self.wanted.plan or self._runs_here(form):
     + or self.wanted.plan:
   attnport/verbs/check.py: a form that fails is no error
-    - for name, row in report.forms.items():
+    - for name, row in judged.forms.items():
     + for name, row in {}.items():
   attnport/verbs/check.py: a runtime that was named and not run is no error
     - if all(row.verdict == "NOT_RUN" for row in rows):

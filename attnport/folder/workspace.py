@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -573,16 +573,22 @@ def model_files(manifest: Manifest) -> list[str]:
     return list(dict.fromkeys((MODEL, *named)))
 
 
-def stage_of(stage: str, file: str, plan: str | None) -> tuple[str, str]:
+def stage_of(stage: str, file: str, plan: str | None, plans: Collection[str] = CASTS) -> tuple[str, str]:
     """The names of a verb's stage and report; of one precision alone, `check:fp16` and `parity.fp16.json`.
+
+    Args:
+        plans: Those that the verb takes alone.
 
     Raises:
         UsageError: there is no such plan.
     """
     if plan is None:
         return stage, file
-    if plan not in CASTS:
-        raise UsageError(f"--precision {plan!r}: expected one of {', '.join(CASTS)}.")
+    if plan not in plans:
+        raise UsageError(
+            f"--precision {plan!r}: expected one of {', '.join(plans)}.",
+            hint="Without --precision, every form is taken in its own precision.",
+        )
     return f"{stage}:{plan}", str(Path(file).with_suffix(f".{plan}.json"))
 
 

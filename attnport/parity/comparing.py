@@ -268,6 +268,10 @@ class _Measured:
     on_gpu: bool = False
 
 
+AS_THE_MODULE = "as in the module itself"
+"""In the reason of a result that is not finite where the unchanged module is not."""
+_MOST_NAMED = 4
+"""Results that a note names."""
 AGREES = 1e-9
 """Two float64 runs of one module, as a share of the RMS of the result: their rounding, through many layers."""
 
@@ -336,10 +340,13 @@ class Comparison:
         with self.eager.session("fp32", float64=True) as session:
             self.notes += make_references(session, self.io, self.cases, self.store, self.means.progress)
         if undefined := sorted(self.store.undefined):
-            found = "; ".join(f"{case}, {output}" for case, output in undefined)
+            several = len(self.io.outputs) > 1
+            named = [f"{case}, {output}" if several else case for case, output in undefined]
+            more = f"; {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
             self.notes.append(
-                f"the module itself gives NaN or Inf in {len(undefined)} results; there forms are compared with what "
-                f"it gives if rows without a key are zero: {found}"
+                f"the module itself gives NaN or Inf ({'; '.join(named[:_MOST_NAMED])}{more}): a softmax of nothing "
+                f"but -inf is NaN, as in {self._rows_without_key()}. There forms are judged by what the module gives "
+                "if such rows of attention are zero"
             )
         if left := sorted(self.store.without_empty):
             self.notes.append(
@@ -545,7 +552,20 @@ class Comparison:
     def _results(self, tried: _Measured) -> list[CaseResult]:
         # What was exported, or is the module, gives NaN where the module does; forms give numbers there.
         eager = self._yardstick_of(tried)
-        return eager.judged(tried.plan, tried.found.errors, self.store.undefined if tried.as_exported else ())
+        results = eager.judged(tried.plan, tried.found.errors, self.store.undefined if tried.as_exported else ())
+        why = f"{AS_THE_MODULE}: in {self._rows_without_key()} all scores are -inf, of which softmax is NaN"
+        by = eager.yardstick(tried.plan)
+
+        def as_the_module(one: CaseResult) -> bool:
+            """Whether a form has NaN where the module has, and PyTorch has none if rows without a key are zero."""
+            place, finite = (one.case, one.output), by.errors(one.case, one.output).rms is not None
+            return finite and place in self.store.undefined and one.census is not None and one.census.total > 0
+
+        return [replace(one, reason=f"{one.reason}, {why}") if as_the_module(one) else one for one in results]
+
+    def _rows_without_key(self) -> str:
+        masks = dict.fromkeys(mask.input for mask in self.io.masks if mask.input)
+        return f"rows without a key under {' and '.join(masks)}" if masks else "rows without a key"
 
     def _measure_yardstick(self, tried: _Measured, plan: str) -> None:
         """Measures eager where `tried` ran, or on the processor where the GPU is too small for eager."""

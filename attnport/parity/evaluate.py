@@ -73,6 +73,10 @@ class References:
             for position, name in enumerate(names)
         }
 
+    def compared(self, case: Case) -> Case:
+        """The case with the rows that are compared: see `without_empty`."""
+        return self.without_empty.get(case.name, case)
+
 
 @dataclass
 class SessionErrors:
@@ -192,9 +196,7 @@ def measure_session(
         if isinstance(outputs, str):
             found.errors[case.name] = failed(io, outputs)
             continue
-        found.errors[case.name] = measure_all(
-            outputs, store.load(case.name, names), store.without_empty.get(case.name, case), io
-        )
+        found.errors[case.name] = measure_all(outputs, store.load(case.name, names), store.compared(case), io)
         if case.name in pairs and items:
             share = -(-items // len(pairs))
             measure_items(session, io, case, outputs, found, share)

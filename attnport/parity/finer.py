@@ -60,6 +60,7 @@ MOST = 100
 _DRAWS = 4
 _ROUNDS = 4
 _FIRST = ("right padding", "one row fully masked", "usual sizes", "opt sizes")
+_OF_BF16 = "whose range is that of float32"
 _RANKED = 32
 """Items by which layers are put in order."""
 
@@ -418,7 +419,7 @@ class _IslandSearch:
             chosen, earlier = [*chosen, case], earlier.union(found.names)
         raise ParityFailed(
             f"{AUTO}: after {_ROUNDS} searches the islands still fail on a case that was held out, {case.name}.",
-            hint="Take --precision bf16, or fp32.",
+            hint=f"Take --precision bf16, {_OF_BF16}, or fp32.",
         )
 
     def _search(self, chosen: Sequence[Case], earlier: Names) -> Kept:
@@ -471,7 +472,8 @@ class _IslandSearch:
             for case in chosen:
                 # What the evaluator raises is no error of the plan, and ends the search as itself.
                 outputs = session.run(case.feeds)
-                measured = parity.measure_all(outputs, self.store.load(case.name, names), case, self.halves.opening.io)
+                exact, compared = self.store.load(case.name, names), self.store.compared(case)
+                measured = parity.measure_all(outputs, exact, compared, self.halves.opening.io)
                 for output, errors in measured.items():
                     share = self._share_of_bound(case.name, output, errors)
                     if share > worst:
@@ -492,7 +494,8 @@ class _IslandSearch:
 
     def _why_nothing(self, error: float) -> ParityFailed:
         """Why no islands are enough: values in an attention, or rounding."""
-        larger = "Take a larger budget, or " if self.budget < BUDGET else "Take "
+        # Never fp16: its form may pass only because PyTorch's own overflow is as wrong, and bf16 rounds more than fp16.
+        larger = "a larger budget" if self.budget < BUDGET else f"--precision bf16, {_OF_BF16}"
         beyond = [
             f"{name} (values up to {largest:.3g})" for name, largest in self.largest[1].items() if largest > LARGEST
         ]
@@ -500,13 +503,13 @@ class _IslandSearch:
             return ParityFailed(
                 f"{AUTO}: attention computes values that {HALF} cannot hold, and in float32 TensorRT has no fused "
                 f"kernel for it: {', '.join(beyond)}.",
-                hint="Take --precision bf16, whose range is that of float32, or fp32.",
+                hint=f"Take --precision bf16, {_OF_BF16}, or fp32.",
             )
         how_large = "NaN or Inf" if math.isinf(error) else f"{error:.2f} times the bound"
         return ParityFailed(
             f"{AUTO}: with all but attention in float32 the error is still {how_large} at a budget of "
             f"{self.budget:g}x.",
-            hint=f"{larger}--precision {HALF}, and see what attnport check says of it.",
+            hint=f"Take {larger}, or fp32.",
         )
 
 

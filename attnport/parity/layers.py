@@ -338,6 +338,7 @@ def _overflow(traced: Traced, name: str, row: RuntimeParity) -> Finding:
                 name,
                 tensor=tensor,
                 module=modules[tensor],
+                line=own.line(tensor),
                 between=(tensor.rstrip("_0123456789"),),
                 fine=(fine,) if fine else (),
                 case=case.name,
@@ -354,6 +355,7 @@ class _Module:
     Attributes:
         sizes: What each tensor takes, in bytes.
         modules: The module path of each tensor, in the order of torch's graph.
+        line: See `TracedModule.line`.
     """
 
     def __init__(self, traced: Traced, case: Case, made: Mapping[str, Tensor]) -> None:
@@ -361,7 +363,7 @@ class _Module:
         self._traced, self._case, self._made = traced, case, made
         self._held: dict[str, tuple[Collection[str], dict[str, Array]]] = {}
         graph = traced.graph("fp32", float64=True)
-        self.modules = graph.modules()
+        self.modules, self.line = graph.modules(), graph.line
         self.sizes = {name: math.prod(shape) * _BYTES for name, shape in graph.shapes(case.feeds).items()}
 
     def judged(self, plan: str, names: Sequence[str], got: Mapping[str, Array] | None = None) -> dict[str, LayerError]:
@@ -592,6 +594,7 @@ class _Search:
             self._name,
             tensor=tensor,
             module=place,
+            line=self._module.line(tensor),
             fused=fused,
             between=tuple(made[one].operator for one in (*between, tensor)),
             fine=fine,

@@ -16,6 +16,8 @@ from attnport.artifacts import Argmax, IOContract, NonFinite, PaddedRows, Ulps
 from attnport.cases.inputs import Array, Case
 from attnport.dims import TensorSpec
 
+OF_REFERENCE = "the float64 reference itself has NaN or Inf"
+"""The problem of a result for which nobody can tell what is right, though some row has numbers."""
 # Stored bits of the significand and the least exponent of a normal number.
 _FORMATS = {"float64": (52, -1022), "float32": (23, -126), "float16": (10, -14), "bfloat16": (7, -126)}
 
@@ -78,7 +80,7 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
     scale = _rms_of([(part.elements, part.reference) for part in parts])
     found = Errors(elements, reference_rms=scale, embedding=len(spec.dims) == 2 and _floating(spec))
     if not (finite.all(-1) | undefined).all():
-        return replace(found, problem="the float64 reference itself has NaN or Inf")
+        return replace(found, problem=OF_REFERENCE)
     inside, padded = _sum_of([part.census for part in parts]), _padded([part.padded for part in parts if part.padded])
     found = replace(found, census=inside, padded=padded)
     if inside.total:

@@ -11,6 +11,7 @@ from attnport.reporting import document as doc
 from attnport.reporting.document import NONE
 from attnport.reporting.facts import count
 
+UNPROVEN = "not proven"
 FUSED = "Fused means that one runtime kernel covers it from QKᵀ to PV."
 EVIDENCE_CHARS = 6000
 """Longer evidence is cut in the page; `fusion.json` has all of it."""
@@ -34,6 +35,10 @@ def fusion(report: FusionReport, detail: doc.Detail = "brief") -> Iterator[doc.B
         for target, table in report.targets.items()
     )
     yield doc.Table("fusion", columns, (doc.Group(tuple(rows)),))
+    if any(table.proved_by is None for table in report.targets.values()):
+        yield from doc.quiet(
+            f"{UNPROVEN}: nothing here can run the form and tell its kernels; NOT_RUN is that of its numbers"
+        )
 
 
 @doc.blocks.register(FusionTable)
@@ -65,7 +70,7 @@ def _state(item: FusionItem, table: FusionTable) -> doc.Line:
     """Whether an attention is fused, and in what."""
     if item.fused:
         return (doc.Verdict("fused", "pass"), " in ", doc.Span(doc.Name(item.kernel or NONE), "kernel"))
-    return doc.Verdict("not proven", "skip") if table.proved_by is None else doc.Verdict("not fused", "miss")
+    return doc.Verdict(UNPROVEN, "skip") if table.proved_by is None else doc.Verdict("not fused", "miss")
 
 
 def _explained(report: FusionReport) -> Iterator[doc.Block]:
@@ -184,7 +189,7 @@ def _evidence(target: str, table: FusionTable) -> doc.Folded | None:
 def _heading(target: str, table: FusionTable) -> doc.Line:
     by = table.proved_by
     lines: tuple[doc.Line, ...] = (
-        "not proven here" if by is None else f"{table.fused} of {table.attentions} fused",
+        f"{UNPROVEN} here" if by is None else f"{table.fused} of {table.attentions} fused",
         _shared(table),
         table.plan if by is None else (f"{table.plan}, proved by ", doc.Name(by)),
     )

@@ -32,6 +32,8 @@ VEIL = (150, 96, 30, 72)
 """Colour and opacity of hidden pairs."""
 IMAGE_BUDGET_BYTES = 1_000_000
 """Beyond this size, whole attentions are left out, so that the page stays below two megabytes."""
+_LONG = 400
+"""Of a longer reason, the page shows the first sentence, and the rest on demand."""
 _FEW_PLACES = 2
 """Of so many, a line says no more than its numbers."""
 
@@ -119,6 +121,16 @@ def line(value: doc.Line) -> Html:
     raise TypeError(f"{type(value).__name__} is a cell of its own, and no part of a line")
 
 
+def _reasoned(value: doc.Line) -> Html:
+    """A line; of a long text at its end, such as a runtime's error, the first sentence, and the rest on demand."""
+    *before, last = value if isinstance(value, tuple) else (value,)
+    if not isinstance(last, str) or len(last) <= _LONG:
+        return line(value)
+    first = re.match(r".{40,}?[.;:](?= )", last)
+    cut = first.end() if first and first.end() <= _LONG else last.rfind(" ", 0, _LONG) + 1 or _LONG
+    return details(join((*map(line, before), last[:cut], " …")), el("div", last[cut:].strip()))
+
+
 def _block(block: doc.Block) -> Html:
     if isinstance(block, doc.Text):
         return el("p", line(block.line), class_=block.style)
@@ -126,10 +138,10 @@ def _block(block: doc.Block) -> Html:
         return _table(block)
     if isinstance(block, doc.Bullets):
         ids = (f"{block.anchor}-{place}" if block.anchor else None for place in range(1, len(block.items) + 1))
-        items = (el("li", line(item), id_=id_) for item, id_ in zip(block.items, ids, strict=True))
+        items = (el("li", _reasoned(item), id_=id_) for item, id_ in zip(block.items, ids, strict=True))
         return el("ol" if block.anchor else "ul", *items, class_="notes")
     if isinstance(block, doc.Pairs):
-        items = (el("div", el("dt", line(term)), el("dd", line(description))) for term, description in block.items)
+        items = (el("div", el("dt", line(term)), el("dd", _reasoned(description))) for term, description in block.items)
         return el("dl", *items, class_=block.style)
     if isinstance(block, doc.Commands):
         label = el("p", line(block.label), class_="label") if block.label else None
@@ -167,7 +179,7 @@ def _table(block: doc.Table) -> Html:
 
 def _row(row: doc.Row, columns: tuple[doc.Column, ...]) -> Html:
     left = len(columns) - len(row.cells)
-    why = el("span", row.reason, class_="why") if row.reason else None
+    why = el("div" if len(row.reason) > _LONG else "span", _reasoned(row.reason), class_="why") if row.reason else None
     cells = [
         _cell(cell, columns[place], why if place == row.reason_at and not left else None)
         for place, cell in enumerate(row.cells[1:], start=1)

@@ -103,6 +103,7 @@ def _place(finding: Finding) -> tuple[str, ...]:
     fused = "with tensors inside marked as outputs, no output diverges: the fault lies in what the runtime fuses there"
     return (
         f"first diverging tensor: {finding.tensor}, made by {_last(finding.between)}{told}",
+        *[f"computed in {finding.line}"] * bool(finding.line),
         f"fine before it: {fine}",
         f"case: {finding.case}",
         *[fused] * finding.fused,

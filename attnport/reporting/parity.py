@@ -57,17 +57,13 @@ def section(report: ParityReport | None, folder: str) -> Iterator[doc.Block]:
 
 
 def forms(rows: Mapping[str, RuntimeParity]) -> Iterator[doc.Block]:
-    """One line for the forms that pass, and the reasons of the others."""
-    passed = [name for name, row in rows.items() if row.verdict == "PASS"]
-    if passed:
-        form = "form passes" if len(passed) == 1 else "forms pass"
-        yield doc.Text((doc.Verdict(f"{len(passed)} {form}", "pass"), f": {', '.join(passed)}"))
-    for verdict in ("FAIL", "NOT_RUN"):
+    """A line for each verdict on the graphs of forms, apart from the runtimes that are to open them, and reasons."""
+    for verdict in ("PASS", "FAIL", "NOT_RUN"):
         reasons = {name: row.reason for name, row in rows.items() if row.verdict == verdict}
         if reasons:
-            of_these = "form" if len(reasons) == 1 else "forms"
-            yield doc.Text((doc.Verdict(verdict), f", {len(reasons)} {of_these}:"))
-            yield doc.notes(reasons)
+            names = f" {', '.join(reasons)}" if verdict == "PASS" else ""
+            yield doc.Text(("graphs of forms, apart from their runtimes: ", doc.Verdict(verdict), names))
+            yield from [doc.notes(reasons)] if verdict != "PASS" else []
 
 
 def _verdicts(title: doc.Line, what: str, rows: Mapping[str, RuntimeParity]) -> doc.Table:

@@ -26,6 +26,7 @@ from attnport.runtimes._torch_modes import (
 )
 from attnport.runtimes.base import Array
 from attnport.runtimes.torch_eager import to_array, to_tensor
+from attnport.user_code import place_in_trace
 
 _KINDS = torch.export.graph_signature.InputKind
 
@@ -54,10 +55,19 @@ class TracedModule:
 
     def modules(self) -> dict[str, str]:
         """The module path of each named tensor."""
+        return {name: _path(node) for name, node in self._nodes().items()}
+
+    def line(self, name: str) -> str:
+        """The user's line of code that computes a tensor, as `net.py, line 7: y = x @ w`; "" if torch kept none."""
+        node = self._nodes().get(name)
+        place = place_in_trace(node.meta.get("stack_trace") or "") if node is not None else ""
+        return place.removeprefix(" (").removesuffix(")")
+
+    def _nodes(self) -> dict[str, torch.fx.Node]:
+        """What computes each named tensor."""
         nodes = {node.name: node for node in self._program.graph.nodes if node.op == "call_function"}
         named = {name: node for name, node in nodes.items() if isinstance(node.meta.get("val"), torch.Tensor)}
-        named |= {name: nodes[own] for name, own in self._outputs.items() if own in nodes}
-        return {name: _path(node) for name, node in named.items()}
+        return named | {name: nodes[own] for name, own in self._outputs.items() if own in nodes}
 
     def run(self, feeds: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
         """The tensors called `names`."""

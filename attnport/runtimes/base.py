@@ -21,6 +21,7 @@ import numpy as np
 
 from attnport import registry
 from attnport.artifacts import (
+    AUTO,
     CASTS,
     OWN_HALF,
     PLANS,
@@ -482,7 +483,7 @@ class Runtime(abc.ABC):
         try:
             libraries = self.libraries()
             version = self.version()
-            able = {"devices": ("CPU",), "plans": self.plans or CASTS} | self.able()
+            able = {"devices": ("CPU",), "plans": self.plans or (*CASTS, AUTO)} | self.able()
             return Capabilities(self.name, True, version=version, libraries=libraries, **able)
         except UnavailableError as err:
             hint = (isinstance(err, MissingDependency) and self.install) or err.hint

@@ -25,7 +25,8 @@ def ready(folder: Path, names: Sequence[str], progress: Callable[[str], None], p
 
     Args:
         names: Runtimes, also with a precision, as `openvino.bf16`; empty = as said.
-        plan: The precision of names that do not tell it; None = any, or if there is none, the default of `fuse`.
+        plan: The precision of names that do not tell it; None = the default of `fuse`, which is the row of that name
+            in every table: other precisions that are there are judged too.
 
     Raises:
         UsageError: there is no such runtime.
@@ -65,9 +66,10 @@ def ready(folder: Path, names: Sequence[str], progress: Callable[[str], None], p
 
 
 def lacks(folder: Path, target: str, plan: str) -> bool:
-    """Whether a folder has no form of a target that `fuse` can write, in a precision; "" = in any."""
+    """Whether a folder has no form of a target that `fuse` can write, in a precision; "" = the default of `fuse`."""
     there = {form.plan for form in open_folder(folder).forms.values() if form.target == target}
-    return plan not in there and plan in lowerings.get(target).plans if plan else not there
+    plans = lowerings.get(target).plans
+    return (plan or plans[0]) not in there and (not plan or plan in plans)
 
 
 def write_form(folder: Path, target: str, plan: str, progress: Callable[[str], None]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from attnport.artifacts import Form, Manifest, ParityReport, RuntimeParity
+from attnport.artifacts import AUTO, CASTS, PLANS, Form, Manifest, ParityReport, RuntimeParity
 from attnport.cases.choosing import cases_of, few_batches, needed_tokenizer, read_feeds, read_sentences
 from attnport.cases.inputs import Case, case
 from attnport.errors import (
@@ -19,6 +19,7 @@ from attnport.errors import (
     UnavailableError,
     UsageError,
 )
+from attnport.exporter.targets import base as lowerings
 from attnport.folder.loading import require
 from attnport.folder.workspace import (
     bundle_digest,
@@ -30,6 +31,7 @@ from attnport.folder.workspace import (
     load_spec,
     model_digest,
     model_files,
+    model_openings,
     not_in,
     of_keys,
     of_plan,
@@ -44,11 +46,20 @@ from attnport.latency.workloads import parse_grid
 from attnport.options import Folder, Note, Option, Progress, Seed, Text, Timeout, Trust
 from attnport.parities import FILE, Basis, Bisected
 from attnport.parity.bound import report as of_rows
-from attnport.parity.comparing import EAGER, EAGER_ON_GPU, FAST_EVALUATOR, TYPED_EVALUATOR, Comparison, Wanted
+from attnport.parity.comparing import (
+    AS_THE_MODULE,
+    EAGER,
+    EAGER_ON_GPU,
+    FAST_EVALUATOR,
+    TYPED_EVALUATOR,
+    Comparison,
+    Wanted,
+)
 from attnport.parity.evaluate import Means, References
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import add_eager
 from attnport.parity.layers import Traced, findings, layers, read_layers
+from attnport.parity.metrics import OF_REFERENCE
 from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all
 from attnport.runtimes import base
 from attnport.runtimes.base import Key, Runtime
@@ -82,7 +93,11 @@ def check(
     shapes: Annotated[Sequence[str], Option('Further cases, full batches of "batch=1/8,seq=512".', "--shape")] = (),
     precision: Annotated[
         str | None,
-        Option("One precision alone, modules cast to it; writes parity.PRECISION.json.", "--dtype --precision"),
+        Option(
+            "One precision alone, modules cast to it, or the forms that build --precision auto made; writes "
+            "parity.PRECISION.json.",
+            "--dtype --precision",
+        ),
     ] = None,
     eager: Annotated[
         str,
@@ -129,12 +144,13 @@ def check(
         UnavailableError: `eager` cannot be run here, or not in the precision.
         ParityFailed: the float64 reference of a GPU is not what the processor computes.
     """
-    stage, file = stage_of(STAGE, FILE, precision)
+    stage, file = stage_of(STAGE, FILE, precision, (*CASTS, AUTO))
     eager = base.get(eager).name
     if eager not in EAGERS or (eager != EAGER and precision is None):
         raise UsageError(f"--eager {eager}: expected one of {', '.join(EAGERS)}, the latter with --precision.")
     case_options = CaseOptions(text, inputs, shapes, seed, batch)
     case_options.refuse(folder, open_folder(folder))
+    _refuse_unsearched(folder, precision)
     chosen = base.chosen(runtimes, bundle=bundle is not None)
     keys = [Key.parse(name) for name in runtimes or ()] or [Key(one.name) for one in chosen]
     ready(folder, runtimes or (), progress, precision)
@@ -156,7 +172,20 @@ def check(
         if known:
             rows_by = {one.name: rows_of(known, *(key for key in keys if key.runtime == one.name)) for one in chosen}
             again = set(rows_by) if runtimes else set()
-            chosen = [one for one in chosen if not asked.is_answered(rows_by[one.name], thorough, one.name in again)]
+
+            def lacks_rows(one: Runtime, plans: Sequence[str]) -> bool:
+                """Whether there is a form or engine in these plans that was not judged: another precision was named."""
+                if one.opens not in ("onnx", "engine"):
+                    return False
+                openings = model_openings(one, folder, named, plans, None, usual=precision or "fp32")
+                return not openings.keys() <= rows_by[one.name].keys()
+
+            chosen = [
+                one
+                for one in chosen
+                if not asked.is_answered(rows_by[one.name], thorough, one.name in again)
+                or lacks_rows(one, tuple(PLANS))
+            ]
             forms = {
                 name: form
                 for name, form in forms.items()
@@ -179,7 +208,10 @@ def check(
                 if found.available and (precision is None or precision in found.plans)
             }
             chosen = [
-                one for one in chosen if not asked.is_answered(rows_by[one.name], thorough, one.name in again & able)
+                one
+                for one in chosen
+                if not asked.is_answered(rows_by[one.name], thorough, one.name in again & able)
+                or (one.name in able and lacks_rows(one, probed[one.name].plans))
             ]
             if not chosen and not forms and lacking.items() <= known.absent.items():
                 check_source(manifest)
@@ -214,6 +246,7 @@ def bisect(
     options: CaseOptions,
     means: Means,
     *,
+    named: Sequence[str] = (),
     half: bool = False,
     force: bool = False,
     tell: Callable[[str], None] = lambda message: None,
@@ -222,6 +255,7 @@ def bisect(
 
     Args:
         report: What `check` gave.
+        named: The runtimes that the user named: only these are searched, and are in the result.
         half: Whether that is of one precision alone, of which no errors by layer are kept.
         force: Measure errors by layer again, though parity was not checked anew since.
         tell: Called with a line if they could not be measured; the verdict of the check is not affected.
@@ -229,10 +263,11 @@ def bisect(
     Raises:
         ArtifactError, IntegrityError, UsageError: as `check`; ExportError: torch no longer traces the module.
     """
-    found = findings(inside(folder, report, options, means)) if report.verdict == "FAIL" else ()
+    judged = of_named(report, named)
+    found = findings(inside(folder, judged, options, means)) if judged.verdict == "FAIL" else ()
     if not half and (problem := why_no_layers(folder, report, options, means, force=force)):
         tell(problem)
-    return Bisected(report, found)
+    return Bisected(judged, found)
 
 
 def why_no_layers(
@@ -258,26 +293,55 @@ def inside(folder: Path, report: ParityReport, options: CaseOptions, means: Mean
     return Traced(folder, manifest, options.cases(folder, manifest), report, means)
 
 
+def of_named(report: ParityReport, named: Sequence[str]) -> ParityReport:
+    """The part of a report that is of the runtimes that the user named, with its own verdict; without any, all of it.
+
+    Of what an earlier check found of others, one note has the verdicts.
+    """
+    if not named:
+        return report
+    keys = [Key.parse(each) for each in named]
+
+    def is_named(form: str) -> bool:
+        target = Key.parse(form).runtime
+        usual = lowerings.get(target).plans[0] if target in lowerings.names() else "fp32"
+        opened = {key: key.runtime in base.names() and base.get(key.runtime).form for key in keys}
+        named_as = [replace(key, runtime=target) for key in keys if target in (key.runtime, opened[key])]
+        return any(key.covers(form, usual) for key in named_as)
+
+    runtimes = rows_of(report, *keys)
+    others = [f"{name} {row.verdict}" for name, row in report.runtimes.items() if name not in runtimes]
+    notes = [note for note in report.notes if EARLIER not in note]
+    if others:
+        notes.append(f"not named, and so no part of this verdict; an earlier check found: {', '.join(others)}")
+    return of_rows(
+        runtimes,
+        {name: row for name, row in report.forms.items() if is_named(name)},
+        notes,
+        {name: why for name, why in report.absent.items() if any(key.runtime == name for key in keys)},
+    )
+
+
 def raise_for(report: ParityReport, named: Sequence[str] = (), again: str = "") -> None:
     """Raises the exception for the verdict of a report, if any.
 
     Args:
         named: Runtimes that the user named; if one is NOT_RUN, it is an error. What an earlier check found of others
-            does not count then; without any, all counts.
+            does not count then, see `of_named`; without any, all counts.
         again: The command of the check, where `--bisect` would tell more about it; see `command_line`.
 
     Raises:
         ParityFailed: a runtime or a lowered form failed.
         UnavailableError: a named runtime was not run.
     """
-    keys = [Key.parse(each) for each in named]
-    for name, row in (rows_of(report, *keys) if keys else report.runtimes).items():
+    judged = of_named(report, named)
+    for name, row in judged.runtimes.items():
         if row.verdict == "FAIL":
             raise ParityFailed(f"{name} fails: {row.reason}.", hint=_hint(report, row, again, runtime=name))
-    for name, row in report.forms.items():
-        if row.verdict == "FAIL" and (not keys or any(key.covers(name) for key in keys)):
+    for name, row in judged.forms.items():
+        if row.verdict == "FAIL":
             raise ParityFailed(f"form {name} fails: {row.reason}.", hint=_hint(report, row, again))
-    for key in keys:
+    for key in map(Key.parse, named):
         rows = list(rows_of(report, key).values())
         if all(row.verdict == "NOT_RUN" for row in rows):
             reason = rows[0].reason if rows else report.absent.get(key.runtime, "it is not in the report")
@@ -292,20 +356,49 @@ def _hint(report: ParityReport, row: RuntimeParity, again: str, runtime: str = "
         told.append(f"{form.ran.provider} computes the right numbers from the same file, so {short} is at fault.")
     half = short == EAGER and row.plan != "fp32"
     opened = half or not runtime or (short in base.names() and base.get(short).opens == "onnx")
+    if any(AS_THE_MODULE in one.reason for one in row.cases if one.verdict == "FAIL"):
+        told.append(
+            "Rows without a key, as of a text without a real token, are NaN. Never send one; or, in the module, fill "
+            "hidden scores with torch.finfo(scores.dtype).min, not -inf, or put .nan_to_num() behind the softmax."
+        )
     measured = any(one.verdict == "FAIL" and (one.rms_error is not None or one.nonfinite) for one in row.cases)
     told.append(f"Every case: {FILE}, or of one precision parity.PRECISION.json.")
     own = report.runtimes.get(EAGER)
     if own and own.verdict == "FAIL" and own.plan != "fp32":
+        told.append(f"PyTorch itself is wrong in {own.plan}. {_instead(own.plan)}")
+    elif own and own.verdict == "FAIL" and any(OF_REFERENCE in one.reason for one in own.cases):
         told.append(
-            f"PyTorch itself is wrong in {own.plan}: --precision bf16 has the range of float32, and "
-            "`attnport build FOLDER --target TARGET --precision auto` keeps what overflows in float32, if that is not "
-            "attention itself."
+            "The module itself gives NaN or Inf in rows that have keys. Where -inf is added up or multiplied before "
+            "the softmax, as by a layer that mixes heads, hide scores behind that, right before the softmax."
         )
     elif own and own.verdict == "FAIL":
         told.append("The module itself fails: check that each mask input has the declared meaning, such as :hide.")
     if again and opened and measured:
         told.append(f"Where it goes wrong: {again}{f' --runtime {short}' if short else ''} --bisect")
     return " ".join(told)
+
+
+def _instead(plan: str) -> str:
+    """The precision to take where PyTorch itself has no right numbers at a plan."""
+    if PLANS[plan].half != "float16":
+        return "Take fp32."
+    of_bf16 = "whose range is that of float32"
+    if PLANS[plan].islands:
+        return f"So attention overflows: take --precision bf16_islands, {of_bf16}."
+    return (
+        f"If attention overflows, which --bisect tells, take --precision bf16, {of_bf16}; what else overflows is kept "
+        "in float32 by `attnport build FOLDER --target TARGET --precision auto`."
+    )
+
+
+def _refuse_unsearched(folder: Path, plan: str | None) -> None:
+    """Raises UsageError where `auto` alone is asked for and no form has it: it is no cast of a module, so nothing else
+    can be run in it."""
+    if plan == AUTO and not any(form.plan == AUTO for form in open_folder(folder).forms.values()):
+        raise UsageError(
+            f"--precision {AUTO}: the folder has no form in {AUTO}, which is searched when an engine is built.",
+            hint=f"attnport build FOLDER --target tensorrt_rtx --precision {AUTO}",
+        )
 
 
 def _needed(chosen: Sequence[Runtime], eager: str, forms: Collection[Form]) -> list[str]:

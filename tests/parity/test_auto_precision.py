@@ -115,6 +115,12 @@ def test_a_model_that_fp16_holds_gets_the_fp16_form(exported: Folder, planned: C
 
 
 @pytest.mark.slow
+def test_rows_that_are_not_compared_ask_for_no_islands(exported: Folder) -> None:
+    found = plan(exported("lowest"))
+    assert (found.islands, found.evaluations) == ((), 1)
+
+
+@pytest.mark.slow
 def test_a_budget_below_what_half_precision_costs_takes_islands_for_rounding(exported: Folder) -> None:
     found = plan(exported("fine"), budget=0.3)
     assert found.islands
@@ -124,8 +130,24 @@ def test_a_budget_below_what_half_precision_costs_takes_islands_for_rounding(exp
 
 
 def test_a_budget_that_float32_around_attention_cannot_keep_is_said_to(exported: Folder) -> None:
-    with pytest.raises(ParityFailed, match=r"all but attention in float32 the error is still .* a budget of 1e-0?6x"):
+    with pytest.raises(
+        ParityFailed, match=r"all but attention in float32 the error is still .* a budget of 1e-0?6x"
+    ) as told:
         plan(exported("fine"), budget=1e-6)
+    assert told.value.hint == "Take a larger budget, or fp32."
+
+
+def test_auto_alone_is_checked_where_a_form_has_it_and_refused_with_the_command_where_none_has(
+    exported: Folder, planned: Callable[[str], PrecisionPlan], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(exported("fine"), tmp_path / "fine"))
+    with pytest.raises(UsageError, match="no form in auto") as told:
+        check(folder, ["torch_eager"], precision=AUTO)
+    assert told.value.hint == f"attnport build {folder} --target tensorrt_rtx --precision auto"
+    fuse_form(folder, RTX, AUTO, planned("fine"), progress=lambda message: None)
+    found = check(folder, ["tensorrt_rtx"], precision=AUTO)
+    assert {name: row.verdict for name, row in found.forms.items()} == {"tensorrt_rtx.auto": "PASS"}
+    assert (folder / "parity.auto.json").is_file()
 
 
 @pytest.mark.slow

@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 from representatives import representatives
 
 from attnport.artifacts import Capabilities, CaseResult, Form, ParityReport, Ran, RuntimeParity, Session
+from attnport.cli import cli
 from attnport.errors import IntegrityError, ParityFailed, UnavailableError, UsageError
 from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import read
 from attnport.options import command_line
 from attnport.parity.comparing import Comparison, Eager
 from attnport.runtimes import base
-from attnport.verbs.check import check, raise_for
+from attnport.verbs.check import EARLIER, check, of_named, raise_for
 
 Outputs = dict[str, np.ndarray]
 Lie = Callable[[Mapping[str, np.ndarray], Outputs], Outputs]
@@ -434,9 +436,81 @@ def test_masks_are_suspected_where_the_module_fails_in_float32_alone() -> None:
     report = failed("torch_eager", "torch")
     assert "such as :hide" in hint_of(report)
     half = dataclasses.replace(report.runtimes["torch_eager"], plan="fp16")
-    hint = hint_of(ParityReport("FAIL", {"torch_eager": half}, {}))
-    assert "--precision auto` keeps what overflows in float32" in hint
-    assert ":hide" not in hint
+    assert ":hide" not in hint_of(ParityReport("FAIL", {"torch_eager": half}, {}))
+
+
+@pytest.mark.parametrize(
+    ("plan", "told", "not_told"),
+    [
+        ("fp16", "overflows is kept in float32 by `attnport build FOLDER --target TARGET --precision auto`", ":hide"),
+        ("fp16_islands", "attention overflows: take --precision bf16_islands", "auto"),
+        ("bf16", "Take fp32", "--precision bf16"),
+    ],
+)
+def test_where_pytorch_overflows_the_advice_is_one_that_mends_that_precision(
+    plan: str, told: str, not_told: str
+) -> None:
+    row = dataclasses.replace(failed("torch_eager", "torch").runtimes["torch_eager"], plan=plan)
+    hint = hint_of(ParityReport("FAIL", {"torch_eager": row}, {}))
+    assert told in hint
+    assert not_told not in hint
+
+
+def test_what_is_shown_of_named_runtimes_has_their_verdict_and_tells_of_others_in_a_note() -> None:
+    passed, wrong = RuntimeParity("PASS", "", "fp32"), RuntimeParity("FAIL", "wrong", "bf16")
+    whole = ParityReport(
+        "FAIL",
+        {"openvino": passed, "openvino.bf16": wrong, "ort_cpu": passed},
+        {"openvino": passed, "openvino.bf16": passed, "tensorrt_rtx": passed, "tensorrt_rtx.bf16": passed},
+        ("usual", f"ort_cpu{EARLIER}with --seed 1"),
+        {"tensorrt_rtx": "no GPU", "ort_cuda": "no GPU"},
+    )
+    absent = of_named(whole, ["tensorrt-rtx"])
+    assert (absent.verdict, dict(absent.runtimes)) == ("NOT_RUN", {})
+    assert (set(absent.forms), set(absent.absent)) == ({"tensorrt_rtx", "tensorrt_rtx.bf16"}, {"tensorrt_rtx"})
+    assert absent.notes[0] == "usual"
+    assert absent.notes[1:] == (
+        "not named, and so no part of this verdict; an earlier check found: openvino PASS, openvino.bf16 FAIL, "
+        "ort_cpu PASS",
+    )
+    assert of_named(whole, ["openvino"]).verdict == "FAIL"
+    plain = of_named(whole, ["openvino.fp32", "tensorrt_rtx.fp16"])
+    assert (plain.verdict, set(plain.runtimes)) == ("PASS", {"openvino"})
+    assert set(plain.forms) == {"openvino", "tensorrt_rtx"}
+    assert of_named(whole, []) == whole
+
+
+def test_the_heading_is_of_the_runtimes_that_were_named(checked: tuple[Path, ParityReport, list[str]]) -> None:
+    # Its package is there, so that the command does not end at once.
+    absent = next(name for name in checked[1].absent if name in ("tensorrt_rtx", "torch_eager_cuda"))
+    done = CliRunner().invoke(cli, ["check", str(checked[0]), "--runtime", absent])
+    assert done.exit_code == 3, done.stderr
+    assert done.stdout.startswith("parity against float64: NOT_RUN")
+
+
+def test_a_name_without_a_precision_is_every_form_whichever_was_judged_before(tiny_artifact: Path) -> None:
+    if "bf16" not in base.get("openvino").probe().plans:
+        pytest.skip("openvino does not compute in bf16 here")
+    with change(tiny_artifact) as edit:
+        form = edit.manifest.forms["openvino"]
+        edit.manifest = dataclasses.replace(
+            edit.manifest, forms={"openvino": form, "openvino.bf16": dataclasses.replace(form, plan="bf16")}
+        )
+        edit.finish("fuse", "changed")
+    assert set(check(tiny_artifact, ["openvino.bf16"]).runtimes) == {"openvino.bf16"}
+    whole = check(tiny_artifact, ["openvino"])
+    assert set(whole.runtimes) == {"openvino", "openvino.bf16"}
+    messages: list[str] = []
+    assert check(tiny_artifact, ["openvino"], progress=messages.append) == whole
+    assert messages == []
+
+
+def test_the_usual_form_of_a_named_runtime_is_written_beside_that_of_another_precision(tiny_artifact: Path) -> None:
+    with change(tiny_artifact) as edit:
+        form = dataclasses.replace(edit.manifest.forms["openvino"], plan="bf16")
+        edit.manifest = dataclasses.replace(edit.manifest, forms={"openvino.bf16": form})
+        edit.finish("fuse", "changed")
+    assert check(tiny_artifact, ["openvino"]).runtimes["openvino"].verdict == "PASS"
 
 
 def test_nobody_is_blamed_where_the_file_fails_elsewhere_too_or_ran_nowhere_else() -> None:

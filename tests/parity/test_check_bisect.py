@@ -356,6 +356,9 @@ def test_the_command_prints_the_layer_and_exits_as_a_check_does(layered: Path) -
     data = json.loads(CliRunner().invoke(cli, [*command, "--json"]).stdout)
     assert data["parity"]["verdict"] == "FAIL"
     assert data["findings"][0]["module"] == "layers.1.up"
+    file, _, code = data["findings"][0]["line"].partition(", line ")
+    assert file == "layered_model.py"
+    assert "self.up(" in code
 
 
 def test_a_case_that_only_the_options_make_is_searched_as_it_was_checked(
@@ -413,5 +416,6 @@ def test_the_module_that_overflows_in_half_precision_is_named_without_a_form_in_
     shown = " ".join(result.output.split())
     assert result.exit_code == 4
     assert "torch_eager goes wrong in layers.2 " in shown
+    assert "computed in overflows.py, line 8: return x * self.factor" in shown
     assert "float16 computes NaN or Inf" in shown
     assert not (tmp_path / "out" / "layers.json").exists()

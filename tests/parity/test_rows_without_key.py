@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import attnport
 from attnport.artifact import Artifact
 from attnport.artifacts import FusionItem, ParityReport
+from attnport.errors import ParityFailed
 from attnport.exporter.targets import base
-from attnport.verbs.check import check
+from attnport.verbs.check import check, raise_for
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 
@@ -38,8 +39,8 @@ def test_the_export_is_not_judged_where_the_module_gives_nan_and_says_so(of_nan:
     row = of_nan.runtimes["onnx_reference"]
     assert row.reason.endswith("1 results left out, in which the module itself gives NaN or Inf")
     assert ROW not in {(case.case, case.output) for case in row.cases}
-    assert "the module itself gives NaN or Inf in 1 results" in of_nan.notes[0]
-    assert "one row fully masked, output" in of_nan.notes[0]
+    assert "the module itself gives NaN or Inf (one row fully masked)" in of_nan.notes[0]
+    assert "rows without a key under attention_mask" in of_nan.notes[0]
 
 
 def test_forms_are_judged_there(of_nan: ParityReport) -> None:
@@ -186,6 +187,46 @@ def test_a_module_that_gives_nan_at_some_size_is_no_dim_that_froze(tmp_path: Pat
     report = artifact.check(["ort_cpu"])
     assert report.verdict == "PASS"
     assert any("the module itself gives NaN or Inf" in note for note in report.notes)
+
+
+class TalkingHeads(nn.Module):
+    """Attention whose heads are mixed, which no form fuses; by `masked_first`, behind its mask of -inf."""
+
+    def __init__(self, *, masked_first: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.mix, self.masked_first = nn.Linear(16, 48), nn.Linear(2, 2, bias=False), masked_first
+
+    def mixed(self, scores: Tensor) -> Tensor:
+        y: Tensor = self.mix(scores.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return y
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.first(x).chunk(3, -1))
+        scores, hidden = q @ k.mT * 8**-0.5, ~mask[:, None, None]
+        if self.masked_first:
+            weights = self.mixed(scores.masked_fill(hidden, -torch.inf)).softmax(-1)
+        else:
+            weights = self.mixed(scores.masked_fill(hidden, -torch.inf).softmax(-1))
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+def test_nan_that_a_form_has_from_the_module_is_told_with_what_to_change(tmp_path: Path) -> None:
+    artifact, items = fused(TalkingHeads(), tmp_path / "out")
+    assert [item.fused for item in items] == [False]
+    with pytest.raises(ParityFailed) as told:
+        raise_for(artifact.check(["ort_cpu"]), ["ort_cpu"])
+    assert "as in the module itself: in rows without a key under mask all scores are -inf" in told.value.message
+    assert "Never send one; or, in the module, fill hidden scores with torch.finfo(scores.dtype).min" in told.value.hint
+
+
+def test_nan_in_rows_that_have_keys_is_told_to_come_of_the_module(tmp_path: Path) -> None:
+    artifact, _ = fused(TalkingHeads(masked_first=True), tmp_path / "out")
+    with pytest.raises(ParityFailed) as told:
+        raise_for(artifact.check(["torch_eager"]), ["torch_eager"])
+    assert "the float64 reference itself has NaN or Inf" in told.value.message
+    assert "hide scores behind that, right before the softmax" in told.value.hint
+    assert "text without a real token" not in told.value.hint
 
 
 class Pooled(nn.Module):

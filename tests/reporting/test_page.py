@@ -227,6 +227,19 @@ def test_a_reason_stands_in_its_cell_when_it_is_short_and_once_below_when_it_is_
     assert ("fusion-note-1" in page) == (long > 90)
 
 
+def test_of_a_long_reason_the_first_sentence_is_shown_and_the_rest_folds_out() -> None:
+    first, rest = "it raised: the node of a product cannot be computed here.", "because " * 60
+    rows = dict(sample.parity().runtimes) | {
+        "ort_cpu": RuntimeParity("FAIL", f"{first} {rest}", "fp32"),
+        "openvino": RuntimeParity("NOT_RUN", f"{first} {rest}", "fp32", kind="died"),
+    }
+    page = full(parity=dataclasses.replace(sample.parity(), runtimes=rows))
+    assert faults(page) == []
+    summaries = re.findall(r"<summary>(.*?)</summary><div>(.*?)</div>", page)
+    assert [after for _, after in summaries if "because" in after] == [rest.strip()] * 3
+    assert all(before.endswith(f"{first} …") for before, after in summaries if "because" in after)
+
+
 def test_evidence_is_cut_in_the_page_and_says_so() -> None:
     items = (FusionItem(sample.ATTENTIONS[0], "Attention", "none", "Attention", True, "", "e" * 9000),)
     page = full(fusion=FusionReport({"ort_cpu": FusionTable(1, 1, items, "model.onnx", "fp32", "ort_cpu")}))

@@ -84,6 +84,39 @@ def test_a_cause_is_whole_in_one_line_and_of_a_very_long_one_the_beginning() -> 
     assert len(whole_cause(RuntimeError("x" * 10**6))) < 5000
 
 
+CUDA_CALL = (
+    "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:129 std::conditional_t<THRW, void, "
+    "onnxruntime::common::Status> onnxruntime::CudaCall(ERRTYPE, const char*, int) [with ERRTYPE = cudaError; bool "
+    "THRW = true; std::conditional_t<THRW, void, onnxruntime::common::Status> = void] "
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: "
+            f"{CUDA_CALL}{CUDA_CALL}CUDA failure 100: no CUDA-capable device is detected",
+            "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: CUDA failure 100: no "
+            "CUDA-capable device is detected",
+        ),
+        (
+            "Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/math/"
+            "element_wise_ops.h:563 void onnxruntime::BroadcastIterator::Init(ptrdiff_t, ptrdiff_t) axis == 1 || axis "
+            "== largest was false. Attempting to broadcast an axis by a dimension other than 1. 3 by 5\n",
+            "Status Message: Attempting to broadcast an axis by a dimension other than 1. 3 by 5",
+        ),
+        (
+            "Exception: /onnxruntime_src/onnxruntime/core/framework/tensor.h:10 const T* onnxruntime::Tensor::Data() "
+            "const [with T = float] a == b was false. ",
+            "Exception: a == b was false.",
+        ),
+    ],
+)
+def test_a_cause_is_without_the_c_plus_plus_that_onnx_runtime_adds(said: str, told: str) -> None:
+    assert whole_cause(RuntimeError(said)) == told
+
+
 def test_other_inputs_or_outputs_than_the_contracts_are_refused() -> None:
     check_names(IO, ["x"], ["z", "y"], "here")
     with pytest.raises(ArtifactError, match="inputs"):
