@@ -19,11 +19,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import sympy  # type: ignore[import-untyped]  # sympy has no type hints
 import torch
 from onnxscript.rewriter import _matcher
 from torch import nn
 from torch.backends import mha
 from torch.export import _trace
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimConstraints, ShapeEnv
 from torch.nn.modules import transformer
 from torch.utils._python_dispatch import _disable_current_modes
@@ -91,6 +93,8 @@ def obstacles() -> tuple[Patch, ...]:
     - A logarithm or exponential of a size is a number, and so a constant; it becomes a tensor, as Enformer's range of
       positions does. A root is a power, also while values are computed, as in fair-esm's MSA transformer. `linspace` of
       as many steps as a size, as of Perceiver's positions, is written with `arange`.
+    - Of `if n % 4: x = pad(x, 4 - n % 4)`, a graph has the padding alone, and pads by 4 where nothing is left over; by
+      `(4 - n % 4) % 4` it pads by nothing there, and is the same where the trace found a rest.
     - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
       nothing.
     - torch.export prints the whole graph so far when it fails. The words that it would suggest ranges with are not
@@ -109,6 +113,7 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(DimConstraints, "solve", _without_assertions(DimConstraints.solve)),
         *_settled_attention(),
         Patch(torch, "linspace", _spaced(torch.linspace)),
+        Patch(SymNode, "sub", _less_rest(SymNode.sub)),  # type: ignore[attr-defined]  # torch defines it in a loop
         *(Patch(math, name, _of_size(name)) for name in ("log", "log2", "log10", "log1p", "exp")),
         Patch(math, "sqrt", _root(math.sqrt)),
     )
@@ -165,6 +170,20 @@ def _of_size(name: str) -> Callable[..., Any]:
 def _root(sqrt: Callable[[Any], float]) -> Callable[[Any], Any]:
     """`math.sqrt` that keeps a size of a trace."""
     return lambda number: number**0.5 if isinstance(number, torch.SymInt | torch.SymFloat) else sqrt(number)
+
+
+def _less_rest(sub: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A difference of sizes; what is less than a divisor by the rest, which the code has seen to be some, is a rest."""
+
+    def called(size: Any, other: Any) -> Any:
+        found, rest = sub(size, other), other.expr
+        if type(rest).__name__ in ("Mod", "PythonMod") and rest.args[1] == size.expr:
+            some = (sympy.Gt(rest, 0), sympy.Ne(rest, 0))
+            if any(guard.expr in some for guard in other.shape_env.guards):
+                return found.mod(size)
+        return found
+
+    return called
 
 
 def _keeps(to: Callable[[torch.Tensor], torch.Tensor], module: torch.nn.Module) -> bool:
