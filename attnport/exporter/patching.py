@@ -113,7 +113,7 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(DimConstraints, "solve", _without_assertions(DimConstraints.solve)),
         *_settled_attention(),
         Patch(torch, "linspace", _spaced(torch.linspace)),
-        Patch(SymNode, "sub", _less_rest(SymNode.sub)),  # type: ignore[attr-defined]  # torch defines it in a loop
+        Patch(SymNode, "sub", _less_rest(SymNode.sub)),
         *(Patch(math, name, _of_size(name)) for name in ("log", "log2", "log10", "log1p", "exp")),
         Patch(math, "sqrt", _root(math.sqrt)),
     )

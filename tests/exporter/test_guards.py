@@ -15,7 +15,7 @@ from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ExportError
 from attnport.exporter import guards, storage
-from attnport.exporter.capture import Capture, capture
+from attnport.exporter.capture import Capture, _exported, capture
 from attnport.parity.sizes import check_dims
 from attnport.verbs import export
 
@@ -106,6 +106,20 @@ def test_a_graph_that_is_right_where_its_guards_are_false_is_taken(body: Any, tm
 def in_python_numbers(m: Any, x: Any) -> Any:
     """As many rows as a quotient says, as an encoder of speech works out how many frames it has."""
     return x + x[:, : int(x.shape[1] / 4 + 1)].mean(1, keepdim=True)
+
+
+def in_windows(m: Any, x: Any) -> Any:
+    """In windows of 4, whose length torch divides anew by how many there are."""
+    x = nn.functional.pad(x, (0, 0, 0, (4 - x.shape[1] % 4) % 4))
+    count = x.shape[1] // 4
+    windows = x.unflatten(1, (count, x.shape[1] // count)).reshape(x.shape[0] * count, 4, 16)
+    return windows.mean(1).unflatten(0, (x.shape[0], count))
+
+
+@pytest.mark.parametrize(("body", "pinned"), [(in_windows, False), (in_python_numbers, True)])
+def test_a_graph_is_of_one_number_only_if_the_code_computes_others_at_other_sizes(body: Any, pinned: bool) -> None:
+    program = _exported(Of(body).eval(), {"x": torch.zeros(5, 521, 16)}, IO, chosen=True)
+    assert guards.pinned(program, IO) == pinned
 
 
 def test_a_quotient_that_the_code_turns_into_a_number_stays_a_size(tmp_path: Path) -> None:
