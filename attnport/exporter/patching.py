@@ -92,7 +92,8 @@ def obstacles() -> tuple[Patch, ...]:
     - `scaled_dot_product_attention` takes no condition on sizes for `is_causal`, as Whisper's decoder gives it.
     - A logarithm or exponential of a size is a number, and so a constant; it becomes a tensor, as Enformer's range of
       positions does. A root is a power, also while values are computed, as in fair-esm's MSA transformer. `linspace` of
-      as many steps as a size, as of Perceiver's positions, is written with `arange`.
+      as many steps as a size, as of Perceiver's positions, is written with `arange`, and `triu_indices` of a size, as
+      of reformer-pytorch's causal mask, with `nonzero`.
     - Of `if n % 4: x = pad(x, 4 - n % 4)`, a graph has the padding alone, and pads by 4 where nothing is left over; by
       `(4 - n % 4) % 4` it pads by nothing there, and is the same where the trace found a rest.
     - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
@@ -113,6 +114,8 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(DimConstraints, "solve", _without_assertions(DimConstraints.solve)),
         *_settled_attention(),
         Patch(torch, "linspace", _spaced(torch.linspace)),
+        Patch(torch, "triu_indices", _of_triangle(torch.triu_indices, torch.triu)),
+        Patch(torch, "tril_indices", _of_triangle(torch.tril_indices, torch.tril)),
         Patch(SymNode, "sub", _less_rest(SymNode.sub)),
         *(Patch(math, name, _of_size(name)) for name in ("log", "log2", "log10", "log1p", "exp")),
         Patch(math, "sqrt", _root(math.sqrt)),
@@ -149,6 +152,17 @@ def _spaced(linspace: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
         last = torch.full((), size - 1, dtype=torch.float64).clamp(min=1)
         spaced: torch.Tensor = start + (end - start) * torch.arange(size, dtype=torch.float64) / last
         return spaced.to(dtype or torch.get_default_dtype())
+
+    return called
+
+
+def _of_triangle(indices: Callable[..., torch.Tensor], triangle: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """`torch.triu_indices` or `torch.tril_indices` whose sizes may be those of a trace."""
+
+    def called(row: Any, col: Any, offset: int = 0, **options: Any) -> torch.Tensor:
+        if not isinstance(row, torch.SymInt) and not isinstance(col, torch.SymInt):
+            return indices(row, col, offset, **options)
+        return triangle(torch.ones(row, col), offset).nonzero().T.to(options.get("dtype") or torch.int64)
 
     return called
 

@@ -224,7 +224,7 @@ def observed_spec(
         if frozen:
             raise FrozenError(err, frozen) from err
         raise
-    _refuse_random(text, module, partial(run, distinct_sizes(named)))
+    _refuse_random(text, module, run, (distinct_sizes(named), {dim.name: dim.opt for dim in named}))
     if call.adapts:
         plain, held, chosen = make, arguments, [spec.name for spec in contract.outputs]
 
@@ -479,11 +479,17 @@ def _out_of_memory(err: BaseException | None) -> bool:
     return isinstance(err, MemoryError) or "DefaultCPUAllocator" in str(err)
 
 
-def _refuse_random(text: str, module: nn.Module, call: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-    """Calls a module twice.
+def _refuse_random(
+    text: str,
+    module: nn.Module,
+    run: Callable[[Mapping[str, int]], Mapping[str, torch.Tensor]],
+    sizes: Sequence[Mapping[str, int]],
+) -> None:
+    """Calls a module twice, at the first sizes; at others too if it draws random numbers there and they do not show:
+    however short texts are hashed, as by Reformer, a token may see all others.
 
     Args:
-        call: Runs the module, with the same inputs each time, and returns its outputs by name.
+        run: Runs the module at sizes, with the same inputs each time, and returns its outputs by name.
 
     Raises:
         SpecError: the outputs differ; names the submodules that drew random numbers.
@@ -491,10 +497,14 @@ def _refuse_random(text: str, module: nn.Module, call: Callable[[], Mapping[str,
     import torch
 
     drew: dict[str, None] = {}
+    differing: list[str] = []
     with torch.random.fork_rng(devices=[]), _watched(module, drew):
         torch.manual_seed(0)
-        one, other = call(), call()  # the second call draws other numbers than the first
-    differing = [name for name in one if not _equal(one[name], other[name])]
+        for tried in sizes:
+            one, other = run(tried), run(tried)  # the second run draws other numbers than the first
+            differing = [name for name in one if not _equal(one[name], other[name])]
+            if differing or not drew:
+                break
     if differing:
         kinds = {name: type(part).__name__ for name, part in module.named_modules()}
         places = [f"{name} ({kinds[name]})" if name else kinds[name] for name in drew]

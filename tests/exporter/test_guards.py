@@ -56,6 +56,14 @@ def the_rest_apart(m: Any, x: Any) -> Any:
     return torch.cat([whole, x[:, x.shape[1] - left_over :] + 1], 1) if left_over else whole
 
 
+def below_the_diagonal(m: Any, x: Any) -> Any:
+    """A causal mask by the indices of what is hidden."""
+    scores = x @ x.mT
+    above, beside = torch.triu_indices(x.shape[1], x.shape[1], 1)
+    scores[:, above, beside] = float("-inf")
+    return scores.softmax(-1) @ x
+
+
 def in_chunks(m: Any, x: Any) -> Any:
     """In chunks of 256, each with the means of those before it, as Mamba 2 has it: one chunk is a special case."""
     rest = (256 - x.shape[1] % 256) % 256
@@ -94,6 +102,7 @@ def check(body: Any, tmp_path: Path) -> Capture:
         padded,
         padded_if_need_be,
         the_rest_apart,
+        below_the_diagonal,
         pytest.param(in_chunks, marks=pytest.mark.slow),
         the_same_either_way,
         lambda m, x: x + m.table[:, : x.shape[1]],
