@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import itertools
 import logging
 import math
@@ -94,6 +95,8 @@ def obstacles() -> tuple[Patch, ...]:
       positions does. A root is a power, also while values are computed, as in fair-esm's MSA transformer. `linspace` of
       as many steps as a size, as of Perceiver's positions, is written with `arange`, and `triu_indices` of a size, as
       of reformer-pytorch's causal mask, with `nonzero`.
+    - A split of a size into parts of a number gives as many parts as the traced size has, and a loop over them freezes
+      it. The whole is one part: code that computes in parts to save memory gives the same numbers.
     - Of `if n % 4: x = pad(x, 4 - n % 4)`, a graph has the padding alone, and pads by 4 where nothing is left over; by
       `(4 - n % 4) % 4` it pads by nothing there, and is the same where the trace found a rest.
     - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
@@ -116,6 +119,8 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(torch, "linspace", _spaced(torch.linspace)),
         Patch(torch, "triu_indices", _of_triangle(torch.triu_indices, torch.triu)),
         Patch(torch, "tril_indices", _of_triangle(torch.tril_indices, torch.tril)),
+        Patch(torch.Tensor, "split", _as_one_part(torch.Tensor.split)),
+        Patch(torch, "split", _as_one_part(torch.split)),
         Patch(SymNode, "sub", _less_rest(SymNode.sub)),
         *(Patch(math, name, _of_size(name)) for name in ("log", "log2", "log10", "log1p", "exp")),
         Patch(math, "sqrt", _root(math.sqrt)),
@@ -184,6 +189,22 @@ def _of_size(name: str) -> Callable[..., Any]:
 def _root(sqrt: Callable[[Any], float]) -> Callable[[Any], Any]:
     """`math.sqrt` that keeps a size of a trace."""
     return lambda number: number**0.5 if isinstance(number, torch.SymInt | torch.SymFloat) else sqrt(number)
+
+
+def _as_one_part(split: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.split`, but for parts of a number of rows where it depends on a size of a trace how many there are."""
+
+    signature = inspect.signature(split)
+
+    def called(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options)
+        given.apply_defaults()
+        tensor, part, dim = given.arguments.values()
+        size = tensor.shape[dim]
+        several = isinstance(size, torch.SymInt) and isinstance(part, int) and 1 < part < size.node.hint
+        return (tensor,) if several else split(*args, **options)
+
+    return called
 
 
 def _less_rest(sub: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
