@@ -185,13 +185,7 @@ def _exported(
         }
         for spec in contract.inputs
     }
-    # torch's cache of results asks more of sizes than it saves where they are expressions: Swin takes a tenth without.
-    with (
-        torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
-        torch.no_grad(),
-        traceable(module),
-        joining(module, steps) if steps else contextlib.nullcontext(),
-    ):
+    with torch.no_grad(), traceable(module), joining(module, steps) if steps else contextlib.nullcontext():
         named = split(feeds, steps)
         program = torch.export.export(module, (), kwargs=named, dynamic_shapes=dynamic, strict=strict)
         if any("functorch" in getattr(node.target, "__module__", "") for node in program.graph.nodes):

@@ -224,7 +224,8 @@ def observed_spec(
         if frozen:
             raise FrozenError(err, frozen) from err
         raise
-    _refuse_random(text, module, run, (distinct_sizes(named), {dim.name: dim.opt for dim in named}))
+    usual = {dim.name: dim.opt for dim in named}
+    _refuse_random(text, module, (partial(run, distinct_sizes(named)), partial(run, usual, varied=True)))
     if call.adapts:
         plain, held, chosen = make, arguments, [spec.name for spec in contract.outputs]
 
@@ -406,9 +407,17 @@ def _same_ranks(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], wh
 
 
 def _run(
-    module: Callable[..., Any], inputs: Sequence[TensorSpec], text: str, examples: Mapping[str, str], sizes: Sizes
+    module: Callable[..., Any],
+    inputs: Sequence[TensorSpec],
+    text: str,
+    examples: Mapping[str, str],
+    sizes: Sizes,
+    *,
+    varied: bool = False,
 ) -> dict[str, torch.Tensor]:
-    feeds = {spec.name: example(spec, sizes, examples.get(spec.name, "")) for spec in inputs}
+    """The outputs at these sizes; `varied`: of whole numbers whose highest is known, which else are all 1."""
+    feeds = {spec.name: example(spec, sizes, examples.get(spec.name, ""), least=0 if varied and spec.high else None)
+             for spec in inputs}  # fmt: skip
     hint = "Check names, dtypes and dims of the inputs, which are passed by keyword."
     shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
     given = f"the declared inputs ({shapes})"
@@ -482,14 +491,13 @@ def _out_of_memory(err: BaseException | None) -> bool:
 def _refuse_random(
     text: str,
     module: nn.Module,
-    run: Callable[[Mapping[str, int]], Mapping[str, torch.Tensor]],
-    sizes: Sequence[Mapping[str, int]],
+    calls: Sequence[Callable[[], Mapping[str, torch.Tensor]]],
 ) -> None:
-    """Calls a module twice, at the first sizes; at others too if it draws random numbers there and they do not show:
-    however short texts are hashed, as by Reformer, a token may see all others.
+    """Calls a module twice. If it draws random numbers that do not show, it is called in another way too: Reformer
+    chooses by them which tokens see each other, and of few or equal tokens all are as good.
 
     Args:
-        run: Runs the module at sizes, with the same inputs each time, and returns its outputs by name.
+        calls: Run the module, each with the same inputs each time, and return its outputs by name.
 
     Raises:
         SpecError: the outputs differ; names the submodules that drew random numbers.
@@ -500,8 +508,8 @@ def _refuse_random(
     differing: list[str] = []
     with torch.random.fork_rng(devices=[]), _watched(module, drew):
         torch.manual_seed(0)
-        for tried in sizes:
-            one, other = run(tried), run(tried)  # the second run draws other numbers than the first
+        for call in calls:
+            one, other = call(), call()  # the second call draws other numbers than the first
             differing = [name for name in one if not _equal(one[name], other[name])]
             if differing or not drew:
                 break

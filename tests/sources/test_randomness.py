@@ -73,6 +73,12 @@ def test_what_draws_is_named(inner: nn.Module, said: str) -> None:
     assert "self.training" in caught.value.hint
 
 
+def test_equal_tokens_do_not_hide_what_is_drawn() -> None:
+    module = nn.Sequential(nn.Embedding(9, 4), Some())
+    with pytest.raises(SpecError, match=r"random numbers are drawn in 1 \(Some\)"):
+        Given(module, inputs=["input=int64[batch,seq]:high=9"]).spec()
+
+
 @pytest.mark.parametrize("inner", [nn.Dropout(0.5), Unused(), nn.Identity()])
 def test_what_is_the_same_each_time_is_taken(inner: nn.Module) -> None:
     assert Given(Layer(inner), inputs=X).spec().io.outputs[0].dims == ("batch", "seq", 4)
