@@ -602,6 +602,32 @@ MODULES: dict[str, Published] = {
         "memory-efficient-attention-pytorch", "memory_efficient_attention_pytorch:Attention", ROWS, "mask=" + KEEP,
         dim=32, dim_head=8, heads=4
     ),
+    "tab transformer": of(
+        "tab-transformer-pytorch", "tab_transformer_pytorch:TabTransformer", "int64[batch,2]:high=4",
+        "float32[batch,6]", categories=(4, 4), num_continuous=6, dim=32, depth=2, heads=4, dim_head=8, dim_out=3,
+        mlp_act=nn.ReLU()
+    ),
+    "tab transformer, FT": of(
+        "tab-transformer-pytorch", "tab_transformer_pytorch:FTTransformer", "int64[batch,2]:high=4",
+        "float32[batch,6]", categories=(4, 4), num_continuous=6, dim=32, depth=2, heads=4, dim_head=8, dim_out=3
+    ),
+    "linear attention": of(
+        "linear-attention-transformer", "linear_attention_transformer:LinearAttentionTransformerLM", IDS,
+        num_tokens=64, dim=32, depth=2, max_seq_len=64, heads=4, dim_head=8, n_local_attn_heads=2,
+        local_attn_window_size=4, seq_=16
+    ),
+    "linear attention, causal": of(
+        "linear-attention-transformer", "linear_attention_transformer:LinearAttentionTransformerLM", IDS,
+        num_tokens=64, dim=32, depth=2, max_seq_len=64, heads=4, dim_head=8, causal=True, seq_=16
+    ),
+    "reformer": of(
+        "reformer-pytorch", "reformer_pytorch:ReformerLM", IDS, num_tokens=64, dim=32, depth=2, max_seq_len=64,
+        heads=4, dim_head=8, bucket_size=4, n_hashes=2, ff_chunks=1, seq_=16
+    ),
+    "reformer, full": of(
+        "reformer-pytorch", "reformer_pytorch:ReformerLM", IDS, num_tokens=64, dim=32, depth=2, max_seq_len=64,
+        heads=4, dim_head=8, bucket_size=4, use_full_attn=True, causal=True, ff_chunks=1, seq_=16
+    ),
     "enformer": of("enformer-pytorch", _enformer, "float32[batch,seq,4]", seq_=64),
     "soft MoE": of("soft-moe-pytorch", "soft_moe_pytorch:SoftMoE", ROWS, dim=32, seq_len=12, num_experts=4),
     "soft MoE, any length": of("soft-moe-pytorch", "soft_moe_pytorch:DynamicSlotsSoftMoE", ROWS, dim=32, num_experts=4),

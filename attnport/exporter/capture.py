@@ -93,7 +93,7 @@ def trace(
                 return read, guards(read, contract)
         raise untraceable(err, "torch.export cannot trace the module") from err
     frozen = constants(program, contract)
-    if (frozen or pinned(program)) and (read := _retraced(module, contract, feeds, strict=True)) is not None:
+    if (frozen or pinned(program, contract)) and (read := _retraced(module, contract, feeds, strict=True)) is not None:
         return read, guards(read, contract)
     if frozen:
         problems = []
@@ -140,7 +140,7 @@ def _retraced(
         program.graph_module.meta[_DECIDED] = tuple(f"{place}, where {way}" for place in mode.decided)
     except Exception:  # torch raises errors of any type; the first try's is the one to tell
         return None
-    return None if constants(program, contract) or pinned(program) else program
+    return None if constants(program, contract) or pinned(program, contract) else program
 
 
 @contextlib.contextmanager
@@ -462,7 +462,7 @@ def _traced(
     program, found = trace(module, contract, _example_feeds(module, contract, sizes))
     for others in _beside(contract, sizes, found):
         again = _again(program, module, _example_feeds(module, contract, sizes | others))
-        if again is None or constants(again, contract) or pinned(again):
+        if again is None or constants(again, contract) or pinned(again, contract):
             continue
         still = guards(again, contract)
         if not any(guard.special for guard in still):

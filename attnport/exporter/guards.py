@@ -60,17 +60,21 @@ def constants(program: torch.export.ExportedProgram, contract: IOContract) -> di
     return frozen
 
 
-def pinned(program: torch.export.ExportedProgram) -> bool:
-    """Whether the graph needs a size that the code computes to be one number, as after `int(x.shape[1] / 64)`."""
+def pinned(program: torch.export.ExportedProgram, contract: IOContract) -> bool:
+    """Whether the graph needs a size that the code computes to be one number, as after `int(x.shape[1] / 64)`, and it
+    is another one at some sizes: of whole windows of 4, `size // (size // 4)` is 4 at all of them."""
     equal = [guard.expr for guard in getattr(_environment(program), "guards", ()) if isinstance(guard.expr, sympy.Eq)]
+    dims, _ = _dims(program, contract)
     return any(  # what equals 0 is the remainder of a size; a size that is not computed is a dim
-        any(side.is_number and side > 1 for side in each.args) and not any(side.is_Symbol for side in each.args)
+        any(side.is_number and side > 1 for side in each.args)
+        and not any(side.is_Symbol for side in each.args)
+        and (not each.free_symbols <= dims.keys() or any(_violations(each, sorted(each.free_symbols, key=str), dims)))
         for each in equal
     )
 
 
-def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple[Guard, ...]:
-    """The guards that some sizes of the contract violate, one for each set of such sizes."""
+def _dims(program: torch.export.ExportedProgram, contract: IOContract) -> tuple[dict[Any, Dim], dict[str, int]]:
+    """The dims of a trace's symbols, and by name how many times its symbol each is."""
     ranges = {dim.name: dim for dim in contract.dims}
     dims: dict[Any, Dim] = {}
     factors: dict[str, int] = {}
@@ -81,6 +85,12 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
                 symbol = as_multiple(size.node.expr, step)
                 if symbol is not None and own is not None:
                     dims[symbol], factors[own.name] = _divided(own, step), step
+    return dims, factors
+
+
+def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple[Guard, ...]:
+    """The guards that some sizes of the contract violate, one for each set of such sizes."""
+    dims, factors = _dims(program, contract)
     violated: dict[tuple[tuple[str, int], ...], Guard] = {}
     for guard in getattr(_environment(program), "guards", ()):
         used = sorted((symbol for symbol in guard.expr.free_symbols), key=str)

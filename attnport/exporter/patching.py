@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import itertools
 import logging
 import math
@@ -19,11 +20,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import sympy  # type: ignore[import-untyped]  # sympy has no type hints
 import torch
 from onnxscript.rewriter import _matcher
 from torch import nn
 from torch.backends import mha
 from torch.export import _trace
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimConstraints, ShapeEnv
 from torch.nn.modules import transformer
 from torch.utils._python_dispatch import _disable_current_modes
@@ -66,10 +69,13 @@ def traceable(module: Any) -> Iterator[None]:
       `translations.recurrent`).
     - Operations of einx keep sizes (see `named_axes`).
     - Torch's own obstacles are out of the way (see `obstacles`).
+    - Torch's cache of fake results is off: it asks more of sizes than it saves where these are expressions. A trace of
+      torchvision's Swin took 65 seconds with it, and 7 without.
 
     Other threads that run such modules meanwhile get the same numbers, only more slowly.
     """
-    with patched(obstacles, scanned, all_experts, named_axes, kept_whole):
+    without_cache = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
+    with patched(obstacles, scanned, all_experts, named_axes, kept_whole), without_cache:
         experts = [part for part in module.modules() if getattr(part, "_can_set_experts_implementation", bool)()]
         before = [part.get_experts_implementation() for part in experts]
         try:
@@ -90,7 +96,12 @@ def obstacles() -> tuple[Patch, ...]:
     - `scaled_dot_product_attention` takes no condition on sizes for `is_causal`, as Whisper's decoder gives it.
     - A logarithm or exponential of a size is a number, and so a constant; it becomes a tensor, as Enformer's range of
       positions does. A root is a power, also while values are computed, as in fair-esm's MSA transformer. `linspace` of
-      as many steps as a size, as of Perceiver's positions, is written with `arange`.
+      as many steps as a size, as of Perceiver's positions, is written with `arange`, and `triu_indices` of a size, as
+      of reformer-pytorch's causal mask, with `nonzero`.
+    - A split of a size into parts of a number gives as many parts as the traced size has, and a loop over them freezes
+      it. The whole is one part: code that computes in parts to save memory gives the same numbers.
+    - Of `if n % 4: x = pad(x, 4 - n % 4)`, a graph has the padding alone, and pads by 4 where nothing is left over; by
+      `(4 - n % 4) % 4` it pads by nothing there, and is the same where the trace found a rest.
     - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
       nothing.
     - torch.export prints the whole graph so far when it fails. The words that it would suggest ranges with are not
@@ -109,6 +120,11 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(DimConstraints, "solve", _without_assertions(DimConstraints.solve)),
         *_settled_attention(),
         Patch(torch, "linspace", _spaced(torch.linspace)),
+        Patch(torch, "triu_indices", _of_triangle(torch.triu_indices, torch.triu)),
+        Patch(torch, "tril_indices", _of_triangle(torch.tril_indices, torch.tril)),
+        Patch(torch.Tensor, "split", _as_one_part(torch.Tensor.split)),
+        Patch(torch, "split", _as_one_part(torch.split)),
+        Patch(SymNode, "sub", _less_rest(SymNode.sub)),
         *(Patch(math, name, _of_size(name)) for name in ("log", "log2", "log10", "log1p", "exp")),
         Patch(math, "sqrt", _root(math.sqrt)),
     )
@@ -148,6 +164,17 @@ def _spaced(linspace: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
     return called
 
 
+def _of_triangle(indices: Callable[..., torch.Tensor], triangle: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """`torch.triu_indices` or `torch.tril_indices` whose sizes may be those of a trace."""
+
+    def called(row: Any, col: Any, offset: int = 0, **options: Any) -> torch.Tensor:
+        if not isinstance(row, torch.SymInt) and not isinstance(col, torch.SymInt):
+            return indices(row, col, offset, **options)
+        return triangle(torch.ones(row, col), offset).nonzero().T.to(options.get("dtype") or torch.int64)
+
+    return called
+
+
 def _of_size(name: str) -> Callable[..., Any]:
     """A function of `math` that gives a tensor for a size of a trace."""
     plain, of_tensor = getattr(math, name), getattr(torch, name)
@@ -165,6 +192,36 @@ def _of_size(name: str) -> Callable[..., Any]:
 def _root(sqrt: Callable[[Any], float]) -> Callable[[Any], Any]:
     """`math.sqrt` that keeps a size of a trace."""
     return lambda number: number**0.5 if isinstance(number, torch.SymInt | torch.SymFloat) else sqrt(number)
+
+
+def _as_one_part(split: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.split`, but for parts of a number of rows where it depends on a size of a trace how many there are."""
+
+    signature = inspect.signature(split)
+
+    def called(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options)
+        given.apply_defaults()
+        tensor, part, dim = given.arguments.values()
+        size = tensor.shape[dim]
+        several = isinstance(size, torch.SymInt) and isinstance(part, int) and 1 < part < size.node.hint
+        return (tensor,) if several else split(*args, **options)
+
+    return called
+
+
+def _less_rest(sub: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A difference of sizes; what is less than a divisor by the rest, which the code has seen to be some, is a rest."""
+
+    def called(size: Any, other: Any) -> Any:
+        found, rest = sub(size, other), other.expr
+        if type(rest).__name__ in ("Mod", "PythonMod") and rest.args[1] == size.expr:
+            some = (sympy.Gt(rest, 0), sympy.Ne(rest, 0))
+            if any(guard.expr in some for guard in other.shape_env.guards):
+                return found.mod(size)
+        return found
+
+    return called
 
 
 def _keeps(to: Callable[[torch.Tensor], torch.Tensor], module: torch.nn.Module) -> bool:

@@ -224,7 +224,8 @@ def observed_spec(
         if frozen:
             raise FrozenError(err, frozen) from err
         raise
-    _refuse_random(text, module, partial(run, distinct_sizes(named)))
+    usual = {dim.name: dim.opt for dim in named}
+    _refuse_random(text, module, (partial(run, distinct_sizes(named)), partial(run, usual, varied=True)))
     if call.adapts:
         plain, held, chosen = make, arguments, [spec.name for spec in contract.outputs]
 
@@ -406,9 +407,17 @@ def _same_ranks(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], wh
 
 
 def _run(
-    module: Callable[..., Any], inputs: Sequence[TensorSpec], text: str, examples: Mapping[str, str], sizes: Sizes
+    module: Callable[..., Any],
+    inputs: Sequence[TensorSpec],
+    text: str,
+    examples: Mapping[str, str],
+    sizes: Sizes,
+    *,
+    varied: bool = False,
 ) -> dict[str, torch.Tensor]:
-    feeds = {spec.name: example(spec, sizes, examples.get(spec.name, "")) for spec in inputs}
+    """The outputs at these sizes; `varied`: of whole numbers whose highest is known, which else are all 1."""
+    feeds = {spec.name: example(spec, sizes, examples.get(spec.name, ""), least=0 if varied and spec.high else None)
+             for spec in inputs}  # fmt: skip
     hint = "Check names, dtypes and dims of the inputs, which are passed by keyword."
     shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
     given = f"the declared inputs ({shapes})"
@@ -479,11 +488,16 @@ def _out_of_memory(err: BaseException | None) -> bool:
     return isinstance(err, MemoryError) or "DefaultCPUAllocator" in str(err)
 
 
-def _refuse_random(text: str, module: nn.Module, call: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-    """Calls a module twice.
+def _refuse_random(
+    text: str,
+    module: nn.Module,
+    calls: Sequence[Callable[[], Mapping[str, torch.Tensor]]],
+) -> None:
+    """Calls a module twice. If it draws random numbers that do not show, it is called in another way too: Reformer
+    chooses by them which tokens see each other, and of few or equal tokens all are as good.
 
     Args:
-        call: Runs the module, with the same inputs each time, and returns its outputs by name.
+        calls: Run the module, each with the same inputs each time, and return its outputs by name.
 
     Raises:
         SpecError: the outputs differ; names the submodules that drew random numbers.
@@ -491,10 +505,14 @@ def _refuse_random(text: str, module: nn.Module, call: Callable[[], Mapping[str,
     import torch
 
     drew: dict[str, None] = {}
+    differing: list[str] = []
     with torch.random.fork_rng(devices=[]), _watched(module, drew):
         torch.manual_seed(0)
-        one, other = call(), call()  # the second call draws other numbers than the first
-    differing = [name for name in one if not _equal(one[name], other[name])]
+        for call in calls:
+            one, other = call(), call()  # the second call draws other numbers than the first
+            differing = [name for name in one if not _equal(one[name], other[name])]
+            if differing or not drew:
+                break
     if differing:
         kinds = {name: type(part).__name__ for name, part in module.named_modules()}
         places = [f"{name} ({kinds[name]})" if name else kinds[name] for name in drew]

@@ -15,7 +15,7 @@ from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ExportError
 from attnport.exporter import guards, storage
-from attnport.exporter.capture import Capture, capture
+from attnport.exporter.capture import Capture, _exported, capture
 from attnport.parity.sizes import check_dims
 from attnport.verbs import export
 
@@ -37,6 +37,41 @@ def padded(m: Any, x: Any) -> Any:
     rest = (4 - x.shape[1] % 4) % 4
     blocks = nn.functional.pad(x, (0, 0, 0, rest)).view(x.shape[0], -1, 4, 16)
     return (blocks + blocks.mean(2, keepdim=True)).flatten(1, 2)[:, : x.shape[1]]
+
+
+def padded_if_need_be(m: Any, x: Any) -> Any:
+    """In blocks of 4, of which the first is padded by 4 less what is left over, if anything is."""
+    size = x.shape[1]
+    left_over = size % 4
+    if left_over > 0:
+        x = nn.functional.pad(x, (0, 0, 4 - left_over, 0))
+    blocks = x.reshape(x.shape[0], 4, -(-size // 4), 16)
+    return (blocks + blocks.mean(2, keepdim=True)).flatten(1, 2)[:, -size:]
+
+
+def the_rest_apart(m: Any, x: Any) -> Any:
+    """Whole blocks of 4, and what is left over in another way, if anything is."""
+    left_over = x.shape[1] % 4
+    whole = x[:, : x.shape[1] - left_over] * 2
+    return torch.cat([whole, x[:, x.shape[1] - left_over :] + 1], 1) if left_over else whole
+
+
+def below_the_diagonal(m: Any, x: Any) -> Any:
+    """A causal mask by the indices of what is hidden."""
+    scores = x @ x.mT
+    above, beside = torch.triu_indices(x.shape[1], x.shape[1], 1)
+    scores[:, above, beside] = float("-inf")
+    return scores.softmax(-1) @ x
+
+
+def a_part_at_a_time(m: Any, x: Any) -> Any:
+    """Attention with 256 queries at a time, each to 300 keys at a time, as where memory is short."""
+    rows = []
+    for queries in x.split(256, dim=1):
+        parts = [(scores.exp().sum(-1, keepdim=True), scores.exp() @ keys)
+                 for keys in torch.split(x, 300, 1) for scores in (queries @ keys.mT / 16,)]  # fmt: skip
+        rows.append(sum(weighted for _, weighted in parts) / sum(total for total, _ in parts))
+    return torch.cat(rows, 1)
 
 
 def in_chunks(m: Any, x: Any) -> Any:
@@ -75,6 +110,10 @@ def check(body: Any, tmp_path: Path) -> Capture:
     "body",
     [
         padded,
+        padded_if_need_be,
+        the_rest_apart,
+        below_the_diagonal,
+        a_part_at_a_time,
         pytest.param(in_chunks, marks=pytest.mark.slow),
         the_same_either_way,
         lambda m, x: x + m.table[:, : x.shape[1]],
@@ -87,6 +126,20 @@ def test_a_graph_that_is_right_where_its_guards_are_false_is_taken(body: Any, tm
 def in_python_numbers(m: Any, x: Any) -> Any:
     """As many rows as a quotient says, as an encoder of speech works out how many frames it has."""
     return x + x[:, : int(x.shape[1] / 4 + 1)].mean(1, keepdim=True)
+
+
+def in_windows(m: Any, x: Any) -> Any:
+    """In windows of 4, whose length torch divides anew by how many there are."""
+    x = nn.functional.pad(x, (0, 0, 0, (4 - x.shape[1] % 4) % 4))
+    count = x.shape[1] // 4
+    windows = x.unflatten(1, (count, x.shape[1] // count)).reshape(x.shape[0] * count, 4, 16)
+    return windows.mean(1).unflatten(0, (x.shape[0], count))
+
+
+@pytest.mark.parametrize(("body", "pinned"), [(in_windows, False), (in_python_numbers, True)])
+def test_a_graph_is_of_one_number_only_if_the_code_computes_others_at_other_sizes(body: Any, pinned: bool) -> None:
+    program = _exported(Of(body).eval(), {"x": torch.zeros(5, 521, 16)}, IO, chosen=True)
+    assert guards.pinned(program, IO) == pinned
 
 
 def test_a_quotient_that_the_code_turns_into_a_number_stays_a_size(tmp_path: Path) -> None:

@@ -103,6 +103,8 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
     "expm1 near zero": (lambda x: torch.expm1(x * 1e-6), numbers),
     "expm1 elsewhere": (lambda x: torch.expm1(x * 30), numbers),
     "erfinv": (lambda x: torch.erfinv(torch.tanh(x * 1.5)), numbers),
+    "lgamma": (lambda x: torch.lgamma(x * 4).exp(), numbers),
+    "lgamma of large ones": (lambda x: torch.lgamma(x.abs().exp() * 9), numbers),
     "erfinv of the ends": (lambda x: torch.erfinv(x.clamp(-1, 1).round()), numbers),
     "log1p near zero": (lambda x: torch.log1p(x * 1e-6), numbers),
     "log1p elsewhere": (lambda x: torch.log1p(x.abs() * 30), numbers),

@@ -25,6 +25,13 @@ class Drawn(nn.Module):
         return x + torch.rand_like(x)
 
 
+class Some(nn.Module):
+    """Looks at 64 rows that are drawn: at all of them where there are fewer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x[:, torch.rand(x.shape[1]).argsort()][:, :64].mean(1, keepdim=True)
+
+
 class Counts(nn.Module):
     """Keeps something from call to call."""
 
@@ -56,6 +63,7 @@ class Layer(nn.Module):
     [
         (Always(), r"output output; random numbers are drawn in inner \(Always\)"),
         (nn.Sequential(nn.ReLU(), Drawn()), r"random numbers are drawn in inner.1 \(Drawn\)"),
+        (Some(), r"random numbers are drawn in inner \(Some\)"),
         (Counts(), r"two runs in eval mode differ in output output\.$"),
     ],
 )
@@ -63,6 +71,12 @@ def test_what_draws_is_named(inner: nn.Module, said: str) -> None:
     with pytest.raises(SpecError, match=said) as caught:
         Given(Layer(inner), inputs=X).spec()
     assert "self.training" in caught.value.hint
+
+
+def test_equal_tokens_do_not_hide_what_is_drawn() -> None:
+    module = nn.Sequential(nn.Embedding(9, 4), Some())
+    with pytest.raises(SpecError, match=r"random numbers are drawn in 1 \(Some\)"):
+        Given(module, inputs=["input=int64[batch,seq]:high=9"]).spec()
 
 
 @pytest.mark.parametrize("inner", [nn.Dropout(0.5), Unused(), nn.Identity()])

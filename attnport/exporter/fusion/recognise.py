@@ -507,8 +507,16 @@ def product_of(softmax: ir.Node) -> ir.Node:
     if len(products) == 1:
         return next(iter(products))
     if products:
-        raise NotRecognised("the probabilities enter several products", "concatenate the values: one product with v")
+        advice = "concatenate the values: one product with v"
+        raise _of_scores(softmax, "the probabilities enter several products", advice)
     raise NotRecognised(f"after the softmax comes {', '.join(sorted(others)) or 'nothing'}, not the product with v")
+
+
+def _of_scores(softmax: ir.Node, problem: str, advice: str) -> NotRecognised:
+    """A problem behind a softmax of scores, with what mends it; another softmax is what stands in the way."""
+    if leads_to_product(softmax.inputs[0]):
+        return NotRecognised(problem, advice)
+    return NotRecognised("the softmax is of features, as in linear attention, which no fused kernel computes")
 
 
 def _is_condition(user: ir.Node, value: ir.Value) -> bool:
@@ -578,9 +586,8 @@ def _guard(node: ir.Node, index: Index, softmax: ir.Node) -> tuple[ir.Value, lis
         on, by = (first, second) if comes_from(first, softmax) else (second, first)
         assert on is not None
         if scalar(by) is not None:
-            raise NotRecognised(
-                "after the softmax comes Mul by a number, not the product with v", "multiply v or the output with it"
-            )
+            problem = "after the softmax comes Mul by a number, not the product with v"
+            raise _of_scores(softmax, problem, "multiply v or the output with it")
         return on, [Zeroed(_located(by, index), hides=False, number=True)]
     condition, when_true, when_false = node.inputs
     for hides, zero, on in ((True, when_true, when_false), (False, when_false, when_true)):

@@ -3,12 +3,13 @@
 `expm1` and `log1p` have the point to be accurate near zero; the exporter writes `exp(x) - 1` and `log(1 + x)`
 (https://github.com/microsoft/onnxscript/blob/main/onnxscript/function_libs/torch_lib/ops/core.py, `aten_expm1`).
 `erfinv` is written by the polynomials of https://people.maths.ox.ac.uk/gilesm/files/gems_erfinv.pdf, which are as
-accurate as float32. Of booleans, ONNX Runtime's CPU provider has no `Where`
-(https://github.com/microsoft/onnxruntime/issues/24127).
+accurate as float32, and `lgamma` by Stirling's series from 3 on (https://dlmf.nist.gov/5.11.E1). Of booleans, ONNX
+Runtime's CPU provider has no `Where` (https://github.com/microsoft/onnxruntime/issues/24127).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import onnx_ir as ir
@@ -24,6 +25,7 @@ def table() -> dict[Any, Translation]:
         aten.expm1.default: expm1,
         aten.log1p.default: log1p,
         aten.erfinv.default: erfinv,
+        aten.lgamma.default: lgamma,
         aten.where.self: where,
         aten.masked_fill.Scalar: masked_fill,
         aten.masked_fill.Tensor: masked_fill,
@@ -79,6 +81,38 @@ def erfinv(self: Any) -> Any:
 
 
 _INT32, _BOOL = 6, 9
+
+
+_STIRLING = (1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 / 12)
+"""Of the odd powers of `1 / x`, the highest first."""
+
+
+def lgamma(self: Any) -> Any:
+    """`log(abs(gamma(x)))`: of small numbers that of `x + 3` without the logarithms of what is between, of those below
+    a half by reflection, as `gamma(x) * gamma(1 - x)` is `pi / sin(pi * x)`."""
+
+    def number(value: float) -> Any:
+        return op.CastLike(op.Constant(value_float=value), self)
+
+    one, half, few = number(1.0), number(0.5), number(3.0)
+    reflected = op.Less(self, half)
+    x = op.Where(reflected, op.Sub(one, self), self)
+    small = op.Less(x, few)
+    low = op.Where(small, x, few)  # a product of large numbers would overflow
+    between = low
+    for step in range(1, 3):
+        between = op.Mul(between, op.Add(low, number(float(step))))
+    far = op.Where(small, op.Add(x, few), x)
+    inverse = op.Div(one, far)
+    square = op.Mul(inverse, inverse)
+    series = number(_STIRLING[0])
+    for coefficient in _STIRLING[1:]:
+        series = op.Add(op.Mul(series, square), number(coefficient))
+    series = op.Add(op.Mul(series, inverse), number(0.5 * math.log(2 * math.pi)))
+    above = op.Add(op.Sub(op.Mul(op.Sub(far, half), op.Log(far)), far), series)
+    found = op.Where(small, op.Sub(above, op.Log(between)), above)
+    sine = op.Abs(op.Sin(op.Mul(number(math.pi), op.Sub(self, op.Floor(self)))))
+    return op.Where(reflected, op.Sub(op.Log(op.Div(number(math.pi), sine)), found), found)
 
 
 def where(condition: Any, self: Any, other: Any) -> Any:

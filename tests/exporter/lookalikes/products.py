@@ -83,6 +83,11 @@ def _dropout_awake(q: Any, k: Any, v: Any) -> Any:
     return nn.functional.dropout(scores(q, k).softmax(-1), 0.5, training=True) @ v
 
 
+def _of_scaled_features(q: Any, k: Any, v: Any) -> Any:
+    """Linear attention: `q (k^T v)`, both with a softmax of their own."""
+    return (q.softmax(-1) * 0.35) @ (k.softmax(-2).transpose(-1, -2) @ v)
+
+
 _AFTER = "after the softmax"
 CASES: dict[str, LookAlike] = {
     "softmax_over_queries": refused(_over_queries, "axis"),
@@ -101,6 +106,7 @@ CASES: dict[str, LookAlike] = {
     "a_mask_only_after": refused(_only_after, "zero that no mask before it hides", PADDED),
     "renormalised": refused(_renormalised, _AFTER, PADDED),
     "two_values": refused(_two_values, "several products"),
+    "of_scaled_features": refused(_of_scaled_features, ("softmax is of features", "product")),
     "identity_added": refused(_identity_added, _AFTER),
     "dropout_awake": refused(_dropout_awake, "Dropout", random=True),
 }
