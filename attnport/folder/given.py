@@ -31,7 +31,15 @@ from attnport.sources.load import factory_of
 from attnport.sources.memory import hold, kept_copy, memory_spec
 from attnport.sources.onnx_file import is_onnx
 from attnport.sources.package import with_prefix
-from attnport.sources.parsing import declarations, parse_beside, parse_dims, parse_leaves, text_of
+from attnport.sources.parsing import (
+    Beside,
+    declarations,
+    marks_by_name,
+    parse_beside,
+    parse_dims,
+    parse_leaves,
+    text_of,
+)
 from attnport.sources.plain import in_float32, plain_module, precision_of
 from attnport.sources.ranges import found_ranges
 from attnport.sources.seeds import seeded
@@ -284,7 +292,7 @@ class Given:
         names, inputs get marks and, if they need them, the values of their examples. Further runs give the ranges.
         """
         from attnport.exporter.capture import refuse_frozen
-        from attnport.sources.moving import Trials, from_zero, frozen, grown, immovable, in_truth, joined
+        from attnport.sources.moving import Trials, from_zero, frozen, grown, hiding, immovable, in_truth, joined, ones
 
         arguments, examples = of_examples(module, self._positional, self._named)
         beside = parse_beside(inputs)
@@ -304,11 +312,12 @@ class Given:
         kept = [axis for axis, dim in chosen.items() if isinstance(dim, int)]
         kept += [(name, axis) for name, own in declared.items() for axis, dim in enumerate(own) if isinstance(dim, int)]
         tensors = grown(Trials(examples, call), kept)
-        trials = Trials(tensors, call)
+        trials = hiding(Trials(tensors, call))
         highs = called(self.name, "the examples", hint, lambda: vocabularies(call, tensors))
         known = immovable(trials, [*kept, *chosen])
         traced = _traced(adapted(module, arguments, names), tensors, chosen, [*kept, *known])
-        sizes, limited, notes = in_truth(joined(traced, trials), trials, kept, known)
+        masks = [*_named_masks(tensors, beside), *(name for name in ones(tensors) if tensors[name].dim() == 2)]
+        sizes, limited, notes = in_truth(joined(traced, trials, masks), trials, kept, known)
         own = named_dims(from_zero(sizes, examples), tensors, declared)
         arguments = with_dims(arguments, own, highs, beside)
         arguments = with_needed_values(arguments, call, tensors, [name for name in beside if beside[name].forced])
@@ -386,6 +395,16 @@ def _traced(
         with contextlib.suppress(ExportError):
             found = dynamic_dims(module, tensors, fixed)
     return {name: tuple(chosen.get((name, axis), dim) for axis, dim in enumerate(own)) for name, own in found.items()}
+
+
+def _named_masks(tensors: Mapping[str, torch.Tensor], beside: Mapping[str, Beside]) -> list[str]:
+    """The inputs that are masks of padding by what is declared of them or by their names."""
+    return [
+        name
+        for name, tensor in tensors.items()
+        if "padding" in (beside[name].marks if name in beside else ())
+        or marks_by_name(name, str(tensor.dtype).removeprefix("torch."), tensor.dim())
+    ]
 
 
 def _by_runs(tensors: Mapping[str, torch.Tensor]) -> bool:

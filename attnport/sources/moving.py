@@ -19,7 +19,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attnport.dims import Symbol, TensorSpec, said_by
 from attnport.errors import SpecError, first_line
 from attnport.sources.examples import SYMBOL
-from attnport.sources.parsing import marks_by_name
 from attnport_bundle.format.contract import evaluate
 
 Axis = tuple[str, int]
@@ -80,6 +79,25 @@ class Trials:
         same = [other for other, size in sizes.items() if size == sizes[axis]]
         at_its_place = tuple(other for other in same if other[1] == axis[1])
         return list(dict.fromkeys(((axis,), at_its_place, tuple(same))))
+
+
+def ones(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """The inputs that are 1 everywhere, as masks that hide nothing."""
+    return [name for name, each in tensors.items() if not each.is_floating_point() and each.numel() > 1
+            and bool((each == 1).all())]  # fmt: skip
+
+
+def hiding(trials: Trials) -> Trials:
+    """The trials with a 0 at the end of each of `ones`, where the module takes that.
+
+    A module may not look at a mask that hides nothing, as those of transformers, and then takes one of any size.
+    """
+    changed = dict(trials.tensors)
+    for name in ones(changed):
+        changed[name] = changed[name].clone()
+        changed[name][(-1,) * changed[name].dim()] = 0
+    made = Trials(changed, trials._call)
+    return made if made.shapes(_placed(changed, {}), {}) is not None else trials
 
 
 def grown(trials: Trials, kept: Collection[Axis]) -> dict[str, torch.Tensor]:
@@ -313,12 +331,14 @@ def from_zero(dims: Dims, tensors: Mapping[str, torch.Tensor]) -> dict[str, tupl
     }
 
 
-def joined(dims: Dims, trials: Trials) -> dict[str, tuple[Any, ...]]:
+def joined(dims: Dims, trials: Trials, masks: Collection[str] = ()) -> dict[str, tuple[Any, ...]]:
     """The dims, where those that have to be equal are one: the module fails with one of them larger, not with both.
 
-    torch does not notice that the keys and values of a cache must be equally long. A size that follows from others, as
-    `2*s`, where no axis is `s` long, is taken as a number at first.
+    Args:
+        masks: Inputs that are masks of padding.
     """
+    # torch does not notice that the keys and values of a cache must be equally long. A size that follows from others,
+    # as `2*s`, where no axis is `s` long, is taken as a number at first.
     sizes = trials.sizes(dims)
     dims = {
         name: tuple(
@@ -344,19 +364,17 @@ def joined(dims: Dims, trials: Trials) -> dict[str, tuple[Any, ...]]:
         return dataclasses.replace(dim, name=SYMBOL.sub(lambda found: same.get(found[0], found[0]), dim.name))
 
     found = {name: tuple(map(settled, own)) for name, own in dims.items()}
-    return {name: _beside(name, own, found, trials.tensors) for name, own in found.items()}
+    return {name: _beside(name, own, found, trials.tensors) if name in masks else own for name, own in found.items()}
 
 
 def _beside(
     name: str, own: tuple[Any, ...], dims: Mapping[str, tuple[Any, ...]], tensors: Mapping[str, torch.Tensor]
 ) -> tuple[Any, ...]:
-    """The dims of an input; of a mask, an axis that no other input has is as long as what the mask is for.
+    """The dims of a mask, in which an axis that no other input has is as long as what the mask is for.
 
-    A module may take a mask of more rows than it uses, as BERT of transformers does.
+    A module may take a mask of more rows than it uses, as BERT of transformers does, or of any length, as its decoders.
     """
     tensor = tensors[name]
-    if not marks_by_name(name, str(tensor.dtype).removeprefix("torch."), tensor.dim()):
-        return own
     others = [(each, tensors[other].shape) for other, each in dims.items() if other != name]
     shared = {dim.name for each, _ in others for dim in each if not isinstance(dim, int)}
 
@@ -379,7 +397,8 @@ def _equal_dims(names: Sequence[str], sizes: Mapping[str, int], runs: Callable[.
     for one, other in itertools.combinations(names, 2):
         apart = one not in same and one not in same.values() and other not in same
         # One partner is enough: where pixels alone count, of two pictures, a side may go with either one of the other.
-        if apart and sizes[one] == sizes[other] and not runs(one) and runs(one, other):
+        # What has more rows than are used may grow alone.
+        if apart and sizes[one] == sizes[other] and not (runs(one) and runs(other)) and runs(one, other):
             same[other] = one
     # Where three have to be equal, no two of them can grow alone.
     groups = {name: [name, *(other for other in same if same[other] == name)] for name in names if name not in same}

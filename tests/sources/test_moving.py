@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 import attnport
@@ -81,6 +82,35 @@ def test_what_python_makes_of_a_size_stays_dynamic(kind: type[Layer]) -> None:
 def test_axes_that_have_to_be_equal_move_together_and_others_do_not() -> None:
     spec = Given(OfMask().eval(), (X, torch.ones(3, 9))).spec()
     assert inputs_of(spec) == ["x=float32[batch,seq,32]", "mask=float32[batch,seq]"]
+
+
+class Unmasked(Layer):
+    """As transformers: a mask that hides nothing is not looked at, and of others each item reads a row of its own."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q = self.layer(x).reshape(x.shape[0], -1, 4, 8).transpose(1, 2)
+        looked_at = isinstance(mask, FakeTensor) or not mask.all()
+        hidden = mask[torch.arange(x.shape[0])][:, None, None] > 0 if looked_at else None
+        out: torch.Tensor = functional.scaled_dot_product_attention(q, q, q, hidden)
+        return out
+
+
+class AnyLength(Layer):
+    """As transformers' decoders: a mask is cut off, or made longer, to what is needed."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q = self.layer(x).reshape(x.shape[0], -1, 4, 8).transpose(1, 2)
+        cut = functional.pad(mask, (0, x.shape[1]))[:, None, None, : x.shape[1]] > 0
+        out: torch.Tensor = functional.scaled_dot_product_attention(q, q, q, cut)
+        return out
+
+
+@pytest.mark.parametrize("kind", [Unmasked, AnyLength])
+@pytest.mark.parametrize("declared", [{}, {"mask": ":padding"}])
+def test_a_mask_is_as_large_as_what_it_is_for(kind: type[Layer], declared: dict[str, str]) -> None:
+    mask = torch.ones(3, 9, dtype=torch.int64)
+    spec = Given(kind().eval(), inputs=declared, args=(X, mask)).spec()
+    assert [each.dims for each in spec.io.inputs] == [("batch", "seq", 32), ("batch", "seq")]
 
 
 def test_a_graph_of_such_a_module_is_right_at_other_sizes(tmp_path: Path) -> None:
