@@ -316,8 +316,8 @@ class Given:
         highs = called(self.name, "the examples", hint, lambda: vocabularies(call, tensors))
         known = immovable(trials, [*kept, *chosen])
         traced = _traced(adapted(module, arguments, names), tensors, chosen, [*kept, *known])
-        masks = [*_named_masks(tensors, beside), *(name for name in ones(tensors) if tensors[name].dim() == 2)]
-        sizes, limited, notes = in_truth(joined(traced, trials, masks), trials, kept, known)
+        padding = [*_named_masks(tensors, beside), *(name for name in ones(tensors) if tensors[name].dim() == 2)]
+        sizes, limited, notes = in_truth(joined(traced, trials, padding), trials, kept, known)
         own = named_dims(from_zero(sizes, examples), tensors, declared)
         arguments = with_dims(arguments, own, highs, beside)
         arguments = with_needed_values(arguments, call, tensors, [name for name in beside if beside[name].forced])
