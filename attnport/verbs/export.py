@@ -16,7 +16,6 @@ import numpy as np
 from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
 from attnport.cases.choosing import needed_tokenizer
 from attnport.cases.inputs import Case, full_case
-from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, ExportError, FeedError, UsageError
 from attnport.folder.given import Given, listed
 from attnport.folder.loading import note_read, remember, without_outputs
@@ -186,12 +185,8 @@ def exported_here(
     if code is not None:
         remember(code)
     note_read(manifest.source, spec.read)
-    if untold := [str(one) for one in spec.io.inputs if _is_untold(one, spec.io)]:
-        like_mask = "mask" in untold[0].partition("=")[0].lower()
-        tell(
-            f"no :high=N says which whole numbers {', '.join(untold)} may have, so 0 and 1 alone are tried; "
-            f"declare it: {untold[0]}:{'padding if it is a mask of padding' if like_mask else 'high=N'}"
-        )
+    for note in _undeclared(spec.io):
+        tell(note)
     kept = {output.name for output in manifest.io.outputs}
     hidden = [output.name for output in declared if output.name not in kept]
     if hidden:
@@ -199,12 +194,18 @@ def exported_here(
     return manifest, whole
 
 
-def _is_untold(spec: TensorSpec, io: IOContract) -> bool:
-    """Whether an input has whole numbers, and nothing says which."""
+def _undeclared(io: IOContract) -> Iterator[str]:
+    """What is said of inputs that are tried less than they may be, as nobody says what they hold."""
     masks = {mask.input for mask in io.masks}
-    return (
-        spec.dtype in ("int32", "int64") and not spec.high and spec.name not in masks and spec.name not in io.examples
-    )
+    free = [one for one in io.inputs if one.name not in masks and one.name not in io.examples]
+    if untold := [str(one) for one in free if one.dtype in ("int32", "int64") and not one.high]:
+        yield (
+            f"no :high=N says which whole numbers {', '.join(untold)} may have, so 0 and 1 alone are tried; declare "
+            f"{untold[0]}:high=N if they are ids, :padding if it is a mask of padding, where 1 stands for a real token"
+        )
+    for one in free:
+        if one.dtype == "bool" and len(one.dims) == 2:
+            yield f"if {one} is a mask of padding, declare it: {one}:padding, or {one}:padding:hide where true hides"
 
 
 def _made_or_fixed(

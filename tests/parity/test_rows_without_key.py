@@ -49,6 +49,34 @@ def test_forms_are_judged_there(of_nan: ParityReport) -> None:
         assert verdicts[ROW] == "PASS"
 
 
+class Undeclared(nn.Module):
+    """Attention over keys that an input hides by a large number, of which nobody says that it is a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor, valid: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        scores = (q @ k.mT).masked_fill(valid[:, None, None] == 0, -1e9)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool"])
+def test_an_item_without_keys_is_as_in_the_module_where_no_mask_is_declared(tmp_path: Path, dtype: str) -> None:
+    inputs = {"x": "float32[batch,seq,16]", "valid": f"{dtype}[batch,seq]"}
+    artifact = attnport.export(Undeclared().eval(), tmp_path / "out", inputs=inputs, dims={"seq": (1, 8, 16)})
+    fused = artifact.fuse(["ort_cpu", "openvino"])
+    assert fused.targets["ort_cpu"].fused == fused.targets["openvino"].fused == 1
+    report = artifact.check(["ort_cpu", "openvino"])
+    assert {name: row.verdict for name, row in report.runtimes.items()} == {"ort_cpu": "PASS", "openvino": "PASS"}
+    hidden = np.zeros((2, 5), dtype)
+    x = np.random.default_rng(0).standard_normal((2, 5, 16)).astype(np.float32)
+    with artifact.open("ort_cpu") as session, artifact.open("onnx_reference") as reference:
+        np.testing.assert_allclose(*(run.run(x=x, valid=hidden)["output"] for run in (session, reference)), atol=1e-5)
+
+
 def hidden_pairs(scores: Tensor, mask: Tensor) -> Tensor:
     """A mask of queries and keys: each row of padding has no key."""
     return scores.masked_fill(~(mask[:, None, :, None] & mask[:, None, None]), LOW)

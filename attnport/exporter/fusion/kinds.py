@@ -78,6 +78,12 @@ def hides_padding(keeps: Iterable[Expr], mask: MaskSpec) -> bool:
     )
 
 
+def hiding_inputs(keeps: Iterable[Expr]) -> set[str]:
+    """The tensors by which keys are hidden from all queries of an item, so that it may have none; as of `spec_of`."""
+    parts = [part for keep in keeps for part in conjuncts(normal(keep)) if is_of_keys(part)]
+    return {str(read.value.name) for part in parts for read in reads_of(part)}
+
+
 def rows_without_key(keeps: Iterable[Expr], lengths: Sequence[Expr | None] = (None, None)) -> Rows:
     """Which rows of an item that has keys may be without an allowed key, as far as formulas as of `spec_of` tell."""
     parts = [part for keep in keeps for part in conjuncts(normal(keep))]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnport.exporter.fusion.indices import ROW, Located
-from attnport.exporter.fusion.kinds import hides_padding
+from attnport.exporter.fusion.kinds import hides_padding, hiding_inputs
 from attnport.exporter.fusion.recognise import Recognised
 from attnport.exporter.naming import module_of
 from attnport.exporter.tokens.rows import (
@@ -177,9 +177,14 @@ def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: C
     found: dict[str, str] = {}
     for attention in attentions:
         mask = attention.mask
-        if mask.empty == "none" or mask.gives == "zero" or attention.sink is not None:
+        if mask.gives == "zero" or attention.sink is not None:
             continue
         keeps = [factor.keep for factor in mask.factors]
+        if undeclared := sorted(hiding_inputs(keeps) & inputs.keys() - {spec.input for spec in masks}):
+            found[attention.name] = f"an item may have no key at all, as {undeclared[0]} is not declared as :padding"
+            continue
+        if mask.empty == "none":
+            continue
         padding = [spec for spec in masks if spec.input in inputs and hides_padding(keeps, spec)]
         if mask.empty == "any" or len(padding) != 1:
             found[attention.name] = "rows that are no padding may be without a key"

@@ -220,6 +220,8 @@ CROSS = contract(X, MEMORY, MEMORY_MASK, masks=(PADDING,))
 HIDES = contract(
     X, TensorSpec("hidden", "bool", ("batch", "seq")), masks=(MaskSpec(("padding",), "hidden", polarity="hide"),)
 )
+HIDES_IN_FLOAT = contract(X, HIDDEN, masks=HIDES.masks)
+"""Declared, so that an item without any key is not compared: what is added does not make all scores equal there."""
 _BOTH = "causal+padding(mask)"
 CASES: dict[str, Case] = {
     **{
@@ -271,8 +273,8 @@ CASES: dict[str, Case] = {
     "float_hides": projected(_float_hides, contract(X, HIDDEN), "padding(hidden)"),
     "float_keeps": projected(_float_keeps, contract(X, HIDDEN), "padding(hidden)", call=SDPA),
     "float_added": projected(_float_added, contract(X, HIDDEN), "padding(hidden)"),
-    "float_subtracted": projected(_float_subtracted, contract(X, HIDDEN), "padding(hidden)"),
-    "float_added_before_scale": projected(_float_added_before_scale, contract(X, HIDDEN), "padding(hidden)"),
+    "float_subtracted": projected(_float_subtracted, HIDES_IN_FLOAT, "padding(hidden)"),
+    "float_added_before_scale": projected(_float_added_before_scale, HIDES_IN_FLOAT, "padding(hidden)"),
     "cross": projected(_masked_fill, CROSS, "padding(mask)"),
     "cross_expanded": projected(_expanded, CROSS, "padding(mask)"),
 }
