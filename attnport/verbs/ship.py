@@ -397,9 +397,11 @@ def _blocks(result: ShipResult, detail: doc.Detail = "brief") -> Iterator[doc.Bl
     if advice is not None and advice.deploy is not None:
         chosen = advice.deploy
         within = "by the drop that was allowed" if chosen.plan in INTEGERS else "within the bound"
+        mean = f" by the mean of {len(advice.rows)} workloads" if len(advice.rows) > 1 else ""
         fastest = (
-            f"{within}; not shown to be faster: {', '.join(advice.ties)}" if advice.ties else f"the fastest {within}"
-        )
+            f"{within}; not shown to be faster: {', '.join(advice.ties)}" if advice.ties
+            else f"the fastest {within}{mean}"
+        )  # fmt: skip
         why = f" ({chosen.measured_as}, {chosen.plan}, {fastest})"
         yield doc.Text(("to deploy: ", doc.Span(" and ".join(chosen.files), "strong"), why))
     if result.parity is not None:
