@@ -144,6 +144,11 @@ def test_the_verdict_table_has_room_for_three_workloads_beside_a_target_that_nob
     (line,) = (line for line in text.splitlines() if line.strip().startswith("onnx_reference"))
     assert line.split() == ["onnx_reference", "PASS", "-", *["134.11", "0.92x"] * 3]
     assert "- where nothing here could prove it" in " ".join(text.split())
+    assert "known within" not in text
+    unsure = dataclasses.replace(row, ratio=(0.4, 0.8, 1.2))
+    shapes = latency.shapes | {"1 sentence": {"onnx_reference": unsure}}
+    text = printed(ShipResult("out", 0, (), fusion, passed, dataclasses.replace(latency, shapes=shapes)))
+    assert "some ratios are known within 50% alone" in " ".join(text.split())
 
 
 def test_what_was_not_run_stands_below_the_table_with_its_reason_and_what_was_proved_of_it_stays() -> None:

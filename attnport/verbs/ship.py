@@ -27,6 +27,7 @@ from attnport.folder.workspace import (
     read_report,
     refuse_precisions,
 )
+from attnport.latency.statistics import half_width
 from attnport.options import (
     Note,
     Option,
@@ -385,6 +386,8 @@ def ship(
 
 _MOST_WORKLOADS = 3
 _MOST_IN_A_CELL = 150
+_UNSURE = 0.2
+"""From here on it is told how well ratios are known."""
 _UNPROVEN = "-"  # a table with three workloads has no room for more
 
 
@@ -486,6 +489,10 @@ def _legend(result: ShipResult) -> Iterator[doc.Block]:
     if result.latency is not None:
         baseline = result.latency.baseline
         yield from doc.quiet(f"ms: median, and its ratio to {baseline}; ~ where no difference was shown")
+        rows = [row for shape in result.latency.shapes.values() for row in shape.values()]
+        widest = max((half_width(row.ratio) for row in rows if row.ratio is not None), default=0.0)
+        if widest > _UNSURE:
+            yield from doc.quiet(f"some ratios are known within {widest:.0%} alone: the report has each interval")
 
 
 def _others(result: ShipResult, parity: ParityReport) -> Iterator[doc.Block]:

@@ -160,6 +160,9 @@ def test_the_summary_of_ship_names_the_files_to_deploy_and_three_commands_or_why
     told = " ".join(text.split())
     assert "to deploy: model.ort_cpu.onnx and weights.bin (ort_cpu, fp32, the fastest within the bound)" in told
     assert text.index("to deploy") < text.index("stages") < text.index("shipped: out")
+    rows = dict.fromkeys(("1 sentence", "batch=8,seq=32"), LatencyRow(median_ns=1e6))
+    mean = as_text(ShipResult("out", 0, (), None, None, None, Choice(deploy, rows, commands=(command,))))
+    assert "the fastest within the bound by the mean of 2 workloads" in " ".join(mean.split())
     there = [f"  (cd app/python && python -m attnport_bundle {verb})" for verb in ("selftest", "bench")]
     assert text.splitlines()[-3:] == [f"  {command}", *there]
     missing = Choice(None, reason="nothing was timed", commands=("attnport bench out",))
