@@ -350,8 +350,8 @@ class Comparison:
             )
         if left := sorted(self.store.without_empty):
             self.notes.append(
-                f"items without any key are not compared, as the module gives other numbers than zero there: "
-                f"{', '.join(left)}"
+                "items whose keys are all hidden are not compared, as padding is all that they hold, and forms may give "
+                f"other numbers there than the module: {', '.join(left)}"
             )
         runtimes: dict[str, RuntimeParity | _Measured] = {}
         for runtime in chosen:
