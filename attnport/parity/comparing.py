@@ -350,7 +350,7 @@ class Comparison:
             )
         if left := sorted(self.store.without_empty):
             self.notes.append(
-                "items whose keys are all hidden are not compared, as padding is all that they hold, and forms may give "
+                "items whose keys are all hidden are not compared, as they hold padding alone, and forms may give "
                 f"other numbers there than the module: {', '.join(left)}"
             )
         runtimes: dict[str, RuntimeParity | _Measured] = {}

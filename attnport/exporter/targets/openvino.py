@@ -15,7 +15,7 @@ from attnport.exporter.forms.standard import attention_op, form_name, in_blocks
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.sizes import infer_sizes
 from attnport.exporter.targets.base import Lowering, Written
-from attnport.onnx_graph import attribute, ir, is_constant, known_size, rank_of
+from attnport.onnx_graph import attribute, ir, is_constant, known_size, perm_of, rank_of, scalar
 
 
 class OpenVino(Lowering):
@@ -45,6 +45,7 @@ class OpenVino(Lowering):
         infer_sizes(model)
         _number_reshapes(model)
         mask_any_number_of_keys(model)
+        scale_behind_transposes(model)
         write_out_soft_caps(model)
         write_out_softplus(model)
         write_out_antialias(model)
@@ -153,6 +154,34 @@ def _is_bare(scores: ir.Value) -> bool:
         changing = [value for value in node.inputs if value is not None and not is_constant(value)]
         at = changing[0] if len(changing) == 1 and len(node.outputs) == 1 else None
     return node is not None
+
+
+def scale_behind_transposes(model: ir.Model) -> int:
+    """Multiplies q by its scale behind a transpose of its last two axes, where the module does so before, as YOLO's.
+
+    The plugin takes such a transpose into the product with k where it stands right before it, and then has no kernel
+    for the attention (2026.4).
+
+    Returns:
+        The number of attentions that were changed.
+    """
+    build, count = Builder(model), 0
+    for node in list(model.graph):
+        q = node.inputs[0] if node.op_type == "Attention" and not node.domain else None
+        turned = q.producer() if q is not None else None
+        if q is None or turned is None or turned.op_type != "Transpose" or perm_of(turned, 4)[2:] != [3, 2]:
+            continue
+        product = turned.inputs[0].producer() if turned.inputs[0] is not None else None
+        if product is None or product.op_type != "Mul":
+            continue
+        numbers = [value for value in product.inputs if scalar(value) is not None]
+        others = [value for value in product.inputs if scalar(value) is None]
+        if len(numbers) == len(others) == 1:
+            build.before, build.scope = node, str(node.name)
+            bare = build.op("Transpose", others[0], name="q_turned", dtype=q.dtype, perm=perm_of(turned, 4))
+            node.replace_input_with(0, build.op("Mul", bare, numbers[0], name="q_scaled", dtype=q.dtype))
+            count += 1
+    return count
 
 
 def write_out_soft_caps(model: ir.Model) -> int:
