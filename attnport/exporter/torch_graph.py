@@ -4,7 +4,7 @@ take. The first three functions are for `scaled_dot_product_attention`."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -202,6 +202,8 @@ def promote(program: torch.export.ExportedProgram) -> int:
 def choose_by_masks(program: torch.export.ExportedProgram) -> int:
     """Writes `x[mask] = value` of a bool mask as a choice between both, in place; returns how many there were.
 
+    So it does `x[rows, columns] = value` of the places at which a tensor is not zero, as of `torch.where(mask)`.
+
     The exporter writes it with `NonZero`, which TensorRT-RTX does not have, and whose size no runtime knows beforehand.
     It is left where the value has another element for each place at which the mask is true, unless that is `y[mask]`.
     """
@@ -212,14 +214,17 @@ def choose_by_masks(program: torch.export.ExportedProgram) -> int:
         if not (in_place or node.target is aten.index_put.default) or (*node.args[3:], False)[0]:
             continue
         x, indices, value = node.args[:3]
-        *before, mask = indices
-        if any(index is not None for index in before) or mask.meta["val"].dtype != torch.bool:
+        before = next((at for at, index in enumerate(indices) if index is not None), 0)
+        mask = _mask_of(indices[before:])
+        if mask is None:
             continue
-        behind = x.meta["val"].dim() - len(before) - mask.meta["val"].dim()
+        behind = x.meta["val"].dim() - before - mask.meta["val"].dim()
         with graph.inserting_before(node):
             value = _at_each_place(node, value, behind)
             if value is None:
                 continue
+            if mask.meta["val"].dtype != torch.bool:
+                mask = _made(graph, aten.ne.Scalar, mask, 0)
             for _ in range(behind):
                 mask = _made(graph, aten.unsqueeze.default, mask, -1)
             if value.meta["val"].dtype != x.meta["val"].dtype:
@@ -232,6 +237,46 @@ def choose_by_masks(program: torch.export.ExportedProgram) -> int:
         graph.erase_node(node)
         changed += 1
     return changed
+
+
+def _mask_of(indices: Sequence[Any]) -> Any:
+    """The tensor that is not zero at the places of indices: a bool one itself, or one whose places were looked for."""
+    first = indices[0]
+    if len(indices) == 1 and first is not None and first.meta["val"].dtype == torch.bool:
+        return first
+    found = [_coordinate(index) for index in indices]
+    mask = found[0][0] if found[0] is not None else None
+    if mask is None or found != [(mask, axis) for axis in range(mask.meta["val"].dim())] or not _unwritten(mask):
+        return None
+    return mask
+
+
+def _coordinate(index: Any) -> tuple[Any, int] | None:
+    """Of an index that holds the places on one axis at which a tensor is not zero: the tensor, and the axis."""
+    index = _uncast(index)
+    if index is None or index.target not in (operator.getitem, aten.select.int):
+        return None
+    source, axis = index.args[0], index.args[-1]
+    along = 0  # the axis of `source` that counts the axes of the tensor
+    if index.target is aten.select.int:
+        along = index.args[1]
+    elif source.target is aten.unbind.int:
+        source, along = source.args[0], (*source.args[1:], 0)[0]
+    elif source.target in (aten.where.default, aten.nonzero_numpy.default):
+        return source.args[0], axis
+    source = _uncast(source)
+    if source is not None and source.target in (aten.numpy_T.default, aten.t.default) and along == 0:
+        source, along = _uncast(source.args[0]), 1
+    if source is None or source.target is not aten.nonzero.default or along not in (1, -1):
+        return None
+    return source.args[0], axis
+
+
+def _uncast(value: Any) -> Any:
+    """A value without casts to another integer; None if it is none of the graph."""
+    while isinstance(value, torch.fx.Node) and value.target in (aten.to.dtype, aten._to_copy.default):
+        value = value.args[0]
+    return value if isinstance(value, torch.fx.Node) else None
 
 
 def _at_each_place(put: torch.fx.Node, value: torch.fx.Node, behind: int) -> torch.fx.Node | None:

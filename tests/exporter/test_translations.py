@@ -220,9 +220,34 @@ def of_places_written_since(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor
     return y
 
 
+def at_found_places(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    rows, columns = torch.where(keep)
+    y[rows, columns] = 0.0
+    return y
+
+
+def at_places_of_a_triangle(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    rows, columns = torch.ones(x.shape[1], 3).triu(1).nonzero().T
+    y[:, rows, columns] = -1.0
+    return y
+
+
+def at_columns_and_rows(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """The places of a mask the wrong way round: those of no mask."""
+    y = x.clone()
+    rows, columns = torch.where(keep[:2, :2])
+    y[columns, rows] = 0.0
+    return y
+
+
 @pytest.mark.parametrize(
     ("function", "searches"),
     [
+        (at_found_places, False),
+        (at_places_of_a_triangle, False),
+        (at_columns_and_rows, True),
         (lambda x, keep: x.index_put((~keep,), torch.tensor(0.0)), False),
         (lambda x, keep: x.index_put((~keep,), torch.tensor([[4.0, 5.0, 6.0]])), False),
         (lambda x, keep: x.index_put((x > 0,), torch.tensor([1.0])), False),

@@ -274,4 +274,6 @@ def test_a_pooling_by_a_score_passes(tmp_path: Path) -> None:
     artifact, _ = fused(Pooled(), tmp_path / "out")
     report = artifact.check(["ort_cpu"])
     assert report.verdict == "PASS"
-    assert any("items whose keys are all hidden are not compared" in note and "fully masked" in note for note in report.notes)
+    assert any(
+        "items whose keys are all hidden are not compared" in note and "fully masked" in note for note in report.notes
+    )
