@@ -52,21 +52,30 @@ def test_forms_are_judged_there(of_nan: ParityReport) -> None:
 class Undeclared(nn.Module):
     """Attention over keys that an input hides by a large number, of which nobody says that it is a mask."""
 
-    def __init__(self) -> None:
+    def __init__(self, hide: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.qkv = nn.Linear(16, 48)
+        self.qkv, self.hide = nn.Linear(16, 48), hide
 
     def forward(self, x: Tensor, valid: Tensor) -> Tensor:
         q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        scores = (q @ k.mT).masked_fill(valid[:, None, None] == 0, -1e9)
-        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return (self.hide(q @ k.mT, valid[:, None, None]).softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
-@pytest.mark.parametrize("dtype", ["int64", "bool"])
-def test_an_item_without_keys_is_as_in_the_module_where_no_mask_is_declared(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "hide"),
+    [
+        ("int64", lambda scores, valid: scores.masked_fill(valid == 0, -1e9)),
+        ("bool", lambda scores, valid: scores.masked_fill(valid == 0, -1e9)),
+        ("int64", lambda scores, valid: scores + (1 - valid.float()) * LOW),  # ONNX Runtime takes it for -inf
+    ],
+    ids=["integers", "booleans", "added"],
+)
+def test_an_item_without_keys_is_as_in_the_module_where_no_mask_is_declared(
+    tmp_path: Path, dtype: str, hide: Callable[[Tensor, Tensor], Tensor]
+) -> None:
     inputs = {"x": "float32[batch,seq,16]", "valid": f"{dtype}[batch,seq]"}
-    artifact = attnport.export(Undeclared().eval(), tmp_path / "out", inputs=inputs, dims={"seq": (1, 8, 16)})
+    artifact = attnport.export(Undeclared(hide).eval(), tmp_path / "out", inputs=inputs, dims={"seq": (1, 8, 16)})
     fused = artifact.fuse(["ort_cpu", "openvino"])
     assert fused.targets["ort_cpu"].fused == fused.targets["openvino"].fused == 1
     report = artifact.check(["ort_cpu", "openvino"])

@@ -36,13 +36,16 @@ from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.forms.standard import attention_op, form_name, in_blocks
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.targets.base import Lowering, Written
-from attnport.onnx_graph import CONTRIB, attribute, attributes_of, dims_of, ir, known_size, made_by, passes
+from attnport.onnx_graph import CONTRIB, attribute, attributes_of, constant_of, dims_of, ir, known_size, made_by, passes
 from attnport_bundle.format.decoder import IN_PLACE
 
 LONG, LONG_MASKED = 256, 1024
 """Usual numbers of keys from which the runtime's own operators are used. `LONG`: with the causal mask, and where only
 keys are hidden, or nothing, without grouped heads (the flash kernel takes memory that is linear in the length).
 `LONG_MASKED`: with other masks (at 512 the gain is within the variation between runs) or repeated, grouped heads."""
+_LOWEST = float(np.finfo(np.float32).min)
+_MOST_NODES = 200
+"""Values that a mask may be computed of; what is further away is another layer's."""
 _LENGTH = 2
 """The axis of tokens in a cache, `[B,G,P,D]`."""
 
@@ -59,6 +62,7 @@ class OrtCpu(Lowering):
 
     def finish(self, model: ir.Model, plan: str, islands: Collection[str] = ()) -> None:
         """As every target; then a decoder's steps write to its cache in place."""
+        raise_lowest(model)
         super().finish(model, plan, islands)
         update_in_place(model)
 
@@ -80,6 +84,47 @@ class OrtCpu(Lowering):
             return Written(output, f"MultiHeadAttention (keys: {length})", anchors, note)
         output, anchors = attention_op(build, masks, attention, "float_full")
         return Written(output, form_name(attention, "float_full"), anchors, note)
+
+
+def raise_lowest(model: ir.Model) -> int:
+    """Replaces the lowest float by a number above it in float masks of `Attention` that may hold it.
+
+    The runtime takes it for -inf, and gives zero in a row where all are (1.31); in the graph, such a row is the mean of
+    all values, as in a module that adds `(1 - mask) * torch.finfo(torch.float32).min`.
+
+    Returns:
+        The number of attentions that were changed.
+    """
+    build, raised, count = Builder(model), dict[ir.Value, ir.Value](), 0
+    for node in list(model.graph):
+        mask = node.inputs[3] if node.op_type == "Attention" and not node.domain and len(node.inputs) > 3 else None
+        if mask is None or mask.dtype != ir.DataType.FLOAT or not _may_be_lowest(mask):
+            continue
+        if mask not in raised:
+            build.before, build.scope = node, str(node.name)
+            lowest = build.op("Equal", mask, build.like(_LOWEST, mask), name="is_lowest", dtype=ir.DataType.BOOL)
+            raised[mask] = build.op("Where", lowest, build.like(-3.4e38, mask), mask, name="mask", dtype=mask.dtype)
+        node.replace_input_with(3, raised[mask])
+        count += 1
+    return count
+
+
+def _may_be_lowest(mask: ir.Value) -> bool:
+    """Whether the lowest float is among the constants that a mask is computed of."""
+    todo, seen = [mask], set[ir.Value]()
+    while todo and len(seen) < _MOST_NODES:
+        value = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        array = constant_of(value)
+        if array is not None:
+            if array.dtype == np.float32 and array.size and float(array.min()) == _LOWEST:
+                return True
+            continue
+        node = value.producer()
+        todo += [each for each in (node.inputs if node is not None else ()) if each is not None]
+    return False
 
 
 @dataclass(frozen=True)
