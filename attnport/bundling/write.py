@@ -504,7 +504,8 @@ def _parity(judged: Judged) -> spec.Parity:
             result.case, result.output, result.rms_error, result.rms_bound, result.max_error, result.max_bound
         )
         for result in (measured.cases if measured else ())
-        if result.rms_error is not None and result.max_error is not None
+        # A case without a bound was not judged, and its errors may be over what stands for one.
+        if result.verdict == "PASS" and result.rms_error is not None and result.max_error is not None
     ]
     ran = measured.ran if measured else None
     return spec.Parity(judged.verdict, judged.runtime, judged.graph, _line(judged.reason), tuple(results), ran)

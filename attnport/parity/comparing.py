@@ -20,6 +20,7 @@ import numpy as np
 
 from attnport.artifacts import (
     AUTO,
+    PLANS,
     Capabilities,
     CaseResult,
     Form,
@@ -153,15 +154,37 @@ class Eager:
                 return results
 
     def notes(self) -> list[str]:
-        """Whose bounds are by more than one run of eager: a note for each plan and number of runs."""
-        cases: dict[tuple[str, int], list[str]] = {}
+        """The cases that have no bound, and those whose bounds are by more than one run of eager."""
+        found = [self._without_bound(plan) for plan in self._found if plan != AUTO]  # auto's are those of fp16
+        by_plan: dict[str, list[str]] = {}
         for (plan, case), count in sorted(self._draws.items()):
-            cases.setdefault((plan, count), []).append(case)
-        return [
-            f"{plan}, {', '.join(names)}: something was over its bound by one run of eager, so the bound is by {count} "
-            f"further {'run' if count == 1 else 'runs'}, with weights and inputs moved by one rounding"
-            for (plan, count), names in cases.items()
+            by_plan.setdefault(plan, []).append(f"{case} ({count})")
+        if by_plan:
+            cases = "; ".join(f"{plan}, {', '.join(names)}" for plan, names in by_plan.items())
+            found.append(
+                "where a result was over its bound, PyTorch was run again with weights and inputs rounded otherwise, "
+                f"and the worst of its runs counts; more runs: {cases}"
+            )
+        return [*filter(None, found)]
+
+    def _without_bound(self, plan: str) -> str:
+        """The extreme cases in which eager has no finite result at a plan, so that nothing is judged there; "" = none.
+
+        What has no finite result in usual cases fails, see `bound.judge`.
+        """
+        measured = self._found[plan].errors
+        beyond = [
+            case
+            for case in self.extremes
+            if any(one.elements and one.rms is None and not one.raised for one in measured.get(case, {}).values())
         ]
+        if not beyond:
+            return ""
+        search = f"; --precision {plan} --bisect names the module that overflows first" if PLANS[plan].half else ""
+        return (
+            f"{plan} has no finite result in the case{'s' * (len(beyond) > 1)} {', '.join(map(repr, beyond))}, in "
+            f"PyTorch either, so nothing was judged there{search}"
+        )
 
     def redrawn(self) -> dict[str, parity.ByCase]:
         """The worst errors on the cases that were run more than once, by plan, case and output."""

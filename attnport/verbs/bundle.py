@@ -119,7 +119,7 @@ def bundle(
     wanted = _wanted(folder, manifest, backends)
     check_files(folder, manifest, *wanted)
     judged = judge(folder, manifest, backends, read_parity(folder, manifest))
-    unchecked = [one.backend for one in judged if one.verdict == "NOT_RUN" and one.backend.engine is None]
+    unchecked = [one.backend for one in judged if one.verdict == "NOT_RUN"]
     if unchecked and not unverified:
         manifest = _checked(folder, unchecked, progress, tell)
         check_files(folder, manifest, *wanted)
@@ -236,7 +236,11 @@ def _with_forms(folder: Path, manifest: Manifest, names: Sequence[str], progress
 def _checked(
     folder: Path, backends: Sequence[Backend], progress: Callable[[str], None], tell: Callable[[str], None]
 ) -> Manifest:
-    """The manifest of the folder, after a check of forms that have no verdict, as far as a check is possible."""
+    """The manifest of the folder, after a check of what has no verdict, as far as a check is possible.
+
+    Of an engine without its device, the graph of its form is checked. What `check --precision` wrote is not asked: it
+    judges by names and rows of its own, as if nothing but that precision were there.
+    """
     from attnport.verbs.check import check
 
     targets = {backend.form.target for backend in backends}

@@ -253,6 +253,8 @@ def bisect(
 ) -> Bisected:
     """Finds the layer where each runtime or form that failed goes wrong, and measures errors by layer.
 
+    Of one precision, also where the module itself overflows in a case that is not judged for that reason.
+
     Args:
         report: What `check` gave.
         named: The runtimes that the user named: only these are searched, and are in the result.
@@ -264,7 +266,7 @@ def bisect(
         ArtifactError, IntegrityError, UsageError: as `check`; ExportError: torch no longer traces the module.
     """
     judged = of_named(report, named)
-    found = findings(inside(folder, judged, options, means)) if judged.verdict == "FAIL" else ()
+    found = findings(inside(folder, judged, options, means))
     if not half and (problem := why_no_layers(folder, report, options, means, force=force)):
         tell(problem)
     return Bisected(judged, found)
