@@ -199,6 +199,15 @@ class ParityReport(Printed):
     absent: Mapping[str, str] = field(default_factory=dict)
 
 
+OPPOSITE = "in the opposite meaning of what is declared"
+"""In the note of a mask whose declaration is the cause of what fails."""
+
+
+def cause(report: ParityReport) -> str:
+    """The note that says why a report fails; "" where no note knows."""
+    return next((note for note in report.notes if OPPOSITE in note), "") if report.verdict == "FAIL" else ""
+
+
 @dataclass(frozen=True)
 class Layer:
     """A place in the module where errors were measured.

@@ -193,9 +193,9 @@ def judge(folder: Path, manifest: Manifest, backends: Sequence[Backend], parity:
         verdicts = (runtime.verdict, graph.verdict)
         verdict: Verdict = "FAIL" if "FAIL" in verdicts else "PASS" if "PASS" in verdicts else "NOT_RUN"
         decided = [parity_of_backend for parity_of_backend in (runtime, graph) if parity_of_backend.verdict == verdict]
-        reason = "; ".join(
-            dict.fromkeys(parity_of_backend.reason for parity_of_backend in decided if parity_of_backend.reason)
-        )
+        # Where both have the verdict, the graph says the same again; why neither was run may be two things.
+        told = decided if verdict == "NOT_RUN" else decided[:1]
+        reason = "; ".join(dict.fromkeys(one.reason for one in told if one.reason))
         measured = decided[0] if verdict == "PASS" else None
         judged.append(Judged(backend, verdict, *verdicts, reason, measured, backend.table(fusion)))
     return judged
@@ -208,7 +208,7 @@ def gate(folder: Path, judged: Sequence[Judged], unverified: bool) -> None:
         if backend_judged.verdict == "FAIL":
             raise ParityFailed(
                 f"{kind} {backend_judged.backend.name} failed parity: {backend_judged.reason}.",
-                hint=f"It is never bundled; see {folder / PARITY}.",
+                hint=f"It is never bundled. What is known of the cause: attnport check {shlex.quote(str(folder))}",
             )
         if backend_judged.verdict == "NOT_RUN" and not unverified:
             raise ParityFailed(

@@ -37,6 +37,7 @@ from attnport.errors import ArtifactError, BundleError, IntegrityError, ParityFa
 from attnport.exporter.targets import base as lowerings
 from attnport.folder.portable import portable
 from attnport.folder.workspace import MODEL, by_metric, graph_digest, to_open
+from attnport.parities import OPPOSITE
 from attnport.parity import bound as parity
 from attnport.parity.evaluate import (
     Means,
@@ -625,27 +626,28 @@ class Comparison:
             return frozenset(key for key in own.spreads if key[0] in names), by_size
         opposite = self._opposite_masks()
         if opposite:
+            right = ", ".join(f"{mask}:{polarity}" for mask, polarity in opposite.items())
             self.notes.append(
-                f"the module takes {', '.join(opposite)} in the opposite meaning of what is declared (:keep or :hide): "
-                "with the other, padding changes no valid row"
+                f"the module takes {', '.join(opposite)} {OPPOSITE}: with {right}, padding changes no valid row"
             )
         return frozenset(), {} if opposite else changed
 
-    def _opposite_masks(self) -> list[str]:
-        """The padding masks of one meaning that the module takes in the other: with that, padding changes no row."""
+    def _opposite_masks(self) -> dict[str, str]:
+        """The padding masks of one meaning that the module takes in the other, with that: so padding changes no row."""
         turned = {"keep": "hide", "hide": "keep"}
         masks = [mask for mask in self.io.padding_masks() if mask.carries == "mask" and mask.polarity in turned]
         other = {mask: replace(mask, polarity=turned[mask.polarity]) for mask in masks}
         io = replace(self.io, masks=tuple(other.get(mask, mask) for mask in self.io.masks))
         padded = next((case for case in cases(io) if case.name == "right padding"), None)
         if padded is None or not masks:
-            return []
+            return {}
         with self.eager.session("fp32") as session:
             found = SessionErrors(session.ran)
             measure_items(session, io, padded, session.run(padded.feeds), found, _FEW_ITEMS)
         spreads = {key: one for key, one in found.spreads.items() if not key[0].startswith(ON_THE_LEFT)}
         pairs = parity.judge_invariance(spreads, self.eager.yardstick("fp32"), [padded.name])
-        return [str(mask.input) for mask in masks] if pairs and all(pair.verdict == "PASS" for pair in pairs) else []
+        passed = pairs and all(pair.verdict == "PASS" for pair in pairs)
+        return {str(mask.input): turned[str(mask.polarity)] for mask in masks} if passed else {}
 
     def _padding_notes(self, own: SessionErrors) -> list[str]:
         """What was not compared with other padding, and why."""
