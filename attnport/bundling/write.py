@@ -36,7 +36,7 @@ from attnport.bundling.model_file import dtypes, external_files, oldest_onnxrunt
 from attnport.bundling.readme import package_of, readme
 from attnport.bundling.readme_cpp import readme_cpp
 from attnport.decoders import decoder_of, is_declared
-from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError, nearest
+from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError, nearest, refuse_list
 from attnport.example_values import without_examples
 from attnport.jsonfile import read
 from attnport.version import __version__
@@ -139,6 +139,7 @@ def _made_by(key: str, folder: Path, manifest: Manifest) -> str:
 def _backend(folder: Path, manifest: Manifest, name: str) -> Backend:
     if name in manifest.engines:
         return _engine(folder, manifest, name)
+    refuse_list("--form", name)
     key = name.replace("-", "_")
     engines = [engine_name for engine_name, record in manifest.engines.items() if record.target == key]
     if len(engines) == 1:
