@@ -260,7 +260,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Finding:
-    """Where one runtime or form goes wrong, on one of the cases that failed.
+    """Where one runtime or form goes wrong, on one of the cases that failed or has no bound.
 
     Attributes:
         subject: As in the parity report; a form has `form ` in front.
@@ -292,7 +292,10 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Bisected(Printed):
-    """What `check --bisect` gives: the report, and a finding for each runtime or form that failed."""
+    """What `check --bisect` gives: the report, and a finding for each runtime or form that failed.
+
+    Of half precision, there is one too for PyTorch itself where it overflows in a case that nothing is judged by.
+    """
 
     schema: Literal["attnport/bisect/2"] = field(default="attnport/bisect/2", kw_only=True)
     parity: ParityReport

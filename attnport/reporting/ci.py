@@ -112,9 +112,11 @@ def workflow_commands(report: ParityReport, found: Iterable[tuple[str, str]] = (
     runtime, and a form whose runtime does not fail. One notice names all runtimes that lack a package or a device here.
 
     Args:
-        found: A title and a text for each search for what is wrong; each is an error of its own.
+        found: A title and a text for each search for what is wrong; each is an error of its own, or a warning where
+            nothing failed.
     """
-    lines = (*_lines(report), *(_command("error", title, text) for title, text in found))
+    kind = "error" if report.verdict == "FAIL" else "warning"
+    lines = (*_lines(report), *(_command(kind, title, text) for title, text in found))
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -437,4 +437,7 @@ def test_a_module_that_overflows_at_large_values_alone_passes_and_is_told_and_se
         "fp16 has no finite result in the case 'large values', in PyTorch either, so nothing was judged there" in shown
     )
     assert "torch_eager goes wrong in layers.1 " in shown
+    annotated = CliRunner().invoke(cli, [*command, "--format=github"]).stdout
+    assert "::warning title=bisect%3A torch_eager goes wrong in layers.1::" in annotated
+    assert "::error" not in annotated
     assert "case: large values" in shown
