@@ -58,6 +58,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"Is it {found[0]}?" if found else ""
 
 
+def refuse_list(option: str, text: str) -> None:
+    """Raises UsageError where several names are given as one, with commas; `option` is the one that takes a name."""
+    if len(parts := [part.strip() for part in text.split(",") if part.strip()]) > 1:
+        raise UsageError(
+            f"{option} {text}: this is taken for one name, and no name has a comma.",
+            hint=f"Give the option for each: {' '.join(f'{option} {part}' for part in parts)}",
+        )
+
+
 class SpecError(UsageError):
     """A SPEC cannot be turned into a module, or the module is no longer the one that was exported."""
 

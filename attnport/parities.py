@@ -199,6 +199,15 @@ class ParityReport(Printed):
     absent: Mapping[str, str] = field(default_factory=dict)
 
 
+OPPOSITE = "in the opposite meaning of what is declared"
+"""In the note of a mask whose declaration is the cause of what fails."""
+
+
+def cause(report: ParityReport) -> str:
+    """The note that says why a report fails; "" where no note knows."""
+    return next((note for note in report.notes if OPPOSITE in note), "") if report.verdict == "FAIL" else ""
+
+
 @dataclass(frozen=True)
 class Layer:
     """A place in the module where errors were measured.
@@ -251,7 +260,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Finding:
-    """Where one runtime or form goes wrong, on one of the cases that failed.
+    """Where one runtime or form goes wrong, on one of the cases that failed or has no bound.
 
     Attributes:
         subject: As in the parity report; a form has `form ` in front.
@@ -283,7 +292,10 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Bisected(Printed):
-    """What `check --bisect` gives: the report, and a finding for each runtime or form that failed."""
+    """What `check --bisect` gives: the report, and a finding for each runtime or form that failed.
+
+    Of half precision, there is one too for PyTorch itself where it overflows in a case that nothing is judged by.
+    """
 
     schema: Literal["attnport/bisect/2"] = field(default="attnport/bisect/2", kw_only=True)
     parity: ParityReport

@@ -237,6 +237,9 @@ tests/bundling/test_bundle_backends.py
   attnport/bundling/write.py: a form that failed is bundled
     - if backend_judged.verdict == "FAIL":
     + if backend_judged.verdict == "FAIL" and not unverified:
+  attnport/bundling/write.py: a case that was not judged is among what was measured
+    - if result.verdict == "PASS" and result.rms_error is not None
+    + if result.rms_error is not None
   attnport/bundling/write.py: a form without a verdict is bundled and does not say so
     - if backend_judged.verdict == "NOT_RUN" and not unverified:
     + if False:

@@ -295,6 +295,19 @@ def test_a_form_that_is_not_there_is_made_or_meant_otherwise(tiny_artifact: Path
         refused(call("bundle", tiny_artifact, "-o", tmp_path / "app", "--form", form), "has no form", said)
 
 
+def test_names_that_are_given_with_commas_are_told_to_be_given_one_by_one(tiny_artifact: Path, tmp_path: Path) -> None:
+    commands = {
+        ("check", "--runtime"): ("openvino", "ort_cuda"),
+        ("bench", "--runtime"): ("openvino.fp32", "ort_cpu"),
+        ("fuse", "--target"): ("ort_cpu.fp32", "openvino"),
+        ("bundle", "--form", "-o", tmp_path / "app"): ("ort_cpu", "openvino"),
+        ("bundle", "--lang", "-o", tmp_path / "app"): ("python", "cpp"),
+    }
+    for (name, option, *more), names in commands.items():
+        hint = " ".join(f"{option} {one}" for one in names)
+        refused(call(name, tiny_artifact, option, ",".join(names), *more), "no name has a comma", hint)
+
+
 def test_what_is_no_artifact_is_told_by_what_it_is(
     tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ from attnport.bundling.model_file import dtypes, external_files, oldest_onnxrunt
 from attnport.bundling.readme import package_of, readme
 from attnport.bundling.readme_cpp import readme_cpp
 from attnport.decoders import decoder_of, is_declared
-from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError, nearest
+from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError, nearest, refuse_list
 from attnport.example_values import without_examples
 from attnport.jsonfile import read
 from attnport.version import __version__
@@ -139,6 +139,7 @@ def _made_by(key: str, folder: Path, manifest: Manifest) -> str:
 def _backend(folder: Path, manifest: Manifest, name: str) -> Backend:
     if name in manifest.engines:
         return _engine(folder, manifest, name)
+    refuse_list("--form", name)
     key = name.replace("-", "_")
     engines = [engine_name for engine_name, record in manifest.engines.items() if record.target == key]
     if len(engines) == 1:
@@ -193,9 +194,9 @@ def judge(folder: Path, manifest: Manifest, backends: Sequence[Backend], parity:
         verdicts = (runtime.verdict, graph.verdict)
         verdict: Verdict = "FAIL" if "FAIL" in verdicts else "PASS" if "PASS" in verdicts else "NOT_RUN"
         decided = [parity_of_backend for parity_of_backend in (runtime, graph) if parity_of_backend.verdict == verdict]
-        reason = "; ".join(
-            dict.fromkeys(parity_of_backend.reason for parity_of_backend in decided if parity_of_backend.reason)
-        )
+        # Where both have the verdict, the graph says the same again; why neither was run may be two things.
+        told = decided if verdict == "NOT_RUN" else decided[:1]
+        reason = "; ".join(dict.fromkeys(one.reason for one in told if one.reason))
         measured = decided[0] if verdict == "PASS" else None
         judged.append(Judged(backend, verdict, *verdicts, reason, measured, backend.table(fusion)))
     return judged
@@ -208,7 +209,7 @@ def gate(folder: Path, judged: Sequence[Judged], unverified: bool) -> None:
         if backend_judged.verdict == "FAIL":
             raise ParityFailed(
                 f"{kind} {backend_judged.backend.name} failed parity: {backend_judged.reason}.",
-                hint=f"It is never bundled; see {folder / PARITY}.",
+                hint=f"It is never bundled. What is known of the cause: attnport check {shlex.quote(str(folder))}",
             )
         if backend_judged.verdict == "NOT_RUN" and not unverified:
             raise ParityFailed(
@@ -504,7 +505,8 @@ def _parity(judged: Judged) -> spec.Parity:
             result.case, result.output, result.rms_error, result.rms_bound, result.max_error, result.max_bound
         )
         for result in (measured.cases if measured else ())
-        if result.rms_error is not None and result.max_error is not None
+        # A case without a bound was not judged, and its errors may be over what stands for one.
+        if result.verdict == "PASS" and result.rms_error is not None and result.max_error is not None
     ]
     ran = measured.ran if measured else None
     return spec.Parity(judged.verdict, judged.runtime, judged.graph, _line(judged.reason), tuple(results), ran)

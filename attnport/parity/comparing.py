@@ -20,6 +20,7 @@ import numpy as np
 
 from attnport.artifacts import (
     AUTO,
+    PLANS,
     Capabilities,
     CaseResult,
     Form,
@@ -36,6 +37,7 @@ from attnport.errors import ArtifactError, BundleError, IntegrityError, ParityFa
 from attnport.exporter.targets import base as lowerings
 from attnport.folder.portable import portable
 from attnport.folder.workspace import MODEL, by_metric, graph_digest, to_open
+from attnport.parities import OPPOSITE
 from attnport.parity import bound as parity
 from attnport.parity.evaluate import (
     Means,
@@ -153,15 +155,37 @@ class Eager:
                 return results
 
     def notes(self) -> list[str]:
-        """Whose bounds are by more than one run of eager: a note for each plan and number of runs."""
-        cases: dict[tuple[str, int], list[str]] = {}
+        """The cases that have no bound, and those whose bounds are by more than one run of eager."""
+        found = [self._without_bound(plan) for plan in self._found if plan != AUTO]  # auto's are those of fp16
+        by_plan: dict[str, list[str]] = {}
         for (plan, case), count in sorted(self._draws.items()):
-            cases.setdefault((plan, count), []).append(case)
-        return [
-            f"{plan}, {', '.join(names)}: something was over its bound by one run of eager, so the bound is by {count} "
-            f"further {'run' if count == 1 else 'runs'}, with weights and inputs moved by one rounding"
-            for (plan, count), names in cases.items()
+            by_plan.setdefault(plan, []).append(f"{case} ({count})")
+        if by_plan:
+            cases = "; ".join(f"{plan}, {', '.join(names)}" for plan, names in by_plan.items())
+            found.append(
+                "where a result was over its bound, PyTorch was run again with weights and inputs rounded otherwise, "
+                f"and the worst of its runs counts; more runs: {cases}"
+            )
+        return [*filter(None, found)]
+
+    def _without_bound(self, plan: str) -> str:
+        """The extreme cases in which eager has no finite result at a plan, so that nothing is judged there; "" = none.
+
+        What has no finite result in usual cases fails, see `bound.judge`.
+        """
+        measured = self._found[plan].errors
+        beyond = [
+            case
+            for case in self.extremes
+            if any(one.elements and one.rms is None and not one.raised for one in measured.get(case, {}).values())
         ]
+        if not beyond:
+            return ""
+        search = f"; --precision {plan} --bisect names the module that overflows first" if PLANS[plan].half else ""
+        return (
+            f"{plan} has no finite result in the case{'s' * (len(beyond) > 1)} {', '.join(map(repr, beyond))}, in "
+            f"PyTorch either, so nothing was judged there{search}"
+        )
 
     def redrawn(self) -> dict[str, parity.ByCase]:
         """The worst errors on the cases that were run more than once, by plan, case and output."""
@@ -602,27 +626,28 @@ class Comparison:
             return frozenset(key for key in own.spreads if key[0] in names), by_size
         opposite = self._opposite_masks()
         if opposite:
+            right = ", ".join(f"{mask}:{polarity}" for mask, polarity in opposite.items())
             self.notes.append(
-                f"the module takes {', '.join(opposite)} in the opposite meaning of what is declared (:keep or :hide): "
-                "with the other, padding changes no valid row"
+                f"the module takes {', '.join(opposite)} {OPPOSITE}: with {right}, padding changes no valid row"
             )
         return frozenset(), {} if opposite else changed
 
-    def _opposite_masks(self) -> list[str]:
-        """The padding masks of one meaning that the module takes in the other: with that, padding changes no row."""
+    def _opposite_masks(self) -> dict[str, str]:
+        """The padding masks of one meaning that the module takes in the other, with that: so padding changes no row."""
         turned = {"keep": "hide", "hide": "keep"}
         masks = [mask for mask in self.io.padding_masks() if mask.carries == "mask" and mask.polarity in turned]
         other = {mask: replace(mask, polarity=turned[mask.polarity]) for mask in masks}
         io = replace(self.io, masks=tuple(other.get(mask, mask) for mask in self.io.masks))
         padded = next((case for case in cases(io) if case.name == "right padding"), None)
         if padded is None or not masks:
-            return []
+            return {}
         with self.eager.session("fp32") as session:
             found = SessionErrors(session.ran)
             measure_items(session, io, padded, session.run(padded.feeds), found, _FEW_ITEMS)
         spreads = {key: one for key, one in found.spreads.items() if not key[0].startswith(ON_THE_LEFT)}
         pairs = parity.judge_invariance(spreads, self.eager.yardstick("fp32"), [padded.name])
-        return [str(mask.input) for mask in masks] if pairs and all(pair.verdict == "PASS" for pair in pairs) else []
+        passed = pairs and all(pair.verdict == "PASS" for pair in pairs)
+        return {str(mask.input): turned[str(mask.polarity)] for mask in masks} if passed else {}
 
     def _padding_notes(self, own: SessionErrors) -> list[str]:
         """What was not compared with other padding, and why."""

@@ -35,6 +35,7 @@ from attnport.artifacts import (
     RuntimeParity,
     Session,
     TensorSpec,
+    Verdict,
 )
 from attnport.cases.inputs import Array, Case, validity
 from attnport.errors import ArtifactError, AttnportError, UnavailableError
@@ -292,8 +293,13 @@ def _digest(manifest: Manifest) -> str:
 
 
 def findings(traced: Traced) -> tuple[Finding, ...]:
-    """Where each runtime and form that failed goes wrong; a form that one of these runtimes opens is left out."""
-    failed = {name: row for name, row in traced.report.runtimes.items() if row.verdict == "FAIL"}
+    """Where each runtime and form that failed goes wrong; a form that one of these runtimes opens is left out.
+
+    The module cast to half precision is searched also where it overflows in cases alone that nothing is judged by.
+    """
+    failed = {
+        name: row for name, row in traced.report.runtimes.items() if row.verdict == "FAIL" or _overflows(name, row)
+    }
     searched = {opening.model for name, opening in traced.openings().items() if name in failed}
     failed |= {
         f"{FORM}{name}": row
@@ -303,7 +309,7 @@ def findings(traced: Traced) -> tuple[Finding, ...]:
     found = []
     for name, row in failed.items():
         try:
-            if name == EAGER and row.plan != "fp32":
+            if _is_cast(name, row):
                 found.append(_overflow(traced, name, row))
                 continue
             with tempfile.TemporaryDirectory(prefix="attnport-bisect-") as scratch:
@@ -313,9 +319,17 @@ def findings(traced: Traced) -> tuple[Finding, ...]:
     return tuple(found)
 
 
+def _is_cast(name: str, row: RuntimeParity) -> bool:
+    return name == EAGER and row.plan != "fp32"
+
+
+def _overflows(name: str, row: RuntimeParity) -> bool:
+    return _is_cast(name, row) and any(result.nonfinite for result in row.cases)
+
+
 def _overflow(traced: Traced, name: str, row: RuntimeParity) -> Finding:
     """Where the module itself, cast to half precision, has no finite numbers any more though float64 has."""
-    case = _failing(traced, row)
+    case = _failing(traced, row) or _failing(traced, row, "NOT_RUN")
     if case is None:
         return Finding(name, reason=f"no case failed by its numbers ({row.reason})")
     exact, own = traced.graph("fp32", float64=True), traced.graph(row.plan)
@@ -673,13 +687,17 @@ def _fine(errors: Mapping[str, LayerError]) -> set[str]:
     return {name for name, error in errors.items() if error.verdict == "PASS"}
 
 
-def _failing(traced: Traced, row: RuntimeParity) -> Case | None:
-    """The smallest case that failed by its numbers; extreme ones last: users seldom meet them, and errors are large."""
+def _failing(traced: Traced, row: RuntimeParity, verdict: Verdict = "FAIL") -> Case | None:
+    """The smallest case that failed by its numbers; extreme ones last: users seldom meet them, and errors are large.
+
+    Args:
+        verdict: NOT_RUN for a case without a bound.
+    """
     # NaN has no error, but it diverges too.
     failing = {
         result.case
         for result in row.cases
-        if result.verdict == "FAIL" and (result.rms_error is not None or result.nonfinite)
+        if result.verdict == verdict and (result.rms_error is not None or result.nonfinite)
     }
     found = [case for case in traced.cases if case.name in failing]
     return min(

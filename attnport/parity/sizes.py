@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,8 @@ Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 _CHECKERS = ("ort_cpu", "onnx_reference")
 _MOVED = 8
 """Further runs of PyTorch where a graph is far off, each with weights and inputs moved by one rounding."""
+_BEYOND = re.compile(r"out of data bounds, idx=(-?\d+) must be within the inclusive range \[-?\d+,(\d+)\]")
+"""What ONNX Runtime says of a `Gather` whose index is beyond its table: the index, and the last row."""
 _CONTRADICTED = "Declare what is right at every size, such as past+seq, or narrow the range of a dim."
 
 
@@ -236,10 +239,14 @@ def _checker(io: IOContract, model: Path, case: Case) -> tuple[str, Session]:
             return name, session
         problems.append(f"{name}: {got}")
         session.close()
-    hint, limited = "", next((spec for spec in io.inputs if spec.high), None)
-    if limited and any("out of data bounds" in problem for problem in problems):
-        hint = f"A table has fewer rows than an input has values: is {limited}:high={limited.high} as many as it has?"
-    raise ExportError(f"the exported graph runs nowhere, at {case.name}: {'; '.join(problems)}", hint=hint)
+    beyond = next(filter(None, map(_BEYOND.search, problems)), None)
+    if beyond and (limited := [f"{spec.name}:high={spec.high}" for spec in io.inputs if spec.high]):
+        raise ExportError(
+            f"a table has fewer rows than an input has values: at {case.name}, row {beyond[1]} of a table of "
+            f"{int(beyond[2]) + 1} was read.",
+            hint=f"Declare as many values as the table has rows; declared is {', '.join(limited)}.",
+        )
+    raise ExportError(f"the exported graph runs nowhere, at {case.name}: {'; '.join(problems)}")
 
 
 def _outputs(session: Session, case: Case) -> dict[str, Array] | str:

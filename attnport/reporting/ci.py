@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from xml.etree import ElementTree
 
 from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, RuntimeParity, Verdict
+from attnport.parities import cause
 from attnport.reporting.facts import ran, tallies, times, worst
 from attnport.reporting.markup import printable
 
@@ -20,9 +21,12 @@ WHOLE = "all cases"
 """Stands for the case of a verdict that is of no single one, as of a runtime that was not run."""
 
 
+_FORM = "form "
+
+
 def _members(report: ParityReport) -> Mapping[str, RuntimeParity]:
     """Runtimes, then lowered forms, which have `form` before their names."""
-    return {**report.runtimes, **{f"form {name}": row for name, row in report.forms.items()}}
+    return {**report.runtimes, **{f"{_FORM}{name}": row for name, row in report.forms.items()}}
 
 
 def by_case(row: RuntimeParity) -> Iterator[tuple[str, Verdict, str]]:
@@ -102,29 +106,37 @@ def _count(element: ElementTree.Element, counts: Counter[str]) -> None:
 
 
 def workflow_commands(report: ParityReport, found: Iterable[tuple[str, str]] = ()) -> str:
-    """A line for the verdict, an error for each failed case, and a notice for each runtime or form that was not run.
+    """A line for the verdict, the errors, and a notice for each runtime or form that was not run.
 
-    One notice names all runtimes that lack a package or a device here.
+    GitHub shows ten errors of a step. So the cause is first where a note knows it, and what fails is one error each: a
+    runtime, and a form whose runtime does not fail. One notice names all runtimes that lack a package or a device here.
 
     Args:
-        found: A title and a text for each search for what is wrong; each is an error of its own.
+        found: A title and a text for each search for what is wrong; each is an error of its own, or a warning where
+            nothing failed.
     """
-    lines = (*_lines(report), *(_command("error", title, text) for title, text in found))
+    kind = "error" if report.verdict == "FAIL" else "warning"
+    lines = (*_lines(report), *(_command(kind, title, text) for title, text in found))
     return "".join(f"{line}\n" for line in lines)
 
 
 def _lines(report: ParityReport) -> Iterator[str]:
     yield _command("notice", f"parity: {report.verdict}", ", ".join(tallies(report)))
+    known = cause(report)
+    if known:
+        yield _command("error", "the cause", known)
+    repeated = {f"{_FORM}{name}" for name, row in report.runtimes.items() if row.verdict == "FAIL"}
     for name, row in _members(report).items():
-        for case, verdict, reason in by_case(row):
-            if verdict == "FAIL":
-                yield _command("error", f"{name} fails: {case}", reason)
+        if row.verdict == "FAIL" and name not in repeated:
+            yield _command("error", f"{name} fails", row.reason)
         if row.verdict == "NOT_RUN":
             yield _command("notice", f"{name} was not run", row.reason)
     if report.absent:
         names = ", ".join(report.absent)
         yield _command("notice", "not installed, or without its device here", f"{names}; why: attnport doctor")
     for note in report.notes:
+        if note == known:
+            continue
         yield _command("notice", "parity", note)
 
 

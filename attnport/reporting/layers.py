@@ -73,7 +73,7 @@ def bisected(found: Bisected, detail: doc.Detail = "brief") -> Iterator[doc.Bloc
     """The parity report, and for each runtime or form that failed the layer where it goes wrong."""
     yield from doc.blocks(found.parity, detail)
     if not found.findings:
-        whole = all(row.plan == "fp32" for row in found.parity.runtimes.values())
+        whole = any(row.plan == "fp32" for row in found.parity.runtimes.values())
         more = "; with --precision fp16, what overflows" if whole else ""
         yield doc.Text(f"bisect: nothing failed, so there is nothing to search{more}")
     for finding in found.findings:

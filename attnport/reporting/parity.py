@@ -77,7 +77,7 @@ def _verdicts(title: doc.Line, what: str, rows: Mapping[str, RuntimeParity]) -> 
         if not judged.cases and not judged.ran:
             return doc.Row(first, told)
         ran_as = f"{judged.ran.provider} {judged.ran.precision}" if judged.ran else ""
-        cases = str(len({case.case for case in judged.cases})) if judged.cases else ""
+        cases = str(len({case.case for case in judged.cases if case.verdict != "NOT_RUN"})) if judged.cases else ""
         most = largest(case for case in judged.cases if case.verdict != "NOT_RUN")
         return doc.Row((*first, ran_as, cases, times(most), _padding(judged)), told)
 

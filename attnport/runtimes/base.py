@@ -42,6 +42,7 @@ from attnport.errors import (
     UnavailableError,
     UsageError,
     first_line,
+    refuse_list,
     whole_cause,
 )
 from attnport.example_values import continued
@@ -631,6 +632,7 @@ def chosen(named: Sequence[str] | None, *, bundle: bool = False) -> list[Runtime
 
 def _named(text: str) -> Runtime:
     """The runtime of a key; those without a table of precisions have engines or forms with names of their own."""
+    refuse_list("--runtime", text)
     key = Key.parse(text)
     runtime = get(key.runtime)
     if text.endswith(".") or (key.precision and runtime.plans and key.precision not in runtime.plans):

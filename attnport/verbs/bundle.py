@@ -20,7 +20,15 @@ from attnport.bundling.layouts.hub import AS_BUNDLE
 from attnport.bundling.readme import package_of
 from attnport.bundling.verifying import check
 from attnport.bundling.write import FUSION, PARITY, RUNS, Backend, choose_backends, gate, judge, needed_files, write
-from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UnavailableError, UsageError
+from attnport.errors import (
+    ArtifactError,
+    AttnportError,
+    IntegrityError,
+    ParityFailed,
+    UnavailableError,
+    UsageError,
+    refuse_list,
+)
 from attnport.exporter.targets import base as lowerings
 from attnport.folder.workspace import check_files, load_spec, not_in, open_folder, read_parity, toolchain
 from attnport.jsonfile import digest_file, digest_text, to_json
@@ -94,12 +102,7 @@ def bundle(
         ArtifactError, IntegrityError: the artifact is incomplete, or not what was written.
         ParityFailed: a form failed or was not checked, or the bundle fails its own golden cases here.
     """
-    unknown = [language for language in lang if language not in LANGUAGES]
-    if unknown or not lang:
-        raise UsageError(
-            f"language {', '.join(unknown) or 'missing'}; expected one of {', '.join(LANGUAGES)}.",
-            hint="Other languages call the C interface of cpp.",
-        )
+    _refuse_language(lang)
     laid_out = layouts.get(layout) if layout else None
     if laid_out is not None:
         _refuse_with_layout(layout, lang, sign, unverified, force)
@@ -119,7 +122,7 @@ def bundle(
     wanted = _wanted(folder, manifest, backends)
     check_files(folder, manifest, *wanted)
     judged = judge(folder, manifest, backends, read_parity(folder, manifest))
-    unchecked = [one.backend for one in judged if one.verdict == "NOT_RUN" and one.backend.engine is None]
+    unchecked = [one.backend for one in judged if one.verdict == "NOT_RUN"]
     if unchecked and not unverified:
         manifest = _checked(folder, unchecked, progress, tell)
         check_files(folder, manifest, *wanted)
@@ -236,7 +239,11 @@ def _with_forms(folder: Path, manifest: Manifest, names: Sequence[str], progress
 def _checked(
     folder: Path, backends: Sequence[Backend], progress: Callable[[str], None], tell: Callable[[str], None]
 ) -> Manifest:
-    """The manifest of the folder, after a check of forms that have no verdict, as far as a check is possible."""
+    """The manifest of the folder, after a check of what has no verdict, as far as a check is possible.
+
+    Of an engine without its device, the graph of its form is checked. What `check --precision` wrote is not asked: it
+    judges by names and rows of its own, as if nothing but that precision were there.
+    """
     from attnport.verbs.check import check
 
     targets = {backend.form.target for backend in backends}
@@ -294,6 +301,18 @@ def _in_cpp(manifest: BundleManifest) -> str:
     unread = manifest.tokenizer is not None and manifest.tokenizer.chars is None
     tokenizer = ", and a function that makes ids of texts: it does not read this tokenizer" if unread else ""
     return f"; one in C++: what cpp/README.md says{tokenizer}"
+
+
+def _refuse_language(lang: Sequence[str]) -> None:
+    """Raises UsageError for a language that no reader is in, or none at all."""
+    for language in lang:
+        refuse_list("--lang", language)
+    unknown = [language for language in lang if language not in LANGUAGES]
+    if unknown or not lang:
+        raise UsageError(
+            f"language {', '.join(unknown) or 'missing'}; expected one of {', '.join(LANGUAGES)}.",
+            hint="Other languages call the C interface of cpp.",
+        )
 
 
 def _refuse_with_layout(layout: str, lang: Sequence[str], sign: Path | None, unverified: bool, force: bool) -> None:

@@ -44,7 +44,7 @@ from attnport.folder.workspace import (
 from attnport.jsonfile import digest_file, digest_text
 from attnport.latency.workloads import parse_grid
 from attnport.options import Folder, Note, Option, Progress, Seed, Text, Timeout, Trust
-from attnport.parities import FILE, Basis, Bisected
+from attnport.parities import FILE, Basis, Bisected, cause
 from attnport.parity.bound import report as of_rows
 from attnport.parity.comparing import (
     AS_THE_MODULE,
@@ -253,6 +253,8 @@ def bisect(
 ) -> Bisected:
     """Finds the layer where each runtime or form that failed goes wrong, and measures errors by layer.
 
+    Of one precision, also where the module itself overflows in a case that is not judged for that reason.
+
     Args:
         report: What `check` gave.
         named: The runtimes that the user named: only these are searched, and are in the result.
@@ -264,7 +266,7 @@ def bisect(
         ArtifactError, IntegrityError, UsageError: as `check`; ExportError: torch no longer traces the module.
     """
     judged = of_named(report, named)
-    found = findings(inside(folder, judged, options, means)) if judged.verdict == "FAIL" else ()
+    found = findings(inside(folder, judged, options, means))
     if not half and (problem := why_no_layers(folder, report, options, means, force=force)):
         tell(problem)
     return Bisected(judged, found)
@@ -349,7 +351,9 @@ def raise_for(report: ParityReport, named: Sequence[str] = (), again: str = "") 
 
 
 def _hint(report: ParityReport, row: RuntimeParity, again: str, runtime: str = "") -> str:
-    """How to go on after a failure, of a runtime or of a form."""
+    """How to go on after a failure, of a runtime or of a form: the cause where it is known, else where to look."""
+    if known := cause(report):
+        return f"{known[0].upper()}{known[1:]}. Export it again, with that declared."
     told, short = [], Key.parse(runtime).runtime if runtime else ""
     form = report.forms.get(runtime)
     if form and form.verdict == "PASS" and form.ran and row.ran and form.ran.provider != row.ran.provider:
@@ -362,7 +366,6 @@ def _hint(report: ParityReport, row: RuntimeParity, again: str, runtime: str = "
             "hidden scores with torch.finfo(scores.dtype).min, not -inf, or put .nan_to_num() behind the softmax."
         )
     measured = any(one.verdict == "FAIL" and (one.rms_error is not None or one.nonfinite) for one in row.cases)
-    told.append(f"Every case: {FILE}, or of one precision parity.PRECISION.json.")
     own = report.runtimes.get(EAGER)
     if own and own.verdict == "FAIL" and own.plan != "fp32":
         told.append(f"PyTorch itself is wrong in {own.plan}. {_instead(own.plan)}")
@@ -373,6 +376,7 @@ def _hint(report: ParityReport, row: RuntimeParity, again: str, runtime: str = "
         )
     elif own and own.verdict == "FAIL":
         told.append("The module itself fails: check that each mask input has the declared meaning, such as :hide.")
+    told.append(f"Every case: {FILE}, or of one precision parity.PRECISION.json.")
     if again and opened and measured:
         told.append(f"Where it goes wrong: {again}{f' --runtime {short}' if short else ''} --bisect")
     return " ".join(told)

@@ -30,6 +30,7 @@ from attnport.errors import (
     EngineBuildError,
     FusionMissing,
     UsageError,
+    refuse_list,
 )
 from attnport.exporter import storage
 from attnport.exporter.engine.build import build_engine
@@ -110,7 +111,9 @@ def asked(targets: Sequence[str], precision: str | None) -> list[tuple[Lowering,
             hint=f"{AUTO} is searched by: attnport build FOLDER --target TARGET --precision {AUTO}",
         )
     chosen: dict[tuple[Lowering, str], None] = {}
-    for key in map(Key.parse, targets or lowerings.names()):
+    for name in targets or lowerings.names():
+        refuse_list("--target", name)
+        key = Key.parse(name)
         lowering = lowerings.get(key.runtime)
         usual = plan if plan and (targets or plan in lowering.plans) else lowering.plans[0]
         chosen[lowering, key.precision or usual] = None

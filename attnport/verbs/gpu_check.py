@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from attnport.artifacts import Capabilities, FusionTable, LatencyReport, ParityReport
-from attnport.errors import AttnportError, ParityFailed, UnavailableError, UsageError
+from attnport.errors import AttnportError, ParityFailed, UnavailableError, UsageError, refuse_list
 from attnport.exporter.targets import base as lowerings
 from attnport.folder.given import Given
 from attnport.folder.machine import find_gpus
@@ -262,6 +262,8 @@ def _chosen(only: Sequence[str], shapes: Sequence[str]) -> list[Subject]:
 
 def _runtimes(wanted: Sequence[str]) -> list[str]:
     known = gpu_runtimes()
+    for name in wanted:
+        refuse_list("--runtime", name)
     asked = [base.get(name).name for name in wanted] or [name for name in known if name not in NAMED_ALONE]
     if unknown := set(asked) - set(known):
         raise UsageError(f"runtime {min(unknown)!r}: gpu-check measures {', '.join(known)}.")

@@ -24,6 +24,7 @@ from attnport.bundling.readme import package_of
 from attnport.dims import Profile, parse_profile
 from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
 from attnport.folder.workspace import change
+from attnport.verbs import check as checking
 from attnport.verbs.bundle import bundle
 from attnport.verbs.inspect import inspect
 from attnport_bundle import load
@@ -148,6 +149,28 @@ def test_an_engine_that_passed_on_its_device_says_so(artifact: Path, tmp_path: P
     form = manifest.read(bundle(artifact, tmp_path / "app", forms=[NAME])).forms[NAME]
     assert form.proof == "device"
     assert form.parity.ran == Ran("an RTX", "tensorrt_rtx 1.0", "fp16")
+
+
+def test_a_case_that_was_not_judged_is_none_of_what_was_measured(artifact: Path, tmp_path: Path) -> None:
+    judged = tiny.parity().runtimes["ort_cpu"].cases[0]
+    beyond = dataclasses.replace(judged, case="large values", verdict="NOT_RUN", rms_error=68.0, max_error=99.0)
+    graph = dataclasses.replace(found("PASS", plan="fp16"), cases=(judged, beyond))
+    widen(artifact, report({}, {FORM: graph}))
+    form = manifest.read(bundle(artifact, tmp_path / "app", forms=[NAME])).forms[NAME]
+    assert [one.case for one in form.parity.results] == [judged.case]
+
+
+def test_an_engine_without_a_verdict_is_checked_first(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(folder: Path, runtimes: list[str], **_: Any) -> None:
+        assert "tensorrt_rtx" in runtimes
+        tiny.judged(folder, UNRUN)
+
+    widen(artifact, report({}, {}))
+    monkeypatch.setattr(checking, "check", check)
+    read = manifest.read(bundle(artifact, tmp_path / "app", forms=[NAME]))
+    assert (read.unverified, read.forms[NAME].parity.verdict) == (False, "PASS")
 
 
 @pytest.mark.parametrize(("runtime", "graph"), [("FAIL", "PASS"), ("NOT_RUN", "FAIL"), ("PASS", "FAIL")])

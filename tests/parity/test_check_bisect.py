@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -202,7 +201,7 @@ def test_a_named_runtime_that_was_not_run_keeps_its_verdict_and_exit_code(layere
     assert done.exit_code == 3
     assert "tensorrt_rtx was not run" in done.stderr
     assert "errors by layer were not measured" in done.stderr
-    assert re.search(r"\d forms? pass", done.stdout)
+    assert "graphs of forms, apart from their runtimes: PASS tensorrt_rtx.fp16" in done.stdout
 
 
 def test_a_model_that_was_exported_wrong_is_held_against_torch(layered: Path) -> None:
@@ -419,3 +418,26 @@ def test_the_module_that_overflows_in_half_precision_is_named_without_a_form_in_
     assert "computed in overflows.py, line 8: return x * self.factor" in shown
     assert "float16 computes NaN or Inf" in shown
     assert not (tmp_path / "out" / "layers.json").exists()
+
+
+def test_a_module_that_overflows_at_large_values_alone_passes_and_is_told_and_searched(tmp_path: Path) -> None:
+    mild = OVERFLOWS.replace("(100.0, 100.0, 100.0, 1e-6)", "(100.0, 20.0, 0.0005)").replace(
+        "torch.tanh(x) + 2", "x + 2"
+    )
+    (tmp_path / "overflows.py").write_text(mild)
+    export(f"{tmp_path / 'overflows.py'}:Model", tmp_path / "out", inputs=["x=float32[batch,4]"])
+    command = ["check", str(tmp_path / "out"), "--precision=fp16", "--runtime=torch_eager", "--bisect"]
+    result = CliRunner().invoke(cli, command)
+    shown = " ".join(result.output.split())
+    assert result.exit_code == 0, shown
+    (row,) = json.loads((tmp_path / "out" / "parity.fp16.json").read_text())["runtimes"].values()
+    judged = {case["case"] for case in row["cases"]} - {"large values"}
+    assert f"torch {row['ran']['provider'].removeprefix('torch ')} fp16 {len(judged)} " in shown
+    assert (
+        "fp16 has no finite result in the case 'large values', in PyTorch either, so nothing was judged there" in shown
+    )
+    assert "torch_eager goes wrong in layers.1 " in shown
+    annotated = CliRunner().invoke(cli, [*command, "--format=github"]).stdout
+    assert "::warning title=bisect%3A torch_eager goes wrong in layers.1::" in annotated
+    assert "::error" not in annotated
+    assert "case: large values" in shown

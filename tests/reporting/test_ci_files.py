@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +14,7 @@ from click.testing import Result
 from refusing import call, refused
 
 from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, Ran, RuntimeParity, Verdict
-from attnport.parities import Bisected, Finding
+from attnport.parities import OPPOSITE, Bisected, Finding
 from attnport.reporting.ci import by_case, junit, workflow_commands
 from attnport.reporting.layers import annotated
 
@@ -110,16 +111,27 @@ def test_names_with_control_characters_and_markup_are_well_formed() -> None:
     assert shown in outcomes(found[shown])[shown]
 
 
-def test_each_failed_case_is_one_line_for_github() -> None:
+def test_each_runtime_and_form_that_fails_is_one_line_for_github() -> None:
     assert workflow_commands(FAILING).splitlines() == [
         "::notice title=parity%3A FAIL::1 of 2 runtimes within the bound, 0 of 1 form within the bound",
-        "::error title=bad fails%3A long::a: 3.15 times its bound: max error 6.30e-01 is over its bound 2.00e-01",
-        "::error title=bad fails%3A padding%3A alone against in a batch::out: 2.50 times its bound",
+        "::error title=bad fails::2 of 3 results fail",
         "::notice title=crashed was not run::its process died of SIGSEGV",
-        "::error title=form onnx fails%3A all cases::no case was compared",
+        "::error title=form onnx fails::no case was compared",
         "::notice title=not installed%2C or without its device here::tensorrt, ort_cuda; why: attnport doctor",
         "::notice title=parity::a note",
     ]
+
+
+def test_the_cause_is_the_first_error_for_github_and_a_form_that_fails_with_its_runtime_is_none() -> None:
+    known = f"the module takes mask {OPPOSITE}: with mask:keep, padding changes no valid row"
+    report = replace(FAILING, forms={"bad": FAILING.runtimes["bad"]}, notes=("a note", known))
+    lines = workflow_commands(report).splitlines()
+    errors = [line for line in lines if line.startswith("::error")]
+    assert errors == [
+        f"::error title=the cause::{known}",
+        "::error title=bad fails::2 of 3 results fail",
+    ]
+    assert lines[-1] == "::notice title=parity::a note"
 
 
 def test_what_a_search_found_is_an_error_of_its_own_for_github() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnport.errors import AttnportError
+import attnport
+from attnport.errors import AttnportError, ExportError
 from attnport.verbs.export import export
 
 SOURCE = """
@@ -293,3 +294,11 @@ def test_a_mask_on_which_nothing_depends_is_told_at_export(name: str, told: bool
     inputs = ("x=float32[batch,seq,8]", "mask=int64[batch,seq]:padding")
     export(f"{source}:{name}", tmp_path / "out", inputs=inputs, tell=said.append)
     assert any("no output depends on the padding mask 'mask'" in note for note in said) == told
+
+
+def test_ids_beyond_a_table_are_told_with_its_rows(tmp_path: Path) -> None:
+    table = torch.nn.Embedding(20, 8)
+    with pytest.raises(ExportError, match="of a table of 20 was read") as caught:
+        attnport.export(table, tmp_path / "out", inputs=["input=int64[batch,seq]:high=5000"])
+    assert len(caught.value.message) < 150
+    assert "input:high=5000" in caught.value.hint
