@@ -283,7 +283,7 @@ def _contents(manifest: BundleManifest, why: str) -> str:
     size = mebibytes(sum(file.bytes for file in manifest.files.values()))
     first = manifest.forms[manifest.order[0]]
     packages = ["numpy", package_of(first.runtime, first.provider)]
-    if manifest.tokenizer and manifest.tokenizer.chars is None:
+    if manifest.needs_tokenizers:
         packages.append("tokenizers")
     needs = f"an application in Python needs: pip install {' '.join(packages)}"
     return f"{forms}; {size} MiB in {len(manifest.files)} files; {needs}"
