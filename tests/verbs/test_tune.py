@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,31 @@ def test_a_metric_of_the_users_judges_every_form_without_items_too(folder: Path,
     assert (only.score.value, only.reference) == (0.75, only.score)
     with pytest.raises(SpecError, match=r"lost\.py"):
         run(folder, None, metric="lost.py:mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "hint"),
+    [
+        (
+            "{file}:nope",
+            "there is no 'nope'; it defines accuracy",
+            "Name a function that takes .*ScoredModel.* a number",
+        ),
+        ("{file}:acuracy", "there is no 'acuracy'", "accuracy"),
+        ("{file}:LIMIT", "got int; expected a function that takes .*ScoredModel", "^$"),
+        ("{file}", "names no function", "A metric is FILE"),
+        ("lost.py:mine", "lost.py is not a file", "A metric is FILE"),
+        ("no such:mine", "is not a module's name", "A metric is FILE"),
+    ],
+)
+def test_a_metric_that_is_not_there_is_told_as_a_metric(
+    folder: Path, tmp_path: Path, name: str, said: str, hint: str
+) -> None:
+    file = tmp_path / "evaluate.py"
+    file.write_text("LIMIT = 3\ndef accuracy(model):\n    return 0.75\n")
+    with pytest.raises(SpecError, match=said) as caught:
+        run(folder, None, metric=name.format(file=file))
+    assert re.search(hint, caught.value.hint)
 
 
 @pytest.mark.parametrize(
