@@ -303,8 +303,8 @@ def _of_another_task(model: Any, read: _Read) -> str:
     if not task or not saved or "For" not in kind or kind in saved or several:
         return ""
     return (
-        f"the checkpoint was saved as {' or '.join(saved)}, and is taken as {kind}: its weights have the names that this "
-        f"one needs, but may have been trained for another task than {task}"
+        f"the checkpoint was saved as {' or '.join(saved)}, and is taken as {kind}: its weights have the names that "
+        f"this one needs, but may have been trained for another task than {task}"
     )
 
 
