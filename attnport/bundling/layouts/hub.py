@@ -66,7 +66,7 @@ class Hub(Layout):
         if "openvino" in {form.runtime for form in manifest.forms.values()} and len(manifest.forms) == 1:
             backend = '"openvino", model_kwargs={"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}'
         kind = "CrossEncoder" if manifest.io.outputs[0].name == "logits" else "SentenceTransformer"
-        return f"{kind}({str(out)!r}, backend={backend})"
+        return f'{kind}("{out}", backend={backend})'
 
     def file(self, packed: Packed, name: str) -> str:
         """The file of a form. Raises UsageError for one that the readers do not open, or not as it was checked."""
