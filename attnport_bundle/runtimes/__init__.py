@@ -209,8 +209,8 @@ def _reader(runtime: str) -> Any:
             raise
         own = Path(__file__).resolve().parents[3]
         raise RuntimeMissing(
-            f"a copy of the reader in a bundle opens the forms of that bundle alone: {own} has none for {runtime}; use the "
-            "copy in the folder python of the bundle that you open."
+            f"a copy of the reader in a bundle opens the forms of that bundle alone: {own} has none for {runtime}; use "
+            "the copy in the folder python of the bundle that you open."
         ) from None
 
 
