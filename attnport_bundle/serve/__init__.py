@@ -196,7 +196,7 @@ def engine_of(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as err:
         reader = Path(__file__).parents[1]  # pip takes a checkout by its folder, as the package is not on PyPI yet
-        package = reader if (reader / "pyproject.toml").is_file() else "attnport-bundle"
+        package = reader if (reader / "pyproject.toml").is_file() else "./attnport_bundle"
         missing = err.name if importlib.util.find_spec(name) else name
         raise RuntimeMissing(
             f"{missing} is not installed. A server has an environment of its own: its packages replace those of an "
