@@ -258,8 +258,24 @@ def serve(out: Reporter, run: Run) -> Finish:
 
 @cli.verb(DEPLOY, 'attnport generate text/ --prompt "Ports are"')
 def generate(out: Reporter, run: Run) -> Finish:
-    """Continue texts with a decoder exported by --with-past."""
-    return out.finish(run())
+    """Continue texts with a decoder exported by --with-past.
+
+    The texts go to stdout as the model wrote them; how fast that was, to stderr.
+    """
+    from attnport.console.streams import prose
+    from attnport.verbs.generate import speed, whole_texts
+
+    result = run()
+
+    def finish() -> None:
+        if out.as_json:
+            out.show(result)
+            return
+        for text in whole_texts(result):
+            out.print(f"{prose(text)}\n")
+        click.echo(speed(result), err=True)
+
+    return finish
 
 
 @cli.verb(TRUST, "attnport verify app/")

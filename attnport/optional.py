@@ -42,7 +42,7 @@ def require(name: str, packages: str = "") -> ModuleType:
     except ModuleNotFoundError as err:
         if err.name != name:
             raise MissingDependency(f"{name} cannot be imported: {err}", hint=f"Install what it needs: {line}") from err
-        raise MissingDependency(f"{name} is not installed.", hint=line) from err
+        raise MissingDependency(f"{name} is not installed.", hint=line) from None
     except (ImportError, OSError) as err:  # OSError: a library that the package loads is missing
         raise MissingDependency(
             f"{name} is installed but cannot be imported: {err}", hint=f"Reinstall it: {line}"

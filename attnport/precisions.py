@@ -186,7 +186,7 @@ class IntegerPlan:
     def __str__(self) -> str:
         """`20 of 24 layers in int8; perplexity: worse by 0.40% (0.50% allowed)`, and answers that are the same."""
         counted = f"; {self.score.same}" if self.score.same else ""
-        return f"{self.share}; {self.metric}: worse by {self.drop:.2%} ({self.max_drop:.2%} allowed){counted}"
+        return f"{self.share}; {self.metric}: worse by {self.drop:z.2%} ({self.max_drop:.2%} allowed){counted}"
 
     @property
     def share(self) -> str:

@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except BundleError as err:
-        print(f"error: {err}", file=sys.stderr)
+        print(f"error: {err}", *[f"hint: {err.hint}"] * bool(err.hint), sep="\n", file=sys.stderr)
         return err.exit_code
 
 

@@ -367,7 +367,7 @@ class Model:
         Args:
             prompt_name, prompt: As of `encode`; of a pair, the prompt stands before the first text.
             activation_fn: In place of the model's own, `Sigmoid` or `Identity`: its name, or torch's module.
-            apply_softmax: Of several classes, give the share of each.
+            apply_softmax: Of several classes, give the probability of each in place of its logit; they add up to 1.
 
         Raises:
             FeedError: the model gives no scores, or an argument is unknown; else as `embed`.

@@ -150,8 +150,13 @@ def usual_shape(spec: TensorSpec, io: IO) -> tuple[int, ...]:
 def _from_text(io: IO, tokenizer: str, folder: Path | None, prompts: Prompts, limit: int | None) -> list[str]:
     install = "" if folder is not None and reads_by_itself(folder / tokenizer) else " (`pip install tokenizers`)"
     if scores := batches.scoring(io):
-        program = _scores_program(next(spec for spec in io.outputs if spec.name == scores))
-        return [f"From texts, or pairs of texts, to scores{install}. {cut_at(io, limit)}", indent(program)]
+        output = next(spec for spec in io.outputs if spec.name == scores)
+        what = "scores" if output.dims[1:] in _ONE else "a logit for each class"
+        return [
+            f"From texts, or pairs of texts, to {what}{install}. {cut_at(io, limit)}",
+            indent(_scores_program(output)),
+            *_probabilities(output),
+        ]
     if (kind := batches.kind_of(io)) in (batches.SPARSE_ENCODER, batches.MULTI_VECTOR):
         uses = expected(prompts, 'prompt_name="{}"', "An `encode` method puts it there, or that of a")
         return [f"From text to what a {kind} makes of it{install}. {cut_at(io, limit)}", indent(_SEARCH), *uses]
@@ -222,16 +227,33 @@ _SEARCH = _program(
 )
 
 
+_ONE = ((), (1,))
+"""The dims of an output with one score for each text, behind the first."""
+
+
+def _probabilities(scores: TensorSpec) -> list[str]:
+    """What the numbers of a classifier are, and how they become probabilities."""
+    if scores.dims[1:] in _ONE:
+        return []
+    whose = "are logits, which do not add up to 1"
+    if scores.name == "scores":
+        whose = "are those of `CrossEncoder.predict`: logits, unless the model's config names an activation"
+    return [
+        f"The numbers that `predict` gives {whose}. `predict(texts, apply_softmax=True)` gives probabilities that "
+        'add up to 1. Where several classes may hold for a text, `activation_fn="Sigmoid"` gives that of each.'
+    ]
+
+
 def _scores_program(scores: TensorSpec) -> str:
     """The documents of a query, the best first; or the best class of each text, or pair of texts."""
-    if scores.dims[1:] in ((), (1,)):
+    if scores.dims[1:] in _ONE:
         call = '    ranked = model.rank("A query", ["A document.", "Another one, longer."])'
         return _program("from attnport_bundle import load", call, "print(ranked)")
     return _program(
         "from attnport_bundle import load",
         f'    labels = next(spec.labels for spec in model.io.outputs if spec.name == "{scores.name}")',
-        '    scores = model.predict(["A text.", ("A text", "and a second one, of a pair")])',
-        "print([labels[best] if labels else best for best in scores.argmax(1)])",
+        '    logits = model.predict(["A text.", ("A text", "and a second one, of a pair")])',
+        "print([labels[best] if labels else best for best in logits.argmax(1)])",
     )
 
 

@@ -26,6 +26,7 @@ SEND_ELSEWHERE = "Free some space, or send the output elsewhere, and run it agai
 _COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\w*\[)")
 """How a line of a log begins a command to GitHub (`::error`), also behind blanks, or holds one to it (`##[error]`) or
 to Azure (`##vso[`)."""
+_COMMANDING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONGEST_LINE = 1 << 16
 
 
@@ -37,6 +38,11 @@ def one_line(text: str) -> str:
 def escape_line(line: str) -> str:
     """A line that somebody else prints: as `one_line`, but its indentation stays."""
     return no_command(escape_all(line.expandtabs().rstrip()))
+
+
+def prose(text: str) -> str:
+    """A text of a model, as it is but for what commands a terminal or a CI, or turns the order of letters around."""
+    return "\n".join(map(no_command, _COMMANDING.sub(lambda match: ascii(match[0])[1:-1], text).split("\n")))
 
 
 def no_command(line: str) -> str:

@@ -17,6 +17,7 @@ from attnport.cases.inputs import Array, Case, case
 from attnport.decoders import roles_in
 from attnport.errors import AttnportError, SpecError, UsageError, first_line
 from attnport.sources.load import function_of
+from attnport.sources.package import Wanted
 from attnport_bundle.batches import OF_TOKENS, embedding, mapped, scoring
 from attnport_bundle.decoding.caches import Decoding, steps_of
 from attnport_bundle.text import Text
@@ -289,13 +290,19 @@ class ScoredModel:
         return found
 
 
+_METRIC = Wanted(
+    "A metric is FILE.py:FUNCTION or MODULE:FUNCTION.",
+    "a function that takes a parity.scoring.ScoredModel and returns a number, the larger the better",
+)
+
+
 class UserMetric:
     """A function of the user's, `FILE.py:FUNCTION` or `MODULE:FUNCTION`, called with a `ScoredModel`."""
 
     def __init__(self, text: str, folder: Path, manifest: Manifest) -> None:
         """Loads the function. Raises UsageError, SpecError: it cannot be loaded."""
         self.name = text
-        self._function: Callable[[ScoredModel], Any] = function_of(text)
+        self._function: Callable[[ScoredModel], Any] = function_of(text, _METRIC)
         self._io = manifest.io
         self._tokenizer = folder / manifest.tokenizer if manifest.tokenizer else None
 

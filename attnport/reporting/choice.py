@@ -143,7 +143,7 @@ def tuned(report: TuneReport, detail: doc.Detail = "brief") -> Iterator[doc.Bloc
 
 def change(one: Candidate) -> str:
     """`-0.16%`: how the metric changes; "" where nothing was scored."""
-    return "" if one.drop is None else f"{-one.drop:+.2%}"
+    return "" if one.drop is None else f"{-one.drop:+z.2%}"
 
 
 def _least(one: Candidate) -> str:

@@ -11,7 +11,7 @@ from types import CodeType
 from typing import Any
 
 from attnport.errors import SpecError, nearest
-from attnport.sources.package import SPEC_FORMS, attribute, find_in
+from attnport.sources.package import FACTORY, Wanted, attribute, find_in
 
 
 class _FromText(SourceFileLoader):
@@ -32,15 +32,18 @@ def module_name(path: Path) -> str:
     return f"attnport_source_{path.stem}"
 
 
-def file_factory(path: Path, factory: str) -> Callable[[], Any]:
+def file_factory(path: Path, factory: str, wanted: Wanted = FACTORY) -> Callable[..., Any]:
     """Loads `factory` from the Python file `path`, which may import the files beside it, now or when it is called.
+
+    Args:
+        wanted: What the function is for.
 
     Raises:
         SpecError: the file or the factory does not exist.
     """
     if not path.is_file():
         there = sorted(each.name for each in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise SpecError(f"{path} is not a file.", hint=nearest(path.name, there) or SPEC_FORMS)
+        raise SpecError(f"{path} is not a file.", hint=nearest(path.name, there) or wanted.forms)
     name = module_name(path)
     text_loader = _FromText(name, str(path)) if path.suffix in SOURCE_SUFFIXES else None
     loader = importlib.util.spec_from_file_location(name, path, loader=text_loader)
@@ -50,4 +53,4 @@ def file_factory(path: Path, factory: str) -> Callable[[], Any]:
     find_in(path.parent.resolve())
     sys.modules[name] = module  # so that the source of its classes can be found
     loader.loader.exec_module(module)
-    return attribute(module, factory, f"{path}:{factory}")
+    return attribute(module, factory, f"{path}:{factory}", wanted)

@@ -13,7 +13,7 @@ from attnport.artifacts import MANIFEST, ModelSpec, Source
 from attnport.errors import AttnportError, SpecError, UsageError, nearest
 from attnport.sources.digests import code_digest, dependencies, reading, weights_digest
 from attnport.sources.onnx_file import is_onnx
-from attnport.sources.package import SPEC_FORMS
+from attnport.sources.package import FACTORY, SPEC_FORMS, Wanted
 from attnport.sources.seeds import made_alike, seeded, seeding
 from attnport_bundle.format.manifest import MANIFEST as BUNDLE
 
@@ -73,8 +73,11 @@ def factory_of(text: str) -> Callable[[], Any]:
     return seeded(function_of(text))
 
 
-def function_of(text: str) -> Callable[..., Any]:
+def function_of(text: str, wanted: Wanted = FACTORY) -> Callable[..., Any]:
     """The function that `FILE.py:NAME` or `PACKAGE.MODULE:NAME` names.
+
+    Args:
+        wanted: What it is for.
 
     Raises:
         SpecError: it names none (`hf:`, `onnx:`, or a name without a colon), there is no such function, or loading its
@@ -82,15 +85,19 @@ def function_of(text: str) -> Callable[..., Any]:
     """
     place, _, factory = text.rpartition(":")
     if not place or not factory.isidentifier():
+        kind = "model" if wanted is FACTORY else "function"
         raise SpecError(
-            f"{text!r} names no model: got {factory!r} after the colon; expected a function's name.", hint=SPEC_FORMS
+            f"{text!r} names no {kind}: got {factory!r} after the colon; expected a function's name.",
+            hint=wanted.forms,
         )
     from attnport.sources.file import file_factory, is_file_name
     from attnport.sources.package import package_factory
 
     try:
         with seeding():  # a file may make its module when it is loaded
-            return file_factory(Path(place), factory) if is_file_name(place) else package_factory(place, factory)
+            if is_file_name(place):
+                return file_factory(Path(place), factory, wanted)
+            return package_factory(place, factory, wanted)
     except AttnportError:
         raise
     except (Exception, SystemExit) as err:

@@ -10,7 +10,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError, nearest
@@ -19,6 +19,16 @@ SPEC_FORMS = (
     "A model is a folder of transformers, OWNER/NAME on its hub, a file of ONNX, file.py:function, "
     "package.module:function, or a name of `attnport list models`."
 )
+
+
+class Wanted(NamedTuple):
+    """What a function of the user's is for, in the words of hints: the forms of its name, and what it is."""
+
+    forms: str
+    what: str
+
+
+FACTORY = Wanted(SPEC_FORMS, "a function or class that takes no argument and returns the module")
 _OF_HF = ("config.json", "modules.json", "adapter_config.json")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.py)", re.ASCII)
 
@@ -46,15 +56,18 @@ def hub_id(text: str) -> str:
     return place if place != text and _HUB_ID.fullmatch(place) and not Path(place).is_dir() else ""
 
 
-def package_factory(module: str, factory: str) -> Callable[[], Any]:
+def package_factory(module: str, factory: str, wanted: Wanted = FACTORY) -> Callable[..., Any]:
     """Loads `factory` from `module`, which is importable or in the current folder.
+
+    Args:
+        wanted: What the function is for.
 
     Raises:
         SpecError: the module or the factory does not exist.
     """
     text = f"{module}:{factory}"
     if not all(part.isidentifier() for part in module.split(".")):
-        raise SpecError(f"{text}: {module!r} is not a module's name.", hint=SPEC_FORMS)
+        raise SpecError(f"{text}: {module!r} is not a module's name.", hint=wanted.forms)
     try:
         imported = _imported(module)
     except ModuleNotFoundError as err:
@@ -65,7 +78,7 @@ def package_factory(module: str, factory: str) -> Callable[[], Any]:
                 "A file is written with its ending: file.py:factory.",
             ) from err
         raise
-    return attribute(imported, factory, text)
+    return attribute(imported, factory, text, wanted)
 
 
 class _Folder(MetaPathFinder):
@@ -113,8 +126,12 @@ def find_in(folder: Path) -> None:
         sys.meta_path.append(finder)
 
 
-def attribute(module: ModuleType, factory: str, text: str) -> Callable[[], Any]:
+def attribute(module: ModuleType, factory: str, text: str, wanted: Wanted = FACTORY) -> Callable[..., Any]:
     """The factory `factory` of `module`; a ModelSpec or a module instance is wrapped in a factory.
+
+    Args:
+        text: What named it, for messages.
+        wanted: What the function is for.
 
     Raises:
         SpecError: it does not exist, or is neither callable nor a ModelSpec.
@@ -123,20 +140,19 @@ def attribute(module: ModuleType, factory: str, text: str) -> Callable[[], Any]:
 
     if not hasattr(module, factory):
         defined = sorted(name for name, value in vars(module).items() if _defined_in(module, name, value))
-        shown = f"{', '.join(defined[:8])}{', ...' if len(defined) > 8 else ''}" or "no factory"
+        shown = f"{', '.join(defined[:8])}{', ...' if len(defined) > 8 else ''}" or "none"
         raise SpecError(
             f"{text}: there is no {factory!r}; it defines {shown}.",
-            hint=nearest(factory, defined) or "Name a function or class that takes no argument and returns the module.",
+            hint=nearest(factory, defined) or f"Name {wanted.what}.",
         )
     value = getattr(module, factory)
     if isinstance(value, ModelSpec | torch.nn.Module):
         return lambda: value
     if not callable(value):
         raise SpecError(
-            f"{text}: got {type(value).__name__}; expected a factory that returns a torch.nn.Module.",
-            hint="Name a function or class that takes no argument.",
+            f"{text}: got {type(value).__name__}; expected {wanted.what}.",
         )
-    result: Callable[[], Any] = value
+    result: Callable[..., Any] = value
     return result
 
 

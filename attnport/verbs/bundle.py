@@ -54,6 +54,8 @@ LANGUAGES = ("python", "cpp")
 FORMS = ("ort_cpu",)
 BUNDLE = "bundle"
 """The bundle that `ship` and `serve` make in an artifact folder."""
+_LARGE = 20
+"""A file of a layout is told by its name where it has more than one of so many parts of all bytes."""
 _INNER = ".bundle"
 """The bundle inside the folder of a layout that is being made of it."""
 
@@ -115,7 +117,8 @@ def bundle(
 
     refuse()
     place.refuse_unwritable(out)
-    names, why = (forms, "") if forms else (laid_out.forms, "") if laid_out else usual(folder, manifest)
+    named = forms or (laid_out.usual(manifest.forms) if laid_out else ())
+    names, why = (named, "") if named else usual(folder, manifest)
     manifest = _with_forms(folder, manifest, names, progress)
     backends = choose_backends(folder, manifest, names)
     progress("checking the artifact's files")
@@ -155,7 +158,9 @@ def bundle(
             progress(f"laying out for {layout}, and running the golden cases there")
             laid_out.write(layouts.Packed(packed, written, lambda: _described(manifest), tell, _in_browser), staged)
             shutil.rmtree(packed)
-    if laid_out is None:
+    if laid_out is not None:
+        tell(f"{_files(out, written)}; next: {laid_out.next(written, out)}")
+    else:
         _tell_of_another(folder / BUNDLE, out, written, tell)
         tell(f"{_contents(written, why)}{_in_cpp(written) if 'cpp' in lang else ''}")
         _tell_of_masks(read_parity(folder, manifest), tell)
@@ -290,10 +295,19 @@ def _contents(manifest: BundleManifest, why: str) -> str:
     size = mebibytes(sum(file.bytes for file in manifest.files.values()))
     first = manifest.forms[manifest.order[0]]
     packages = ["numpy", package_of(first.runtime, first.provider)]
-    if manifest.tokenizer and manifest.tokenizer.chars is None:
+    if manifest.needs_tokenizers:
         packages.append("tokenizers")
     needs = f"an application in Python needs: pip install {' '.join(packages)}"
     return f"{forms}; {size} MiB in {len(manifest.files)} files; {needs}"
+
+
+def _files(out: Path, manifest: BundleManifest) -> str:
+    """The forms that were laid out, and the files: their size, and that of each large one."""
+    sizes = {path.relative_to(out).as_posix(): path.stat().st_size for path in out.rglob("*") if path.is_file()}
+    total = sum(sizes.values())
+    large = [f"{name} ({mebibytes(sizes[name])} MiB)" for name in sorted(sizes) if sizes[name] * _LARGE > total]
+    forms = ", ".join(f"{name} ({form.plan})" for name, form in manifest.forms.items())
+    return f"{forms}; {mebibytes(total)} MiB in {len(sizes)} files: {', '.join(large)}"
 
 
 def _in_cpp(manifest: BundleManifest) -> str:

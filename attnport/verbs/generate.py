@@ -200,12 +200,21 @@ def _tokenizer(folder: Path, manifest: Manifest) -> Path | None:
     return folder / manifest.tokenizer if manifest.tokenizer else None
 
 
-@doc.blocks.register(Generated)
-def _blocks(result: Generated, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
-    """Each prompt with its text, and how fast that was."""
-    for prompt, text in zip(result.prompts or [""] * len(result.texts), result.texts, strict=True):
-        yield doc.Text(text if result.answers else f"{prompt}{text}")
+def whole_texts(result: Generated) -> list[str]:
+    """Each prompt with what continues it, or what answers it alone."""
+    prompts = [""] * len(result.texts) if result.answers or not result.prompts else result.prompts
+    return [f"{prompt}{text}" for prompt, text in zip(prompts, result.texts, strict=True)]
+
+
+def speed(result: Generated) -> str:
+    """How many tokens there are, and how long they took."""
     steps = max(result.tokens - len(result.texts), 0)
     rest = result.seconds - result.first_s
     each = f", then {1000 * rest * len(result.texts) / steps:.1f} ms a step" if steps and rest > 0 else ""
-    yield doc.Text(f"{result.tokens} tokens in {result.runtime}: the first after {1000 * result.first_s:.0f} ms{each}")
+    return f"{result.tokens} tokens in {result.runtime}: the first after {1000 * result.first_s:.0f} ms{each}"
+
+
+@doc.blocks.register(Generated)
+def _blocks(result: Generated, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
+    """Each prompt with its text, and how fast that was."""
+    yield from map(doc.Text, [*whole_texts(result), speed(result)])

@@ -8,14 +8,13 @@ from typing import Annotated, Literal
 
 from attnport.errors import ArtifactError, UsageError
 from attnport.folder.workspace import meant_by, open_folder
-from attnport.optional import require
 from attnport.options import Option, Progress, Tell
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs.bundle import BUNDLE, bundle
 from attnport.verbs.export import export
 from attnport_bundle import serve as serving
 from attnport_bundle.format.manifest import MANIFEST as BUNDLE_MANIFEST
-from attnport_bundle.serve import ENGINES, Options
+from attnport_bundle.serve import Options
 
 _DEFAULTS = Options()
 
@@ -65,8 +64,7 @@ def serve(
         )
     elif not is_model:
         open_folder(artifact)  # which says what else it is
-    if engine in ENGINES:
-        require(engine, ENGINES[engine])
+    serving.engine_of(engine)
     if artifact is not None and is_model:
         spec, artifact = str(artifact), out or Path("out", artifact.name.rpartition(":")[2].partition(".")[0])
         tell(f"exporting {spec} to {artifact}, as far as that was not done before")

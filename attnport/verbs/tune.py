@@ -130,6 +130,10 @@ def tune(
     data = _data(folder, manifest, sentences, inputs)
     todo = workloads(folder, manifest, shapes, sentences, seed, read_lengths(lengths) if lengths else {}, batch)
     measure = _metric(folder, manifest, data, metric)
+    beside = None
+    if metric and data and not decoder_roles(manifest.io):
+        with contextlib.suppress(UsageError):  # for too few items, or outputs that cannot be compared
+            beside = Agreement(manifest.io, data.scored)
     if data is None:
         tell(_NO_INTEGERS)
     counts = tuple(dict.fromkeys(threads or (physical_cores(),)))
@@ -152,6 +156,7 @@ def tune(
         most,
         data,
         measure,
+        beside,
         todo,
         until_s=time.monotonic() + budget_s,
         seed=seed,
@@ -263,7 +268,11 @@ class Data:
 
 @dataclass
 class Tuning:
-    """One run of the verb."""
+    """One run of the verb.
+
+    Attributes:
+        beside: Counts the answers that stay the same, beside a metric of the user's, which judges.
+    """
 
     folder: Path
     runtimes: Sequence[Runtime]
@@ -272,6 +281,7 @@ class Tuning:
     max_drop: float
     data: Data | None
     metric: Metric | None
+    beside: Agreement | None
     workloads: Sequence[Workload]
     until_s: float
     seed: int
@@ -290,9 +300,11 @@ class Tuning:
         self.references: dict[str, Score] = {}
         inputs = ""
         if self.metric is not None:
-            for runtime in self.runtimes:
+            for number, runtime in enumerate(self.runtimes):
                 with self._open(runtime, manifest.forms[runtime.form], manifest) as session:
                     self.references[runtime.name] = self.metric(session)
+                    if self.beside is not None and number == 0:
+                        self.beside(session)  # the answers that all others are compared with
         if self.data is None or self.metric is None:
             self.notes.append(_NO_INTEGERS)
         else:
@@ -308,6 +320,13 @@ class Tuning:
                 if form.target == runtime.form and self._wanted(runtime, form.plan) and not stale:
                     row = parity.get(name_of(runtime.name, form.plan))
                     self._judge_form(runtime, key, manifest, row, by_metric=by_metric)
+        scores = {one.plan: one.score.value for one in self.candidates if one.score}
+        values = {one.score.value for one in self.candidates if one.score}
+        if by_metric and len(scores) > 1 and len(values) == 1:
+            self.notes.append(
+                f"the metric is {values.pop():.4g} in {' and '.join(scores)} alike: it does not tell them apart; more "
+                "or harder items may"
+            )
 
     def _wanted(self, runtime: Runtime, plan: str) -> bool:
         """Whether a precision was asked for, and the runtime has it here."""
@@ -323,11 +342,15 @@ class Tuning:
         reference, fall = self.references.get(runtime.name), None
         if form.integers is not None:
             score, reference, fall = form.integers.score, form.integers.reference, form.integers.drop
-        elif self.metric is not None:
+        if self.beside is not None or (self.metric is not None and score is None):
             self.progress(f"scoring {name_of(runtime.name, form.plan)}")
             with self._open(runtime, form, manifest) as session:
-                score = self.metric(session)
-            fall = drop(score, self.references[runtime.name])
+                if self.metric is not None and score is None:
+                    score = self.metric(session)
+                    fall = drop(score, self.references[runtime.name])
+                if self.beside is not None and score is not None:
+                    same = self.beside(session)
+                    score = replace(score, parts=same.parts, counts=same.counts)
         verdict, reason = "", form.integers.share if form.integers else ""
         if not form.integers and not by_metric and (parity is None or parity.verdict != "PASS"):
             verdict, reason = REFUSED, f"parity: {parity.reason if parity else 'not checked'}"

@@ -113,7 +113,8 @@ def _public_key(path: Path, folder: Path) -> tuple[Ed25519PublicKey, str]:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
     except ImportError as err:
-        raise RuntimeMissing("cryptography is not installed; pip install cryptography.") from err
+        absent = isinstance(err, ModuleNotFoundError) and err.name == "cryptography"
+        raise RuntimeMissing("cryptography is not installed; pip install cryptography.") from (None if absent else err)
     refuse_inside(path, folder)
     try:
         key = load_pem_public_key(read_key(path))

@@ -404,6 +404,11 @@ class Manifest:
     prompts: Prompts
     text_limit: int | None
 
+    @property
+    def needs_tokenizers(self) -> bool:
+        """Whether texts need the package `tokenizers`: those of decoders, and of tokenizers not of BERT's kind."""
+        return self.tokenizer is not None and (self.tokenizer.chars is None or self.io.decoder is not None)
+
     def __post_init__(self) -> None:
         self.io.check()
         if self.text_limit is not None and self.text_limit < 1:

@@ -207,9 +207,11 @@ def _reader(runtime: str) -> Any:
     except ModuleNotFoundError as err:
         if err.name != name:
             raise
+        own = Path(__file__).resolve().parents[3]
         raise RuntimeMissing(
-            f"this copy of the reader opens no form of {runtime}; pip install attnport-bundle."
-        ) from err
+            f"a copy of the reader in a bundle opens the forms of that bundle alone: {own} has none for {runtime}; use "
+            "the copy in the folder python of the bundle that you open."
+        ) from None
 
 
 def _check_file(path: Path, form: Form) -> None:
@@ -235,7 +237,7 @@ def _module(runtime: str, requires: Requires) -> Any:
     except (ImportError, OSError) as err:  # OSError: a library that the package loads is missing
         absent = isinstance(err, ModuleNotFoundError) and err.name == runtime
         problem = "is not installed" if absent else f"cannot be imported: {err}"
-        raise RuntimeMissing(f'{runtime} {problem}; pip install "{wanted}".') from err
+        raise RuntimeMissing(f'{runtime} {problem}; pip install "{wanted}".') from (None if absent else err)
     version = str(module.__version__)
     fits = version == requires.runtime if requires.exact else release(version) >= release(requires.runtime)
     if not fits:

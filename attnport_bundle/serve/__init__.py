@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import importlib.util
 import ipaddress
 import socket
 import string
@@ -23,8 +24,8 @@ from ..arguments import LARGEST, integer, shown
 from ..errors import BundleError, FeedError, RuntimeMissing
 from ..format.files import read_trusted
 
-ENGINES = {"kserve": "kserve batched", "ray": '"ray[serve]" kserve'}
-"""The engines, each with the packages that it needs."""
+ENGINES = {"kserve": "kserve", "ray": "ray-serve"}
+"""The engines, each with the extra of this package that brings what it needs."""
 MOST_NAMES = 1024
 """The most inputs of a request, and the most outputs that it names."""
 MOST_DIMS = 32
@@ -168,14 +169,38 @@ def serve(
         tell: Called with lines about what is served, and where.
 
     Raises:
-        RuntimeMissing: a package is not installed.
+        RuntimeMissing: a package is not installed, that of a bundle's tokenizer among them.
         BundleError: there is no such engine, nothing can listen there, or a bundle does not pass its self-test; see
             `model.load_tested`.
     """
-    if engine not in ENGINES:
-        raise BundleError(f"engine: got {engine!r:.60}; expected {' or '.join(ENGINES)}.")
-    try:
-        chosen = importlib.import_module(f"{__name__}.{engine}")
-    except ModuleNotFoundError as err:
-        raise RuntimeMissing(f"{err.name} is not installed; pip install {ENGINES[engine]}.") from err
+    chosen = engine_of(engine)
+    for folder in models.values():
+        manifest, _ = read_trusted(folder, None)
+        if manifest.needs_tokenizers and importlib.util.find_spec("tokenizers") is None:
+            raise RuntimeMissing(
+                f"{folder}: texts need the package tokenizers, which is not installed.", hint="pip install tokenizers"
+            )
     chosen.run(models, options or Options(), key, tell)
+
+
+def engine_of(name: str) -> Any:
+    """The module of an engine.
+
+    Raises:
+        RuntimeMissing: a package that it needs is not installed.
+        BundleError: there is no such engine.
+    """
+    if name not in ENGINES:
+        raise BundleError(f"engine: got {name!r:.60}; expected {' or '.join(ENGINES)}.")
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as err:
+        reader = Path(__file__).parents[1]  # pip takes a checkout by its folder, as the package is not on PyPI yet
+        package = reader if (reader / "pyproject.toml").is_file() else "./attnport_bundle"
+        missing = err.name if importlib.util.find_spec(name) else name
+        raise RuntimeMissing(
+            f"{missing} is not installed. A server has an environment of its own: its packages replace those of an "
+            "exporter.",
+            hint=f'python -m venv serving && serving/bin/pip install "{package}[onnxruntime,{ENGINES[name]}]" && '
+            f"serving/bin/python -m attnport_bundle serve app/{'' if name == 'kserve' else f' --engine {name}'}",
+        ) from None

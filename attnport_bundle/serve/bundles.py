@@ -129,10 +129,13 @@ class Served(Model):  # type: ignore[misc]  # as above
         # Requests that name no output get vectors or scores of texts alone, as the others may be much larger.
         self._usual = [spec.name for spec in self.model.io.outputs]
         self.tokenizer: Tokenizer | None = None
+        self._unread = ""
         with suppress(FeedError):
             self._usual = [batches.scoring(self.model.io) or batches.embedding(self.model.io)]
-            with suppress(BundleError):  # without a tokenizer, or with one that cannot be read
+            try:
                 self.tokenizer = self.model._text()
+            except BundleError as err:
+                self._unread = str(err) if self.model.manifest.tokenizer else ""
         self.input_names = [each["name"] for each in self.get_input_types()]
         self._tokens = options.max_batch_tokens or batches.TOKENS
         self._joining: Joining | None = None
@@ -142,6 +145,11 @@ class Served(Model):  # type: ignore[misc]  # as above
             self._joining = joining
         self._answer = join(self._together) if self._joining and options.max_batch_tokens else self._alone
         self.ready = True
+
+    def require_readable(self) -> None:
+        """Raises Failed where the bundle has a tokenizer that cannot be read here, which is no fault of a request."""
+        if self._unread:
+            raise Failed(f"{self.name} cannot read text: {self._unread}")
 
     def get_input_types(self) -> list[dict[str, Any]]:
         """The inputs, with -1 for a dim that is dynamic; a request has `text`, or all others."""

@@ -183,6 +183,7 @@ def _vectors_asked(model: Served, body: _Embeddings) -> tuple[Asked, int]:
     if body.dimensions is not None:
         integer("dimensions", body.dimensions, 1, int(width))
     if model.tokenizer is None:
+        model.require_readable()
         raise FeedError("the bundle has no tokenizer; ask /v2/models for its vectors, with its tensors.")
     letters = len(texts) * int(width) * _VALUE[body.encoding_format]
     if letters > model.options.max_response_bytes:
@@ -231,6 +232,7 @@ def _documents(body: _Rerank) -> list[str]:
 def _scores_asked(model: Served, body: _Rerank) -> tuple[Asked, int]:
     output, documents = batches.scoring(model.model.io), _documents(body)
     dims = next((spec.dims[1:] for spec in model.model.io.outputs if spec.name == output), None)
+    model.require_readable()
     if model.tokenizer is None or dims not in ((), (1,)):
         raise FeedError(
             "rerank: the model does not give one score for a query and a document, as a cross-encoder does."
@@ -330,18 +332,19 @@ class _Writer:
         self._served, self._roles, self._ends = model, Roles(model.model.io, decoder), decoder.stop
         self._threads = ThreadPoolExecutor(model.options.generations, f"{model.name} generates")
         self._words: Words | None = None
-        self._problem = "the bundle has no tokenizer"
+        self._problem = ""
         if manifest.tokenizer:
             try:
                 self._words = Words(model.folder / manifest.tokenizer.file)
             except BundleError as err:
-                self._problem = str(err).rstrip(".")
+                self._problem = str(err)
         self._template = Template((model.folder / CHAT).read_bytes()) if CHAT in manifest.files else None
 
     def job(self, body: _Completion | _Chat) -> _Job:
-        """What a request asks for. Raises FeedError."""
+        """What a request asks for. Raises FeedError, or Failed where the bundle's tokenizer cannot be read here."""
         if self._words is None:
-            raise FeedError(f"{body.model} cannot read and write text: {self._problem}.")
+            kind, problem = (Failed, self._problem) if self._problem else (FeedError, "the bundle has no tokenizer.")
+            raise kind(f"{body.model} cannot read and write text: {problem}")
         options, words = self._served.options, self._words
         stops = [body.stop] if isinstance(body.stop, str) else [] if body.stop is None else body.stop
         fits = isinstance(stops, list) and all(type(stop) is str and 0 < len(stop) <= _STOP_LETTERS for stop in stops)

@@ -234,7 +234,8 @@ def open_file(path: Path) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError as err:
-        raise BundleError(f"{path} needs the package tokenizers: pip install tokenizers.") from err
+        cause = None if isinstance(err, ModuleNotFoundError) and err.name == "tokenizers" else err
+        raise BundleError(f"{path} needs the package tokenizers: pip install tokenizers.") from cause
     with told(path, "is no tokenizer that the package tokenizers reads"):
         return Tokenizer.from_file(str(path))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
+import traceback
 from pathlib import Path
 
 import onnxruntime
@@ -19,6 +21,7 @@ from attnport.folder.workspace import open_folder
 from attnport.reporting.choice import Choice, Deployable
 from attnport.verbs import bundle as verb
 from attnport.verbs.bundle import bundle
+from attnport_bundle import RuntimeMissing, load
 from attnport_bundle.format.manifest import ENGINES, RUNTIMES
 from attnport_bundle.runtimes import OLDEST
 
@@ -94,6 +97,18 @@ def test_without_a_name_the_recommended_form_is_bundled_where_it_runs(
     forms, why = verb.usual(artifact, timed)
     assert forms == (wanted,)
     assert said in why
+
+
+def test_a_package_that_is_missing_is_told_in_one_traceback(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, said in (
+        ("onnxruntime", r"onnxruntime is not installed; pip install"),
+        ("attnport_bundle.runtimes.onnxruntime", r"opens the forms of that bundle alone: .* has none for onnxruntime"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            with pytest.raises(RuntimeMissing, match=said) as caught:
+                load(app)
+        assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
 
 
 def test_a_bundle_for_cpp_says_what_its_reader_needs(artifact: Path, tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,6 +113,29 @@ def test_the_model_of_a_repository_gives_the_goldens_in_plain_onnxruntime(
     given = {spec.name: arrays[f"golden-0/in/{spec.name}"] for spec in tiny.IO.inputs}
     (pooled,) = session.run(["pooled"], given)
     np.testing.assert_allclose(pooled, arrays["golden-0/out/pooled"], atol=1e-6)
+
+
+def test_what_was_laid_out_is_told_with_its_size_and_what_opens_it(made_artifact: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    out = bundle(made_artifact, tmp_path / "repository", layout="triton", tell=told.append)
+    assert re.fullmatch(
+        r"ort_cpu \(fp32\); \S+ MiB in 3 files: tiny/1/model\.onnx \(\S+ MiB\).*; "
+        rf"next: tritonserver --model-repository {re.escape(str(out))}",
+        told[-1],
+    )
+
+
+def test_transformers_js_gets_a_file_for_each_precision_that_there_is() -> None:
+    there = ("openvino", "ort_cpu", "ort_cpu.fp16", "ort_cpu.int8")
+    assert base.get("web").usual(there) == ("ort_cpu", "ort_cpu.int8")
+    assert base.get("hub").usual(there) == base.get("web").usual(()) == ("ort_cpu",)
+    forms = {name: SimpleNamespace(plan=plan) for name, plan in (("ort_cpu", "fp32"), ("ort_cpu.int8", "int8"))}
+    outputs = (SimpleNamespace(name="last_hidden_state"),)
+    manifest: Any = SimpleNamespace(order=tuple(forms), forms=forms, io=SimpleNamespace(decoder=None, outputs=outputs))
+    line = base.get("web").next(manifest, Path("/served/models/minilm"))
+    assert line == (
+        "pipeline('feature-extraction', 'minilm', { dtype: 'fp32' or 'q8' }), with /served/models as env.localModelPath"
+    )
 
 
 def test_laying_out_twice_gives_equal_bytes(made_artifact: Path, tmp_path: Path) -> None:

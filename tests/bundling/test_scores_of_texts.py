@@ -163,3 +163,10 @@ def test_the_page_of_the_bundle_scores_texts(made: tuple[Path, Path, int]) -> No
     assert ("model.rank(" in page) is (labels == 1)
     assert ("model.predict(" in page) is (labels == 3)
     assert "model.embed(" not in page
+    assert ("predict(texts, apply_softmax=True)` gives probabilities" in page) is (labels == 3)
+    assert ("logits, unless the model's config names an activation" in page) is (labels == 3)
+    with load(app) as model:
+        if labels == 3:  # as the page says
+            np.testing.assert_allclose(model.predict(PAIRS, apply_softmax=True).sum(1), 1, atol=1e-6)
+            ((one, *_),) = model.predict(PAIRS[:1], activation_fn="Sigmoid")
+            assert 0 < one < 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -182,13 +183,31 @@ def test_the_command_line_exports_and_continues(tmp_path: Path) -> None:
     assert all(told["texts"])
     command = [sys.executable, "-m", "attnport.cli", "generate", str(out), "--prompt", "ab", "--max-tokens", "5"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert f"ab{told['texts'][0]}" in done.stdout
+    assert done.stdout == f"ab{told['texts'][0]}\n"
+    assert "5 tokens in ort_cpu" in done.stderr
     options = ("--min-tokens", 4, "--repetition-penalty", 1.5, "--no-repeat-ngram", 1, "--beams", 2)
     (text,) = generated("--max-tokens", 30, "--json", *options)["texts"]
     assert len(set(text)) == len(text) >= 4
     assert "the model keeps at most" in generated("--max-tokens", 500, code=2)
     for form, reason in (("ort_cpu.fp16", "not in fp16"), ("ort_cpu.int8", "attnport tune")):
         assert reason in generated("--runtime", form, code=3)
+
+
+def test_texts_are_printed_as_the_model_wrote_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import attnport.verbs.generate as verb
+
+    lines = [
+        "one paragraph that no terminal is as wide as, " * 4,
+        "  FOLDER\u3000\tand a table  ",
+        "",
+        "::error::\x1b[31m",
+    ]
+    found = verb.Generated("ort_cpu", "cpu", ("Say: ",), ("\n".join(lines),), 9, 1.0, 0.1)
+    monkeypatch.setattr(verb, "generate", functools.wraps(verb.generate)(lambda **given: found))
+    done = call("generate", tmp_path, "--prompt", "Say: ")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.split("\n") == ["Say: " + lines[0], *lines[1:3], "\\x3a:error::\\x1b[31m", ""]
+    assert done.stderr == "9 tokens in ort_cpu: the first after 100 ms, then 112.5 ms a step\n"
 
 
 def test_no_prompt_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ NOT_RUN = {
     "make ": "sets up environments, and takes minutes; it runs these tests",
     "pip install ./attnport_bundle ": "the tests run in such an environment",
     'pip install "./attnport_bundle[': "test_installed_reader.py and `make serve-test` install it",
+    "python -m venv serving ": "as above",
+    "serving/bin/python ": "tests/serving runs servers so",
     "curl 127.0.0.1:8080/": "needs a server; tests/serving/test_serving_page.py asks one",
     '{"inputs": [{': "as above",
     '{"model": "': "as above",

@@ -24,9 +24,9 @@ from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from attnport_bundle import Model, Tokenizer, load
-from attnport_bundle.errors import FeedError
+from attnport_bundle.errors import BundleError, FeedError
 from attnport_bundle.serve import Options
-from attnport_bundle.serve.bundles import DataPlane, ModelRepository, Served, answer_errors
+from attnport_bundle.serve.bundles import DataPlane, Failed, ModelRepository, Served, answer_errors
 from attnport_bundle.serve.openai import Template, add_routes
 
 pytestmark = pytest.mark.timeout(600)
@@ -394,6 +394,22 @@ class Slow:
         }  # fmt: skip
         await self.app(scope, receive, send)
         return sent
+
+
+def test_a_tokenizer_that_cannot_be_read_is_the_servers_fault(
+    speaker: Path, minilm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unread(*given: Any) -> Any:
+        raise BundleError("tokenizer.json cannot be read.")
+
+    monkeypatch.setattr("attnport_bundle.serve.openai.Words", unread)
+    start, body = asyncio.run(Slow(speaker, monkeypatch).ask())
+    error = json.loads(body["body"])["error"]
+    assert (start["status"], error["type"]) == (500, "server_error")
+    assert error["message"] == "speaker cannot read and write text: tokenizer.json cannot be read."
+    monkeypatch.setattr(Model, "_text", unread)
+    with pytest.raises(Failed, match=r"minilm cannot read text: tokenizer\.json cannot be read"):
+        Served("minilm", minilm, Options(), None, lambda together: together).require_readable()
 
 
 @pytest.mark.parametrize("stream", [False, True])

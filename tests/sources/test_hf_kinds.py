@@ -193,6 +193,15 @@ def test_a_head_without_weights_is_refused_by_name(folders: Path) -> None:
     assert "not trained for text-classification" in caught.value.hint
 
 
+def test_a_checkpoint_of_another_task_is_told(folders: Path) -> None:
+    text = f"hf:{made('bert_classes', folders)}"
+    (note,) = load(text, task="token-classification").notes
+    assert "saved as BertForSequenceClassification, and is taken as BertForTokenClassification" in note
+    assert "another task than token-classification" in note
+    for task in ("", "text-classification", "feature-extraction"):
+        assert load(text, task=task).notes == ()
+
+
 def test_wrong_tasks_and_parts_are_answered_with_those_that_there_are(folders: Path) -> None:
     text = f"hf:{made('bert', folders)}"
     with pytest.raises(UsageError, match="there are feature-extraction, text-classification"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from attnport.errors import SpecError, UsageError
 from attnport.folder.workspace import open_folder
 from attnport.jsonfile import digest_file
 from attnport.latency import choice
+from attnport.parity import scoring
+from attnport.precisions import Score
 from attnport.verbs import tune as tuning
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
@@ -170,7 +173,14 @@ def test_what_an_interrupted_run_has_written_is_used(
 def test_a_drop_that_is_not_allowed_leaves_no_form(
     folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Vectors(scoring.Agreement):
+        """As of an embedder, which this model is not."""
+
+        def __call__(self, session: Any) -> Score:
+            return Score(super().__call__(session).value, {"least cosine": 0.97}, {"nearest neighbours": (28, 30)})
+
     prefer(monkeypatch, "int8")
+    monkeypatch.setattr(tuning, "Agreement", Vectors)
     metric = tmp_path / "mine.py"
     metric.write_text("def mine(model):\n    return 1.0 if model._session.ran.precision == 'fp32' else 0.9\n")
     report = run(folder, items, metric=f"{metric}:mine")
@@ -195,6 +205,55 @@ def test_a_metric_of_the_users_judges_every_form_without_items_too(folder: Path,
     assert (only.score.value, only.reference) == (0.75, only.score)
     with pytest.raises(SpecError, match=r"lost\.py"):
         run(folder, None, metric="lost.py:mine")
+
+
+def test_a_metric_of_the_users_stands_beside_the_answers_that_stay_the_same(
+    folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Vectors(scoring.Agreement):
+        """As of an embedder, which this model is not."""
+
+        def __call__(self, session: Any) -> Score:
+            return Score(super().__call__(session).value, {"least cosine": 0.97}, {"nearest neighbours": (28, 30)})
+
+    prefer(monkeypatch, "int8")
+    monkeypatch.setattr(tuning, "Agreement", Vectors)
+    metric = tmp_path / "mine.py"
+    metric.write_text("def mine(model):\n    return 1.0\n")
+    report = run(folder, items, metric=f"{metric}:mine", max_drop=0.5)
+    scores = {one.form: one.score for one in report.candidates}
+    assert set(scores) == {"ort_cpu", "ort_cpu.int8"}
+    assert all(score is not None and score.value == 1.0 and score.counts for score in scores.values())
+    assert any("does not tell them apart" in note for note in report.notes)
+    printed = str(report)
+    assert "-0.00%" not in printed
+    for each in ("28 of 30 nearest neighbours the same", "least cosine 0.9700 of the 30 that were judged"):
+        assert each in " ".join(printed.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "hint"),
+    [
+        (
+            "{file}:nope",
+            "there is no 'nope'; it defines accuracy",
+            "Name a function that takes .*ScoredModel.* a number",
+        ),
+        ("{file}:acuracy", "there is no 'acuracy'", "accuracy"),
+        ("{file}:LIMIT", "got int; expected a function that takes .*ScoredModel", "^$"),
+        ("{file}", "names no function", "A metric is FILE"),
+        ("lost.py:mine", "lost.py is not a file", "A metric is FILE"),
+        ("no such:mine", "is not a module's name", "A metric is FILE"),
+    ],
+)
+def test_a_metric_that_is_not_there_is_told_as_a_metric(
+    folder: Path, tmp_path: Path, name: str, said: str, hint: str
+) -> None:
+    file = tmp_path / "evaluate.py"
+    file.write_text("LIMIT = 3\ndef accuracy(model):\n    return 0.75\n")
+    with pytest.raises(SpecError, match=said) as caught:
+        run(folder, None, metric=name.format(file=file))
+    assert re.search(hint, caught.value.hint)
 
 
 @pytest.mark.parametrize(

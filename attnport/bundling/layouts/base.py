@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,9 +141,15 @@ class Layout(abc.ABC):
 
     Attributes:
         forms: What is laid out if no form is named.
+        also: What is laid out then besides, as far as the artifact folder has it.
     """
 
     forms: tuple[str, ...] = ("ort_cpu",)
+    also: tuple[str, ...] = ()
+
+    def usual(self, there: Collection[str]) -> tuple[str, ...]:
+        """The forms if none is named, of an artifact folder that has the forms `there`."""
+        return *self.forms, *(name for name in self.also if name in there)
 
     @abc.abstractmethod
     def write(self, packed: Packed, target: Path) -> None:
@@ -152,6 +158,14 @@ class Layout(abc.ABC):
         Raises:
             UsageError: the layout cannot have this model or form.
             ParityFailed: what was written computes other numbers than the bundle.
+        """
+
+    @abc.abstractmethod
+    def next(self, manifest: Manifest, out: Path) -> str:
+        """What opens the folder `out` that was written: a command, or a line of a program.
+
+        Args:
+            manifest: Of the bundle that was laid out.
         """
 
 

@@ -18,6 +18,7 @@ from attnport import optional
 from attnport.bundling.layouts._opened import in_onnxruntime, in_openvino
 from attnport.bundling.layouts.base import Layout, Packed
 from attnport.errors import UsageError
+from attnport_bundle.format.manifest import Manifest
 from attnport_bundle.runtimes.openvino import PRECISIONS
 
 if TYPE_CHECKING:
@@ -58,6 +59,14 @@ class Hub(Layout):
                 _write_openvino(packed, name, target / file)
             else:
                 self.write_onnx(packed, name, target / file)
+
+    def next(self, manifest: Manifest, out: Path) -> str:
+        """With sentence-transformers."""
+        backend = '"onnx"'
+        if "openvino" in {form.runtime for form in manifest.forms.values()} and len(manifest.forms) == 1:
+            backend = '"openvino", model_kwargs={"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}'
+        kind = "CrossEncoder" if manifest.io.outputs[0].name == "logits" else "SentenceTransformer"
+        return f'{kind}("{out}", backend={backend})'
 
     def file(self, packed: Packed, name: str) -> str:
         """The file of a form. Raises UsageError for one that the readers do not open, or not as it was checked."""

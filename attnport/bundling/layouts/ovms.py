@@ -10,6 +10,7 @@ from pathlib import Path
 
 from attnport.bundling.layouts._opened import in_openvino
 from attnport.bundling.layouts.base import Layout, Packed
+from attnport_bundle.format.manifest import Manifest
 from attnport_bundle.runtimes.openvino import PRECISIONS
 
 
@@ -33,6 +34,10 @@ class ModelServer(Layout):
         (target / "config.json").write_text(text, encoding="utf-8")
         path = version / "model.onnx"
         packed.proved(name, "OpenVINO", lambda: in_openvino(packed.manifest, name, path, settings))
+
+    def next(self, manifest: Manifest, out: Path) -> str:
+        """The command of the server."""
+        return f"ovms --config_path {out / 'config.json'} --port 9000 --rest_port 8000"
 
 
 LAYOUT = ModelServer()

@@ -16,7 +16,7 @@ from attnport.bundling.layouts._opened import in_onnxruntime, in_openvino
 from attnport.bundling.layouts.base import Layout, Packed, Run
 from attnport_bundle.errors import BundleError
 from attnport_bundle.format.contract import Dim, TensorSpec
-from attnport_bundle.format.manifest import MANIFEST, Form, TokenizerFiles
+from attnport_bundle.format.manifest import MANIFEST, Form, Manifest, TokenizerFiles
 from attnport_bundle.model import open_form
 from attnport_bundle.runtimes.openvino import PRECISIONS
 from attnport_bundle.text import Tokenizer
@@ -58,6 +58,10 @@ class Triton(Layout):
         repository.model()
         if packed.manifest.tokenizer is not None:
             repository.text(packed.manifest.tokenizer)
+
+    def next(self, manifest: Manifest, out: Path) -> str:
+        """The command of the server."""
+        return f"tritonserver --model-repository {out}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,13 +22,15 @@ from attnport.bundling.layouts.hub import AS_BUNDLE, Hub
 from attnport.errors import UsageError
 from attnport_bundle.format.contract import IO
 from attnport_bundle.format.decoder import Decoder
+from attnport_bundle.format.manifest import Manifest
 
 if TYPE_CHECKING:
     import onnx
 
 PACKAGE = "onnxruntime-web"
 FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx", "int4": "onnx/model_q4.onnx"}
-"""By precision of the form; transformers.js calls them fp32, q8 and q4."""
+DTYPES = {"fp32": "fp32", "int8": "q8", "int4": "q4"}
+"""By precision of the form, and what transformers.js calls it."""
 
 
 class Web(Hub):
@@ -36,6 +38,15 @@ class Web(Hub):
 
     name = "web"
     runtimes = ("onnxruntime",)
+    also = ("ort_cpu.int8", "ort_cpu.int4")
+
+    def next(self, manifest: Manifest, out: Path) -> str:
+        """With transformers.js, and every `dtype` that there is a file for."""
+        task = "text-classification" if manifest.io.outputs[0].name == "logits" else "feature-extraction"
+        task = "text-generation" if manifest.io.decoder else task
+        dtypes = " or ".join(f"'{DTYPES[manifest.forms[name].plan]}'" for name in manifest.order)
+        served = out.resolve()
+        return f"pipeline('{task}', '{served.name}', {{ dtype: {dtypes} }}), with {served.parent} as env.localModelPath"
 
     def names(self, packed: Packed) -> Mapping[str, str]:
         """Of a decoder, those that transformers.js gives and takes; other models have them already."""

@@ -278,8 +278,8 @@ def _fixable(contract: IOContract, declared: Sequence[str]) -> tuple[Dim, ...]:
 
 
 def _notes(model: Any, read: _Read) -> tuple[str, ...]:
-    """What a user should know of the tokenizer, and of the part of the model that one graph is."""
-    notes = (read.tokenizer.note,) if read.tokenizer.note else ()
+    """What a user should know of the tokenizer, of the head, and of the part of the model that one graph is."""
+    notes = tuple(filter(None, (read.tokenizer.note, _of_another_task(model, read))))
     generates = bool(getattr(model, "can_generate", lambda: False)())
     if not generates or read.source.part not in ("", "decoder"):
         return notes
@@ -291,6 +291,20 @@ def _notes(model: Any, read: _Read) -> tuple[str, ...]:
     return (
         *notes,
         f"{type(model).__name__} generates: this is one pass over whole sequences, without a cache; {further}",
+    )
+
+
+def _of_another_task(model: Any, read: _Read) -> str:
+    """A note where the checkpoint has a head of another kind, whose weights may have the same names; else ""."""
+    kind, task = type(model).__name__, read.source.task
+    saved = [str(name) for name in getattr(read.config, "architectures", None) or ()]
+    # What was pretrained has the heads of several tasks.
+    several = any(name.endswith("ForPreTraining") for name in saved)
+    if not task or not saved or "For" not in kind or kind in saved or several:
+        return ""
+    return (
+        f"the checkpoint was saved as {' or '.join(saved)}, and is taken as {kind}: its weights have the names that "
+        f"this one needs, but may have been trained for another task than {task}"
     )
 
 
