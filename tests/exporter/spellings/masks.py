@@ -272,7 +272,7 @@ CASES: dict[str, Case] = {
     "float32_declared": projected(_added, _typed("float32"), "padding(mask)"),
     "float_hides": projected(_float_hides, contract(X, HIDDEN), "padding(hidden)"),
     "float_keeps": projected(_float_keeps, contract(X, HIDDEN), "padding(hidden)", call=SDPA),
-    "float_added": projected(_float_added, contract(X, HIDDEN), "padding(hidden)"),
+    "float_added": projected(_float_added, HIDES_IN_FLOAT, "padding(hidden)"),
     "float_subtracted": projected(_float_subtracted, HIDES_IN_FLOAT, "padding(hidden)"),
     "float_added_before_scale": projected(_float_added_before_scale, HIDES_IN_FLOAT, "padding(hidden)"),
     "cross": projected(_masked_fill, CROSS, "padding(mask)"),
