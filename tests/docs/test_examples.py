@@ -61,7 +61,6 @@ WITH_COMMANDS = {
     "docs/runtimes.md",
     "docs/search.md",
     "docs/sentence-transformers.md",
-    "docs/serve.md",  # in tests/serving, where there are servers
     "docs/start.md",
     "docs/tune.md",
     "docs/web.md",  # in tests/layouts, where there are its packages
