@@ -318,6 +318,7 @@ class Given:
         traced = _traced(adapted(module, arguments, names), tensors, chosen, [*kept, *known])
         padding = [*_named_masks(tensors, beside), *(name for name in ones(tensors) if tensors[name].dim() == 2)]
         sizes, limited, notes = in_truth(joined(traced, trials, padding), trials, kept, known)
+        sizes = joined(sizes, trials, padding)  # those that torch froze may have to be equal too
         own = named_dims(from_zero(sizes, examples), tensors, declared)
         arguments = with_dims(arguments, own, highs, beside)
         arguments = with_needed_values(arguments, call, tensors, [name for name in beside if beside[name].forced])
