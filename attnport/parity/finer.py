@@ -494,7 +494,7 @@ class _IslandSearch:
 
     def _why_nothing(self, error: float) -> ParityFailed:
         """Why no islands are enough: values in an attention, or rounding."""
-        # Never fp16: its form may pass only because PyTorch's own overflow is as wrong, and bf16 rounds more than fp16.
+        # fp16 is never advised: it may pass only as PyTorch's own overflow is as wrong, which makes the bound large.
         larger = "a larger budget" if self.budget < BUDGET else f"--precision bf16, {_OF_BF16}"
         beyond = [
             f"{name} (values up to {largest:.3g})" for name, largest in self.largest[1].items() if largest > LARGEST

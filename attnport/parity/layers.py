@@ -295,7 +295,7 @@ def _digest(manifest: Manifest) -> str:
 def findings(traced: Traced) -> tuple[Finding, ...]:
     """Where each runtime and form that failed goes wrong; a form that one of these runtimes opens is left out.
 
-    The module cast to half precision is searched also where it overflows in cases alone that nothing is judged by.
+    The module cast to half precision is also searched where it overflows only in cases that have no bound for it.
     """
     failed = {
         name: row for name, row in traced.report.runtimes.items() if row.verdict == "FAIL" or _overflows(name, row)

@@ -397,7 +397,7 @@ def _equal_dims(names: Sequence[str], sizes: Mapping[str, int], runs: Callable[.
     for one, other in itertools.combinations(names, 2):
         apart = one not in same and one not in same.values() and other not in same
         # One partner is enough: where pixels alone count, of two pictures, a side may go with either one of the other.
-        # What has more rows than are used may grow alone.
+        # One of the two may grow alone: a module may take more rows than it uses.
         if apart and sizes[one] == sizes[other] and not (runs(one) and runs(other)) and runs(one, other):
             same[other] = one
     # Where three have to be equal, no two of them can grow alone.

@@ -169,16 +169,17 @@ def test_what_an_interrupted_run_has_written_is_used(
     assert run(folder, items, max_drop=0.5).chosen.form == "ort_cpu.int8"
 
 
+class Vectors(scoring.Agreement):
+    """As of an embedder, which this model is not."""
+
+    def __call__(self, session: Any) -> Score:
+        return Score(super().__call__(session).value, {"least cosine": 0.97}, {"nearest neighbours": (28, 30)})
+
+
 @pytest.mark.slow
 def test_a_drop_that_is_not_allowed_leaves_no_form(
     folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Vectors(scoring.Agreement):
-        """As of an embedder, which this model is not."""
-
-        def __call__(self, session: Any) -> Score:
-            return Score(super().__call__(session).value, {"least cosine": 0.97}, {"nearest neighbours": (28, 30)})
-
     prefer(monkeypatch, "int8")
     monkeypatch.setattr(tuning, "Agreement", Vectors)
     metric = tmp_path / "mine.py"
@@ -210,12 +211,6 @@ def test_a_metric_of_the_users_judges_every_form_without_items_too(folder: Path,
 def test_a_metric_of_the_users_stands_beside_the_answers_that_stay_the_same(
     folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Vectors(scoring.Agreement):
-        """As of an embedder, which this model is not."""
-
-        def __call__(self, session: Any) -> Score:
-            return Score(super().__call__(session).value, {"least cosine": 0.97}, {"nearest neighbours": (28, 30)})
-
     prefer(monkeypatch, "int8")
     monkeypatch.setattr(tuning, "Agreement", Vectors)
     metric = tmp_path / "mine.py"

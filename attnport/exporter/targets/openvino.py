@@ -157,7 +157,7 @@ def _is_bare(scores: ir.Value) -> bool:
 
 
 def scale_behind_transposes(model: ir.Model) -> int:
-    """Multiplies q by its scale behind a transpose of its last two axes, where the module does so before, as YOLO's.
+    """Scales q after the transpose of its last two axes, where the module scales it before, as YOLO's attention.
 
     The plugin takes such a transpose into the product with k where it stands right before it, and then has no kernel
     for the attention (2026.4).
