@@ -14,14 +14,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnport.artifacts import UNKNOWN_SIZE, IOContract, ModelSpec, Source
-from attnport.budget import Budget
+from attnport.budget import Budget, limited_memory
 from attnport.dims import Dim, TensorSpec, distinct_sizes, prime
 from attnport.errors import SpecError, UsageError, first_line
 from attnport.example_values import ROWS, example
 from attnport.options import advised
 from attnport.sources.parsing import check_dims, declarations, names_of, parse_dims, text_of
 from attnport.sources.plain import CAST_HINT, in_float32, plain_module, precision_notes, precision_of
-from attnport.sources.ranges import bound_dims, found_ranges
+from attnport.sources.ranges import bound_dims, found_ranges, usual_range
 from attnport.sources.seeds import seeded
 from attnport.sources.structure import Arguments, Input, Leaf, Observed, adapted, flat_outputs, of_leaves
 from attnport.user_code import raised_in
@@ -153,6 +153,7 @@ def declared_arguments(
     return of_leaves(module, leaves), ranges
 
 
+@limited_memory()
 def observed_spec(
     name: str,
     text: str,
@@ -279,6 +280,8 @@ def frozen_dims(
         for number in filter(None, numbers):
             for name in free:
                 other = {**sizes, name: number}
+                if name == "batch" and number > usual_range(name).max:
+                    continue  # a number of elements or of a length; a batch of thousands may take long
                 if name not in changed and tuple(other.items()) not in known and len(pending) < _SIZES_TRIED:
                     known.add(tuple(other.items()))
                     pending.append((other, changed | {name}))
