@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -17,7 +18,7 @@ LEGEND = (
     "are not compared. Argmax: rows of logits in which the largest stands where the reference’s does."
 )
 _RULES = (
-    "worst: the largest error over its bound; above 1 fails",
+    "worst: the largest error over its bound; above 1 fails, and so does what is not finite, NaN or Inf",
     "padding: the same for changes when only padding changes; - without padding",
 )
 _PART = "padding of some outputs: the notes say why the others were not compared"
@@ -181,7 +182,8 @@ def _details(title: str, id_: str, judged: RuntimeParity) -> doc.Folded:
     most = largest((*judged.cases, *judged.invariance))
     summary: tuple[doc.Line, ...] = (doc.Span(doc.Name(title), "what"), " ", doc.Verdict(judged.verdict))
     if most is not None:
-        summary = (*summary, " ", doc.Span(f"at most {times(most)} of a bound", "quiet"))
+        told = times(most) if math.isnan(most) else f"at most {times(most)} of a bound"
+        summary = (*summary, " ", doc.Span(told, "quiet"))
     facts = f"Precision plan {judged.plan or NONE}. Ran: {ran(judged.ran)}."
     blocks: list[doc.Block] = [doc.Text(f"{facts} {judged.reason}" if judged.reason else facts)]
     if judged.cases:

@@ -6,14 +6,16 @@ import base64
 import math
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import page_sample as sample
 import pytest
 
-from attnport.artifacts import CaseResult, LatencyRow
+from attnport.artifacts import CaseResult, LatencyRow, ParityReport, Ran, RuntimeParity
 from attnport.reporting import document as doc
-from attnport.reporting.document import mebibytes, milliseconds, scientific, significant
+from attnport.reporting import parity
+from attnport.reporting.document import NONE, mebibytes, milliseconds, scientific, significant
 from attnport.reporting.html import IMAGE_BUDGET_BYTES, INK, VEIL, html, place, png
 from attnport.reporting.latency import axis
 from attnport.reporting.markup import Html, el, join, name, text
@@ -60,6 +62,29 @@ def test_the_share_of_a_bound_is_the_worse_of_both_errors() -> None:
     assert _case(3.0, 2.0, 1.0, 10.0).used == pytest.approx(1.5)
     assert _case(None, 1.0, None, 1.0).used is None
     assert _case(0.0, 0.0, 1.0, 0.0).used == math.inf
+
+
+@pytest.mark.parametrize(
+    ("problem", "nonfinite", "shown"),
+    [("NaN or Inf in 3 of 8 valid elements (3 NaN)", 3, "not finite"), ("the shape is wrong", 0, NONE)],
+)
+def test_the_worst_of_a_failure_without_a_finite_error_is_not_what_other_cases_have(
+    problem: str, nonfinite: int, shown: str
+) -> None:
+    fine = CaseResult("fine", "y", "PASS", "", 8, 0.46, 1.0, 0.1, 1.0, None, None, 0)
+    bad = replace(fine, case="bad", verdict="FAIL", reason=problem, rms_error=None, max_error=None, nonfinite=nonfinite)
+    ran_as = Ran("cpu", "CPU", "fp32")
+    rows = {
+        "broken": RuntimeParity("FAIL", problem, "fp32", ran_as, (fine, bad)),
+        "right": RuntimeParity("PASS", "", "fp32", ran_as, (fine,)),
+    }
+    blocks = [*parity.parity(ParityReport("FAIL", rows, {}))]
+    table = next(block for block in blocks if isinstance(block, doc.Table))
+    cells = {row.cells[0].text: row.cells[4] for row in table.groups[0].rows}
+    assert cells == {"broken": shown, "right": "0.46"}
+    page = html(parity.section(ParityReport("FAIL", rows, {}), "out"))
+    assert page.count('<span class="r">not finite</span>') == (shown == "not finite")
+    assert page.count("at most 0.46 of a bound") == 1
 
 
 def test_the_axis_holds_every_interval_and_the_line_at_one() -> None:
