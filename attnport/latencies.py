@@ -133,6 +133,7 @@ class Candidate:
         drop: By how much that is below the score in float32, as a share.
         reference: That score, of the same runtime in float32.
         ms: The median by workload; empty if it was not timed.
+        size_bytes: Of the files that the runtime opens: the model and its weights.
     """
 
     runtime: str
@@ -145,6 +146,7 @@ class Candidate:
     drop: float | None = None
     reference: Score | None = None
     ms: Mapping[str, float] = field(default_factory=dict)
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, repr=False)

@@ -56,7 +56,7 @@ from attnport.parity.golden import drop_own, set_own
 from attnport.parity.scoring import Agreement, Metric, Perplexity, UserMetric, items_of
 from attnport.processes.isolated import Limits, probe_all
 from attnport.runtimes import base
-from attnport.runtimes.base import Opening, Runtime, physical_cores
+from attnport.runtimes.base import Opening, Runtime, external_files, physical_cores
 from attnport.sources.code import file_of_module
 from attnport.sources.digests import TOOLCHAIN
 from attnport.sources.file import is_file_name
@@ -366,10 +366,21 @@ class Tuning:
             verdict, reason = REFUSED, f"parity: {parity.reason if parity else 'not checked'}"
         if (by_metric or form.integers) and fall is not None and fall > self.max_drop:
             verdict, reason = REFUSED, f"the metric is worse by {fall:.2%}"
-        self.candidates += [
-            Candidate(runtime.name, key, form.plan, threads, verdict, reason, score, fall, reference if score else None)
-            for threads in self.threads
-        ]
+        model = self.folder / form.file
+        files = (model, *(self.folder / name for name in external_files(base.read_graph(model))))
+        found = Candidate(
+            runtime.name,
+            key,
+            form.plan,
+            0,
+            verdict,
+            reason,
+            score,
+            fall,
+            reference if score else None,
+            size_bytes=sum(file.stat().st_size for file in files),
+        )
+        self.candidates += [replace(found, threads=threads) for threads in self.threads]
 
     def _find(self, runtime: Runtime, data: Data, metric: Metric, inputs: str, left: int) -> None:
         """Writes the form of a runtime in integers, unless there is none that is faster and within the metric.

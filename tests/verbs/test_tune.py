@@ -104,6 +104,8 @@ def test_a_form_in_int8_that_is_chosen_is_checked_by_its_metric_and_bundled(
     found = open_folder(folder).forms["ort_cpu.int8"].integers
     assert found is not None
     assert found.items == (30, 30)
+    opened = [folder / "model.ort_cpu.int8.onnx", folder / "model.ort_cpu.int8.bin"]
+    assert report.chosen.size_bytes == sum(file.stat().st_size for file in opened if file.is_file())
     assert found.drop == report.chosen.drop
     assert inspect(folder).next == (f"attnport bundle {folder} -o app/ --form ort_cpu.int8 --lang python",)
     bundle(folder, tmp_path / "at once", forms=["ort_cpu.int8", "ort_cpu"])
