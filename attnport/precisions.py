@@ -196,7 +196,7 @@ class IntegerPlan:
             return told
         fall = f"worse by {self.drop_of_all:.2%}" if math.isfinite(self.drop_of_all) else "no finite number"
         others = ", the others in 8 bits" if self.bits == 4 else ""
-        return f"{told}{others}; with all {self.layers} the metric is {fall}"
+        return f"{told}{others}; with all {self.layers} in int{self.bits} the metric is {fall}"
 
 
 def drop(score: Score, reference: Score) -> float:
