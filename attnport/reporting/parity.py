@@ -35,7 +35,7 @@ def parity(report: ParityReport, detail: doc.Detail = "brief") -> Iterator[doc.B
     in_part = any(part_compared(row.invariance) for row in report.runtimes.values())
     if report.runtimes:
         yield _verdicts(title, "runtime", report.runtimes)
-        by_metric = any(row.verdict != "NOT_RUN" and not row.cases for row in report.runtimes.values())
+        by_metric = any(row.plan in INTEGERS and row.verdict != "NOT_RUN" for row in report.runtimes.values())
         yield from doc.quiet(*_RULES, *[_BY_METRIC] * by_metric, *[_PART] * in_part)
     else:
         yield doc.Text(title)

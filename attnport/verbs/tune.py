@@ -506,13 +506,13 @@ class Tuning:
     def _timed(self) -> dict[int, LatencyReport]:
         """The latency of every candidate that is not refused, for each number of threads in a run of its own."""
         manifest, found = open_folder(self.folder), {}
-        refused = {name_of(one.runtime, one.plan) for one in self.candidates if one.verdict}
+        able = {BASELINE, *(name_of(one.runtime, one.plan) for one in self.candidates if not one.verdict)}
         for number, threads in enumerate(self.threads):
             budget_s = max(_LEAST_S, (self.until_s - time.monotonic()) / (len(self.threads) - number))
             effort = Effort(threads, budget_s, seed=self.seed)
             every = [*self.runtimes, base.get(BASELINE)]
             timed = subjects(every, self.probed, self.folder, manifest, threads)
-            timed = {name: subject for name, subject in timed.items() if name not in refused}
+            timed = {name: subject for name, subject in timed.items() if name in able}
             with tempfile.TemporaryDirectory(prefix="attnport-tune-") as scratch:
                 run = Measuring(self.folder, manifest, timed, self.workloads, effort, Path(scratch), self.progress)
                 found[threads] = run.report({"threads": threads, "seed": self.seed})

@@ -132,6 +132,7 @@ def test_what_is_not_asked_for_stays_with_its_line(
         assert (earlier.form, earlier.verdict, earlier.ms) == ("ort_cpu.int8", "earlier", first.ms)
         assert "chosen in an earlier run" in earlier.reason
         assert earlier.score == (None if options else first.score)
+        assert {name for rows in report.latency[1].shapes.values() for name in rows} == {"ort_cpu", "torch_eager"}
         assert "ort_cpu.int8" in open_folder(folder).forms
     app = bundle(folder, tmp_path / "app", forms=["ort_cpu.int8"])
     assert "FAIL" not in {each.verdict for each in selftest(app).rows}
