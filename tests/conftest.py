@@ -42,6 +42,7 @@ def _stay_on_own_processors() -> None:
 
 
 _stay_on_own_processors()  # before a library counts the processors
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test downloads, and a request without a network takes minutes to fail
 
 # What `attnport.folder.loading` records lies in a folder of this run's own; set before any file of tests copies the
 # environment for its child processes.
