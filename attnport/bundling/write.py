@@ -202,8 +202,12 @@ def judge(folder: Path, manifest: Manifest, backends: Sequence[Backend], parity:
     return judged
 
 
-def gate(folder: Path, judged: Sequence[Judged], unverified: bool) -> None:
-    """Raises ParityFailed if one failed, or if one was not run and `unverified` is false."""
+def gate(folder: Path, judged: Sequence[Judged], unverified: bool, hint: str = "") -> None:
+    """Raises ParityFailed if one failed, or if one was not run and `unverified` is false.
+
+    Args:
+        hint: What makes a check possible that was tried and could not be made.
+    """
     for backend_judged in judged:
         kind = "engine" if backend_judged.backend.engine else "form"
         if backend_judged.verdict == "FAIL":
@@ -214,7 +218,8 @@ def gate(folder: Path, judged: Sequence[Judged], unverified: bool) -> None:
         if backend_judged.verdict == "NOT_RUN" and not unverified:
             raise ParityFailed(
                 f"{kind} {backend_judged.backend.name} has no parity verdict: {backend_judged.reason}.",
-                hint=f"Run: attnport check {shlex.quote(str(folder))}; or bundle with --unverified, which the bundle "
+                hint=hint
+                or f"Run: attnport check {shlex.quote(str(folder))}; or bundle with --unverified, which the bundle "
                 "then states.",
             )
 
