@@ -109,11 +109,11 @@ def choose_backends(folder: Path, manifest: Manifest, names: Iterable[str]) -> l
     """The backends of these names, in order and without duplicates.
 
     Args:
-        names: Keys of forms and engines, or targets that have one engine.
+        names: Keys of forms and engines, or targets or forms of which there is one engine.
 
     Raises:
         ArtifactError: there is no such form or engine.
-        UsageError: no runtime opens the form, or a target has several engines.
+        UsageError: no runtime opens the form, or there are several engines of a target or a form.
     """
     backends = {backend.name: backend for backend in (_backend(folder, manifest, name) for name in names)}
     return list(backends.values())
@@ -141,11 +141,16 @@ def _backend(folder: Path, manifest: Manifest, name: str) -> Backend:
         return _engine(folder, manifest, name)
     refuse_list("--form", name)
     key = name.replace("-", "_")
-    engines = [engine_name for engine_name, record in manifest.engines.items() if record.target == key]
+    engines = {each: record.form for each, record in manifest.engines.items() if key in (record.target, record.form)}
     if len(engines) == 1:
-        return _engine(folder, manifest, engines[0])
+        return _engine(folder, manifest, *engines)
     if engines:
-        raise UsageError(f"target {key} has {len(engines)} engines.", hint=f"Name one of {', '.join(engines)}.")
+        forms = list(engines.values())
+        names = [one_form if forms.count(one_form) == 1 else each for each, one_form in engines.items()]
+        raise UsageError(
+            f"{'target' if key in RUNS else 'form'} {key} has {len(engines)} engines.",
+            hint=f"Choose: {' or '.join(f'--form {each}' for each in names)}",
+        )
     form = manifest.forms.get(key)
     if form is None:
         raise ArtifactError(

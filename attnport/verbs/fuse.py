@@ -325,9 +325,8 @@ class _Fusing:
             )  # fmt: skip
             _drop_engines(changing, key)
             changing.manifest = dataclasses.replace(changing.manifest, forms={**changing.manifest.forms, key: form})
-            tables = dict(_tables(self.folder, changing.manifest))
-            tables.pop(self.lowering.table_key(self.plan), None)
-            changing.write(FILE, FusionReport(tables))
+            tables = _tables(self.folder, changing.manifest)
+            changing.write(FILE, FusionReport({each: table for each, table in tables.items() if table.file != name}))
             changing.finish(f"lower:{key}", "")
         return lowered, form
 
