@@ -45,6 +45,8 @@ from attnport.precisions import Island as Island
 from attnport.precisions import PrecisionPlan as PrecisionPlan
 from attnport.precisions import Score as Score
 from attnport.precisions import drop as drop
+from attnport.precisions import key_of as key_of
+from attnport.precisions import plan_of as plan_of
 from attnport.printed import Printed
 from attnport_bundle.format.contract import IO
 from attnport_bundle.format.contract import Ran as Ran

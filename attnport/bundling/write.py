@@ -29,6 +29,7 @@ from attnport.artifacts import (
     RuntimeParity,
     Search,
     Verdict,
+    key_of,
 )
 from attnport.bundling import golden
 from attnport.bundling.characters import character_table
@@ -140,7 +141,7 @@ def _backend(folder: Path, manifest: Manifest, name: str) -> Backend:
     if name in manifest.engines:
         return _engine(folder, manifest, name)
     refuse_list("--form", name)
-    key = name.replace("-", "_")
+    key = key_of(name)
     engines = {each: record.form for each, record in manifest.engines.items() if key in (record.target, record.form)}
     if len(engines) == 1:
         return _engine(folder, manifest, *engines)

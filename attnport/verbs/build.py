@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 from attnport import optional
-from attnport.artifacts import AUTO, EngineRecord, FusionReport, FusionTable, Manifest
+from attnport.artifacts import AUTO, EngineRecord, FusionReport, FusionTable, Manifest, plan_of
 from attnport.dims import Profile, parse_profile, profiles_digest
 from attnport.errors import UsageError
 from attnport.exporter.engine.build import FLAVOURS, build_engine, check_profiles, external_files
@@ -81,7 +81,7 @@ def build(
         UnavailableError: the target is `tensorrt` and there is no GPU.
         EngineBuildError: TensorRT refused the form, or its builder died.
     """
-    target, plan = target.replace("-", "_"), precision.replace("-", "_")
+    target, plan = target.replace("-", "_"), plan_of(precision)
     if target not in FLAVOURS:
         raise UsageError(f"target {target!r}: no engine is built for it; expected one of {', '.join(FLAVOURS)}.")
     allowed = parse_budget(budget)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from attnport.artifacts import Manifest, ParityReport
+from attnport.artifacts import Manifest, ParityReport, key_of
 from attnport.bundling import place, signing
 from attnport.bundling.layouts import base as layouts
 from attnport.bundling.layouts.hub import AS_BUNDLE
@@ -232,7 +232,7 @@ def _made(out: Path, inputs: str) -> bytes:
 def _with_forms(folder: Path, manifest: Manifest, names: Sequence[str], progress: Callable[[str], None]) -> Manifest:
     """The manifest of the folder, after the forms among `names` that it lacks were written."""
     for name in names:
-        target, _, plan = (key := name.replace("-", "_")).partition(".")
+        target, _, plan = (key := key_of(name)).partition(".")
         if key in manifest.engines or target not in lowerings.names() or target not in RUNS or target in ENGINES:
             continue
         lowering = lowerings.get(target)

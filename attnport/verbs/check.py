@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from attnport.artifacts import AUTO, CASTS, PLANS, Form, Manifest, ParityReport, RuntimeParity
+from attnport.artifacts import AUTO, CASTS, PLANS, Form, Manifest, ParityReport, RuntimeParity, plan_of
 from attnport.cases.choosing import cases_of, few_batches, needed_tokenizer, read_feeds, read_sentences
 from attnport.cases.inputs import Case, case
 from attnport.errors import (
@@ -144,6 +144,7 @@ def check(
         UnavailableError: `eager` cannot be run here, or not in the precision.
         ParityFailed: the float64 reference of a GPU is not what the processor computes.
     """
+    precision = precision and plan_of(precision)
     stage, file = stage_of(STAGE, FILE, precision, (*CASTS, AUTO))
     eager = base.get(eager).name
     if eager not in EAGERS or (eager != EAGER and precision is None):

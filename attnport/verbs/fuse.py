@@ -22,6 +22,7 @@ from attnport.artifacts import (
     IntegerPlan,
     Manifest,
     PrecisionPlan,
+    plan_of,
 )
 from attnport.errors import (
     ArtifactError,
@@ -103,7 +104,7 @@ def asked(targets: Sequence[str], precision: str | None) -> list[tuple[Lowering,
     Raises:
         UsageError: a target is unknown, or none takes the precision. If a named target does not, `fuse` raises.
     """
-    plan = precision.replace("-", "_") if precision else ""
+    plan = plan_of(precision) if precision else ""
     known = sorted({own for name in lowerings.names() for own in lowerings.get(name).plans})
     if plan and not targets and plan not in known:
         raise UsageError(

@@ -219,7 +219,7 @@ def test_an_engine_is_named_by_its_form_as_well(artifact: Path, tmp_path: Path) 
     with pytest.raises(UsageError) as caught:
         bundle(artifact, tmp_path / "app", forms=["tensorrt_rtx"])
     assert caught.value.hint == f"Choose: --form {FORM} or --form tensorrt_rtx.bf16"
-    assert manifest.read(bundle(artifact, tmp_path / "app", forms=["tensorrt-rtx.fp16"])).order == (NAME,)
+    assert manifest.read(bundle(artifact, tmp_path / "app", forms=["tensorrt-rtx.FP16"])).order == (NAME,)
 
 
 def test_an_engine_whose_header_is_not_its_records_is_refused(wide: Path, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_form_that_is_not_there_is_made_first(tmp_path: Path, monkeypatch: pytes
             edit.finish("fuse", "")
 
     monkeypatch.setattr("attnport.verbs.fuse.fuse", lower)
-    record, table = build(folder, "tensorrt_rtx", "bf16")
+    record, table = build(folder, "tensorrt_rtx", "BFloat16")
     assert asked == [["tensorrt_rtx.bf16"]]
     assert (record.form, table.fused) == ("tensorrt_rtx.bf16", 1)
 
