@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import arguments, batches
 from . import feeds as feeding
-from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing
+from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing, of_this_copy
 from .feeds import described, from_file, to_file
 from .format import files
 from .format.contract import Verdict
@@ -463,8 +463,9 @@ class Model:
         arguments.require(isinstance(encoder, Model | None), "encoder", encoder, "an open model")
         if self.io.decoder is None:
             raise not_generating()
-        from .decoding.caches import steps_of
-        from .decoding.generate import Opened, generate
+        with of_this_copy("decoding"):
+            from .decoding.caches import steps_of
+            from .decoding.generate import Opened, generate
 
         options["encoder"] = Opened(encoder.run, encoder.io, encoder._tokenizer_file()) if encoder else None
         own = Opened(self.run, self.io, self._tokenizer_file(), steps_of(self._session))
