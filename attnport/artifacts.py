@@ -45,6 +45,8 @@ from attnport.precisions import Island as Island
 from attnport.precisions import PrecisionPlan as PrecisionPlan
 from attnport.precisions import Score as Score
 from attnport.precisions import drop as drop
+from attnport.precisions import key_of as key_of
+from attnport.precisions import plan_of as plan_of
 from attnport.printed import Printed
 from attnport_bundle.format.contract import IO
 from attnport_bundle.format.contract import Ran as Ran
@@ -280,7 +282,9 @@ class EngineRecord(Printed):
     Attributes:
         scratch_bytes: Device memory that the engine needs in addition to weights and I/O, over all profiles; None if
             TensorRT does not tell.
-        sm: Compute capabilities it was built for (`86` is 8.6); empty = the builder's default list.
+        sm: Compute capabilities that were asked for (`86` is 8.6); empty = the builder's default.
+        usual_sm: The builder's default as the engine's header has it, where nothing was asked for; empty = it is not
+            known, or that of the GPU on which the engine was built.
         version: The TensorRT version, checked before anything else at open.
         precision: For the plan `auto`: what stays in float32, and why.
     """
@@ -297,6 +301,14 @@ class EngineRecord(Printed):
     size_bytes: int
     scratch_bytes: int | None
     precision: PrecisionPlan | None = None
+    usual_sm: tuple[int, ...] = ()
+
+    @property
+    def gpus(self) -> str:
+        """`86, 89`; `80, 86 and GPUs still to come`."""
+        if self.sm or self.usual_sm:
+            return ", ".join(map(str, self.sm or self.usual_sm)) + ("" if self.sm else " and GPUs still to come")
+        return "that of the GPU that it was built on" if self.target == "tensorrt" else "the builder's default"
 
 
 @dataclass(frozen=True)

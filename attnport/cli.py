@@ -201,8 +201,12 @@ def bench(
         ),
     ] = (),
     fail_on_regression: Annotated[
-        bool, Option("With --compare: exit 7 if something became slower, 8 if nothing could be compared.")
+        bool, Option("With --compare: exit 7 if something became slower, 8 if that could not be told.")
     ] = False,
+    limit: Annotated[
+        float | None,
+        Option("With --compare: a slowdown that may not go unseen, as a factor; default 1.5.", "--slowdown", above=1),
+    ] = None,
 ) -> Finish:
     """Compare the latency of runtimes, with intervals.
 
@@ -217,12 +221,14 @@ def bench(
             raise click.UsageError(f"--compare measures nothing, so it takes no folder; got {folder}.")
         refuse([*run.keywords, "save"], "--compare measures nothing, so it takes no {}.")
         return out.finish(
-            regression.compare(*compare[0], *compare[1:]), *([regression.raise_for] if fail_on_regression else [])
+            regression.compare(*compare[0], *compare[1:], limit=limit or regression.UNSEEN),
+            *([regression.raise_for] if fail_on_regression else []),
         )
     if folder is None:
         raise click.UsageError("Missing argument 'FOLDER' (or --compare BEFORE AFTER).")
-    if fail_on_regression:
-        raise click.UsageError("--fail-on-regression goes with --compare BEFORE AFTER.")
+    if fail_on_regression or limit is not None:
+        option = "--fail-on-regression" if fail_on_regression else "--slowdown"
+        raise click.UsageError(f"{option} goes with --compare BEFORE AFTER.")
 
     from attnport.jsonfile import to_json
 

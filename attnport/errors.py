@@ -4,7 +4,7 @@ Each class has an exit code, and each error may have a hint that says how to fix
 
 Exit codes: 0 success, 1 our bug, 2 usage or bad input, 3 a runtime or dependency is not available,
 4 parity failed, 5 a required fusion is missing, 6 integrity or a disclosure, 7 slower than before,
-8 nothing could be compared with before; 129, 130 and 143 ended by SIGHUP, Ctrl-C and SIGTERM.
+8 whether it is slower could not be told; 129, 130 and 143 ended by SIGHUP, Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class LatencyRegressed(AttnportError):
     exit_code = 7
 
 
-class NothingCompared(AttnportError):
+class CouldNotTell(AttnportError):
     """Whether a model is slower than before could not be told, which the user wants to be an error."""
 
     exit_code = 8

@@ -58,8 +58,22 @@ PLANS = {plan.name: plan for plan in (*_OF_FLOATS, *_OF_INTEGERS)}
 """Every precision plan by its name, the plainest first."""
 CASTS = tuple(name for name, plan in PLANS.items() if not plan.searched)
 """The plans that are a cast of the module, or of q, k and v around its attentions."""
+_OTHERWISE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 INTEGERS = tuple(name for name, plan in PLANS.items() if plan.bits)
 """Linear layers in int8 or with weights of 4 bits, all else in float32 or in bf16; `tune` writes them, by a metric."""
+
+
+def plan_of(text: str) -> str:
+    """The name of a plan that a user writes otherwise: `fp16-islands`, `BF16`, `float16`; other text as it is."""
+    name = text.lower().replace("-", "_")
+    name = _OTHERWISE.get(name, name)
+    return name if name in PLANS else text
+
+
+def key_of(text: str) -> str:
+    """`TARGET` or `TARGET.PLAN`, as users write it, in the spelling of forms and reports."""
+    target, dot, plan = text.partition(".")
+    return f"{target.replace('-', '_')}{dot}{plan_of(plan)}"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ Each class has an exit code, and an error may have a hint. Every error that this
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -56,6 +59,23 @@ class RuntimeMissing(BundleError, UnavailableError):
     """The runtime is not installed, or is older than the bundle needs."""
 
     exit_code = 3
+
+
+@contextmanager
+def of_this_copy(part: str) -> Iterator[None]:
+    """A context that imports a part of this reader. Raises RuntimeMissing where a bundle's copy is without it."""
+    name = f"{__package__}.{part}"
+    try:
+        yield
+    except ModuleNotFoundError as err:
+        if err.name != name:
+            raise
+        bundle, lacks = Path(__file__).resolve().parents[2], part.rpartition(".")[2]
+        raise RuntimeMissing(
+            f"a copy of the reader in a bundle opens the forms of that bundle alone: {bundle} has none for {lacks}. "
+            "Use the copy in the folder python of the bundle that you open; for several bundles in one process, "
+            "install the package attnport_bundle, which reads all."
+        ) from None
 
 
 class BundleWarning(UserWarning):

@@ -61,11 +61,11 @@ class GoldenCases:
         """The inputs of a case."""
         return {spec.name: self._arrays[f"{case}/in/{spec.name}"] for spec in self.manifest.io.inputs}
 
-    def check(self, form: str, run: Callable[..., Mapping[str, np.ndarray[Any, Any]]]) -> Iterator[Result]:
+    def check(self, form: str | Form, run: Callable[..., Mapping[str, np.ndarray[Any, Any]]]) -> Iterator[Result]:
         """Runs every case and compares every output; a runtime that fails is a reason not to pass.
 
         Args:
-            form: The name of the form that is open.
+            form: The form that is open; its name, or, of another bundle, the form itself.
             run: Takes the inputs by name and returns the outputs by name, as `Model.run` does.
 
         Raises:
@@ -75,7 +75,7 @@ class GoldenCases:
         """
         outputs: Mapping[str, np.ndarray[Any, Any]] = {}
         problem, last = "", None
-        for bound in self._bounds(self.manifest.forms[form]):
+        for bound in self._bounds(self.manifest.forms[form] if isinstance(form, str) else form):
             if bound.case != last:
                 last = bound.case
                 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import arguments, batches
 from . import feeds as feeding
-from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing
+from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing, of_this_copy
 from .feeds import described, from_file, to_file
 from .format import files
 from .format.contract import Verdict
@@ -462,8 +463,9 @@ class Model:
         arguments.require(isinstance(encoder, Model | None), "encoder", encoder, "an open model")
         if self.io.decoder is None:
             raise not_generating()
-        from .decoding.caches import steps_of
-        from .decoding.generate import Opened, generate
+        with of_this_copy("decoding"):
+            from .decoding.caches import steps_of
+            from .decoding.generate import Opened, generate
 
         options["encoder"] = Opened(encoder.run, encoder.io, encoder._tokenizer_file()) if encoder else None
         own = Opened(self.run, self.io, self._tokenizer_file(), steps_of(self._session))
@@ -620,12 +622,14 @@ def selftest(
     threads: int | None = None,
     key: Path | None = None,
     check: Callable[[Path, Manifest], Sequence[files.FileProblem]] = files.check,
+    against: Path | None = None,
 ) -> Report:
     """Checks a bundle. The model is opened only if every file is as it was bundled.
 
     Args:
         threads, key: As `threads` and `require_signature` of `load`; without a key, that is a row of the report.
         check: Finds what is wrong before a model is opened; `attnport verify` looks for more.
+        against: An earlier bundle, whose golden cases are run too: whether this one still gives its numbers.
 
     Raises:
         BundleError: as `files.read_trusted`; or an argument has no meaning.
@@ -642,7 +646,12 @@ def selftest(
     signed = Row("signature", "PASS", f"ed25519 {fingerprint}")
     rows = [signed if fingerprint else Row("signature", "NOT_RUN", unchecked), as_bundled]
     code, ran = 0, False
-    for row, exit_code in _forms(folder, manifest, threads):
+    tried = _forms(folder, manifest, threads)
+    if against is not None:
+        earlier, _ = files.read_trusted(against, key)
+        files.require(against, check(against, earlier))
+        tried = itertools.chain(tried, _forms(folder, manifest, threads, against, earlier))
+    for row, exit_code in tried:
         rows.append(row)
         code, ran = code or exit_code, ran or row.verdict != "NOT_RUN"
     return Report(tuple(rows), code if ran else RuntimeMissing.exit_code, manifest.unverified)
@@ -665,25 +674,32 @@ def load_tested(folder: Path, threads: int | None = None, key: Path | None = Non
     return load(folder, threads=threads, require_signature=key)
 
 
-def _forms(folder: Path, manifest: Manifest, threads: int | None) -> Iterator[tuple[Row, int]]:
-    """Rows with their exit codes: one for each golden case of a form that runs, or one for a form that does not."""
+def _forms(
+    folder: Path, manifest: Manifest, threads: int | None, against: Path | None = None, earlier: Manifest | None = None
+) -> Iterator[tuple[Row, int]]:
+    """Rows with their exit codes: one for each golden case of a form that runs, or one for a form that does not.
+
+    Args:
+        against, earlier: Another bundle with its manifest, whose golden cases are run in place of the own ones.
+    """
+    cases = "" if against is None else f" against {against.name}"
     try:
-        goldens = GoldenCases(folder, manifest)
+        goldens = GoldenCases(against or folder, earlier or manifest)
     except IntegrityError as err:
-        yield Row(manifest.goldens.file, "FAIL", str(err)), err.exit_code
+        yield Row(f"{manifest.goldens.file}{cases}", "FAIL", str(err)), err.exit_code
         return
     for name in manifest.order:
         opened = False
         try:
             with open_form(folder, manifest, name, threads) as model:
                 opened = True
-                for result in goldens.check(name, model.run):
+                for result in goldens.check(manifest.forms[name], model.run):
                     verdict: Verdict = "PASS" if result.passed else "FAIL"
                     detail = result.reason or f"max error {result.max_error:.1e}, bound {result.max_bound:.1e}"
-                    row = Row(f"{name} {result.case} {result.output}", verdict, detail)
+                    row = Row(f"{name} {result.case} {result.output}{cases}", verdict, detail)
                     yield row, 0 if result.passed else NumbersOff.exit_code
         except RuntimeMissing as err:
             # If the form could be opened, all its cases must run; those that did not are not taken as passed.
-            yield Row(name, "NOT_RUN", str(err)), RuntimeMissing.exit_code if opened else 0
+            yield Row(f"{name}{cases}", "NOT_RUN", str(err)), RuntimeMissing.exit_code if opened else 0
         except BundleError as err:
-            yield Row(name, "FAIL", str(err)), err.exit_code
+            yield Row(f"{name}{cases}", "FAIL", str(err)), err.exit_code

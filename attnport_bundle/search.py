@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import batches
 from .arguments import integer, require, several, shown
-from .errors import FeedError, IntegrityError
+from .errors import FeedError, IntegrityError, of_this_copy
 from .format.contract import IO
 from .format.manifest import MAX_BYTES, Manifest, Prompts
 from .format.search import SEARCH, Search
@@ -110,7 +110,8 @@ def tokenizer_of(path: Path, io: IO, limit: int | None, search: Search, role: st
     Args:
         limit: The most tokens of a text where the role says nothing; None = what the model takes.
     """
-    from .text import Tokenizer
+    with of_this_copy("text"):
+        from .text import Tokenizer
 
     own = {"query": search.query_limit, "document": search.document_limit}.get(role)
     expansion = search.expansion if role == "query" else None

@@ -31,7 +31,7 @@ EXIT_CODES = {
     "IntegrityError": 6,
     "Disclosure": 6,
     "LatencyRegressed": 7,
-    "NothingCompared": 8,
+    "CouldNotTell": 8,
 }
 
 

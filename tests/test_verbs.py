@@ -11,7 +11,9 @@ import pytest
 
 import attnport
 from attnport.cli import cli
-from attnport.errors import ArtifactError
+from attnport.errors import ArtifactError, UnavailableError, UsageError
+from attnport.runtimes import base
+from attnport.verbs.fuse import asked
 
 TRY_ALL = """
 import importlib, pkgutil, types
@@ -46,6 +48,25 @@ def test_a_verb_takes_text_for_a_path(tiny_artifact: Path) -> None:
         verbs.check("nowhere")
     with pytest.raises(TypeError, match="folder"):
         verbs.fuse(targets=["onnx_18"])
+
+
+@pytest.mark.parametrize("verb", [attnport.check, attnport.bench])
+def test_a_precision_is_taken_in_the_spellings_of_other_tools(
+    verb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for spelled in ("fp16", "FP16", "float16", "fp16-islands"):
+        with pytest.raises(ArtifactError, match="nowhere"):
+            verb(tmp_path / "nowhere", precision=spelled)
+    with pytest.raises(UsageError, match="'fp15'"):
+        verb(tmp_path / "nowhere", precision="fp15")
+    assert [(one.name, plan) for one, plan in asked(["openvino.BF16", "tensorrt-rtx"], "BFloat16")] == [
+        ("openvino", "bf16"),
+        ("tensorrt_rtx", "bf16"),
+    ]
+    assert base.Key.parse("ort-cuda.float16") == base.Key("ort_cuda", "fp16")
+    monkeypatch.setattr("attnport.verbs.gpu_check.find_gpus", lambda: ([], "none", ""))
+    with pytest.raises(UnavailableError):
+        attnport.gpu_check(tmp_path / "out", precisions=("FP16",))
 
 
 def test_what_is_no_verb_is_no_attribute() -> None:

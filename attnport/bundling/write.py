@@ -29,6 +29,7 @@ from attnport.artifacts import (
     RuntimeParity,
     Search,
     Verdict,
+    key_of,
 )
 from attnport.bundling import golden
 from attnport.bundling.characters import character_table
@@ -109,11 +110,11 @@ def choose_backends(folder: Path, manifest: Manifest, names: Iterable[str]) -> l
     """The backends of these names, in order and without duplicates.
 
     Args:
-        names: Keys of forms and engines, or targets that have one engine.
+        names: Keys of forms and engines, or targets or forms of which there is one engine.
 
     Raises:
         ArtifactError: there is no such form or engine.
-        UsageError: no runtime opens the form, or a target has several engines.
+        UsageError: no runtime opens the form, or there are several engines of a target or a form.
     """
     backends = {backend.name: backend for backend in (_backend(folder, manifest, name) for name in names)}
     return list(backends.values())
@@ -140,12 +141,17 @@ def _backend(folder: Path, manifest: Manifest, name: str) -> Backend:
     if name in manifest.engines:
         return _engine(folder, manifest, name)
     refuse_list("--form", name)
-    key = name.replace("-", "_")
-    engines = [engine_name for engine_name, record in manifest.engines.items() if record.target == key]
+    key = key_of(name)
+    engines = {each: record.form for each, record in manifest.engines.items() if key in (record.target, record.form)}
     if len(engines) == 1:
-        return _engine(folder, manifest, engines[0])
+        return _engine(folder, manifest, *engines)
     if engines:
-        raise UsageError(f"target {key} has {len(engines)} engines.", hint=f"Name one of {', '.join(engines)}.")
+        forms = list(engines.values())
+        names = [one_form if forms.count(one_form) == 1 else each for each, one_form in engines.items()]
+        raise UsageError(
+            f"{'target' if key in RUNS else 'form'} {key} has {len(engines)} engines.",
+            hint=f"Choose: {' or '.join(f'--form {each}' for each in names)}",
+        )
     form = manifest.forms.get(key)
     if form is None:
         raise ArtifactError(
@@ -202,8 +208,12 @@ def judge(folder: Path, manifest: Manifest, backends: Sequence[Backend], parity:
     return judged
 
 
-def gate(folder: Path, judged: Sequence[Judged], unverified: bool) -> None:
-    """Raises ParityFailed if one failed, or if one was not run and `unverified` is false."""
+def gate(folder: Path, judged: Sequence[Judged], unverified: bool, hint: str = "") -> None:
+    """Raises ParityFailed if one failed, or if one was not run and `unverified` is false.
+
+    Args:
+        hint: What makes a check possible that was tried and could not be made.
+    """
     for backend_judged in judged:
         kind = "engine" if backend_judged.backend.engine else "form"
         if backend_judged.verdict == "FAIL":
@@ -214,7 +224,8 @@ def gate(folder: Path, judged: Sequence[Judged], unverified: bool) -> None:
         if backend_judged.verdict == "NOT_RUN" and not unverified:
             raise ParityFailed(
                 f"{kind} {backend_judged.backend.name} has no parity verdict: {backend_judged.reason}.",
-                hint=f"Run: attnport check {shlex.quote(str(folder))}; or bundle with --unverified, which the bundle "
+                hint=hint
+                or f"Run: attnport check {shlex.quote(str(folder))}; or bundle with --unverified, which the bundle "
                 "then states.",
             )
 

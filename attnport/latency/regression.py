@@ -17,7 +17,7 @@ from statistics import median
 from typing import Literal
 
 from attnport.artifacts import Interval, LatencyReport, LatencyRow
-from attnport.errors import ArtifactError, LatencyRegressed, NothingCompared, UsageError
+from attnport.errors import ArtifactError, CouldNotTell, LatencyRegressed, UsageError
 from attnport.jsonfile import read
 from attnport.latency.statistics import change_interval, family_confidence, half_width, mean_change
 from attnport.printed import Printed
@@ -27,8 +27,9 @@ from attnport.reporting.document import interval, milliseconds
 FILE = "latency.json"
 WIDE = 0.05
 """The largest half width of an interval at which a slowdown that matters would be seen."""
-_UNKNOWN = 0.5
-"""The half width of an interval from which on it says nothing."""
+UNSEEN = 1.5
+"""The slowdown that may not go unseen: where an interval reaches it, and 1 too, nothing was told."""
+UNTOLD = "could not tell"
 
 FEWEST_PAIRS = 5
 """Below so many pairs of runs, Student's interval is so wide that little can be told."""
@@ -42,9 +43,10 @@ class ChangeRow:
     """One runtime on one workload, before and after.
 
     Attributes:
-        verdict: `slower`, `faster`, `no difference shown` or `NOT_COMPARED`; `baseline` for the baseline, whose own
-            change is taken as that of the machine.
-        reason: Why it is not compared.
+        verdict: `slower`, `faster` or `no difference shown`; `could not tell` where no difference is shown and a
+            slowdown of the limit is not excluded either; `NOT_COMPARED`; `baseline` for the baseline, whose own change
+            is taken as that of the machine.
+        reason: Why it is not compared, or could not be told.
         before_ns, after_ns: The median call; of several pairs of runs, the median of theirs.
         change: Low, middle and high of after / before; above 1 is slower. The confidence is that of all intervals of a
             report together.
@@ -64,7 +66,8 @@ class RegressionReport(Printed):
     """How a model's latency changed between two reports, or between the reports of several pairs of runs.
 
     Attributes:
-        verdict: `REGRESSION` if any row is slower, `no regression shown`, or `NOT_COMPARED` if no row was compared.
+        verdict: `REGRESSION` if any row is slower; else `could not tell` if that is so of any row; else `no regression
+            shown`, or `NOT_COMPARED` if no row was compared.
         relative: Whether changes are those of the ratio to `baseline`, or of the times alone.
         pairs: How many pairs of runs were compared; if several, each is one observation of every change.
         notes: What differs between the two runs, and what that means.
@@ -80,12 +83,13 @@ class RegressionReport(Printed):
     pairs: int = 1
 
 
-def compare(before: Path, after: Path, *more: tuple[Path, Path]) -> RegressionReport:
+def compare(before: Path, after: Path, *more: tuple[Path, Path], limit: float = UNSEEN) -> RegressionReport:
     """Compares two reports of `bench`; a folder stands for its `latency.json`.
 
     Args:
         more: The reports before and after of further pairs of runs, measured in turns with the first; each pair then
             counts as one observation.
+        limit: The slowdown that may not go unseen, as a factor above 1.
 
     Raises:
         ArtifactError: a file is missing, or is not a latency report.
@@ -102,30 +106,39 @@ def compare(before: Path, after: Path, *more: tuple[Path, Path]) -> RegressionRe
             "a report is given twice, or is a copy of another: each has to be of a run of its own.",
             hint="Measure each anew: bench --force --save FILE.",
         )
-    return regression(reports[0], reports[1], *zip(reports[2::2], reports[3::2], strict=True))
+    return regression(reports[0], reports[1], *zip(reports[2::2], reports[3::2], strict=True), limit=limit)
 
 
 def raise_for(report: RegressionReport) -> None:
-    """Raises LatencyRegressed if anything became slower, and NothingCompared if nothing could be compared."""
+    """Raises LatencyRegressed if anything became slower, and CouldNotTell where that could not be told."""
     slower = [f"{row.runtime} on {row.workload}" for row in report.rows if row.verdict == "slower"]
     if slower:
         raise LatencyRegressed(f"slower than before: {', '.join(slower)}.")
+    untold = [row for row in report.rows if row.verdict == report.verdict and row.reason]
+    reasons = "; ".join(dict.fromkeys(row.reason for row in untold)) or "no row has times"
+    hint = (
+        f"It is not shown to be slower either. Measure again, on a quiet machine, in {FEWEST_PAIRS} pairs of runs or "
+        "with --starts 5."
+    )
     if report.verdict == "NOT_COMPARED":
-        reasons = dict.fromkeys(row.reason for row in report.rows if row.reason)
-        raise NothingCompared(
-            f"nothing could be compared, so that no slowdown would show: {'; '.join(reasons) or 'no row has times'}.",
-            hint=f"It is not shown to be slower either. Measure again, on a quiet machine, in {FEWEST_PAIRS} pairs of "
-            "runs or with --starts 5.",
-        )
+        raise CouldNotTell(f"nothing could be compared, so that no slowdown would show: {reasons}.", hint=hint)
+    if report.verdict == UNTOLD:
+        places = ", ".join(f"{row.runtime} on {row.workload}" for row in untold)
+        raise CouldNotTell(f"whether {places} became slower could not be told: {reasons}.", hint=hint)
 
 
 def regression(
-    before: LatencyReport, after: LatencyReport, *more: tuple[LatencyReport, LatencyReport], seed: int = 0
+    before: LatencyReport,
+    after: LatencyReport,
+    *more: tuple[LatencyReport, LatencyReport],
+    seed: int = 0,
+    limit: float = UNSEEN,
 ) -> RegressionReport:
     """Compares two reports, row by row.
 
     Args:
         more: The reports before and after of further pairs of runs, measured in turns with the first.
+        limit: The slowdown that may not go unseen, as a factor above 1.
 
     Raises:
         UsageError: their models, machines, threads or baselines differ, or what differs between before and after is
@@ -145,15 +158,16 @@ def regression(
     base = before.baseline if relative else ""
     confidence = family_confidence(sum(not why and place[1] != base for place, why in problems.items()))
     rows = [
-        _change(runs, place, why, base, confidence, seed + number)
+        _change(runs, place, why, base, confidence, seed + number, limit)
         for number, (place, why) in enumerate(problems.items())
     ]
     notes += _machine(rows)
     verdicts = {row.verdict for row in rows}
-    verdict = "REGRESSION" if "slower" in verdicts else "no regression shown"
+    verdict = "REGRESSION" if "slower" in verdicts else UNTOLD if UNTOLD in verdicts else "no regression shown"
     if verdicts <= {"NOT_COMPARED", "baseline"}:
         verdict = "NOT_COMPARED"
-    widest = max((half_width(row.change) for row in rows if row.change and row.verdict != "baseline"), default=0.0)
+    told = [row.change for row in rows if row.change and row.verdict not in ("baseline", UNTOLD)]
+    widest = max(map(half_width, told), default=0.0)
     if widest > WIDE:
         notes.append(
             f"some changes are only known within {widest:.0%}, so that a smaller slowdown may not show; "
@@ -228,6 +242,7 @@ def _change(
     base: str,
     confidence: float,
     seed: int,
+    limit: float,
 ) -> ChangeRow:
     """The row of one runtime on one workload, which is its `place`, from all pairs of runs.
 
@@ -257,20 +272,15 @@ def _change(
     except ValueError as err:  # the baseline has fewer rounds, as its process failed, or the file was edited
         return ChangeRow(*place, "NOT_COMPARED", f"its samples do not pair up: {err}", before_ns, after_ns)
     verdict = "slower" if change[0] > 1 else "faster" if change[2] < 1 else "no difference shown"
-    if verdict == "no difference shown" and half_width(change) > _UNKNOWN:
-        few = 1 < len(runs) < FEWEST_PAIRS
-        reason = (
-            f"too few pairs of runs for an interval ({len(runs)} of {FEWEST_PAIRS} needed)"
-            if few
-            else f"its change is not known within {_UNKNOWN:.0%}: "
-            + (
-                "the machine is too busy"
-                if len(runs) > 1
-                else "give bench more time (--budget), or the machine is busy"
-            )
-        )
-        return ChangeRow(*place, "baseline" if runtime == base else "NOT_COMPARED", reason, before_ns, after_ns)
-    return ChangeRow(*place, "baseline" if runtime == base else verdict, "", before_ns, after_ns, change)
+    shown: Interval | None = change
+    reason = ""
+    if verdict == "no difference shown" and change[2] >= limit:
+        verdict, more = UNTOLD, "take more pairs of runs" if len(runs) > 1 else "give bench more time (--budget)"
+        if 1 < len(runs) < FEWEST_PAIRS:
+            shown, reason = None, f"too few pairs of runs for an interval ({len(runs)} of {FEWEST_PAIRS} needed)"
+        elif runtime != base:
+            reason = f"it may be {limit:g} times as slow: {more}, or use a machine that does nothing else"
+    return ChangeRow(*place, "baseline" if runtime == base else verdict, reason, before_ns, after_ns, shown)
 
 
 def _median(rows: Sequence[LatencyRow | None]) -> float | None:
@@ -317,5 +327,5 @@ def _blocks(report: RegressionReport, detail: doc.Detail = "brief") -> Iterator[
 
 
 def _coloured(verdict: str) -> doc.Verdict:
-    style = {"REGRESSION": "fail", "slower": "fail", "faster": "pass", "NOT_COMPARED": "miss"}.get(verdict, "")
-    return doc.Verdict(verdict, style)
+    styles = {"REGRESSION": "fail", "slower": "fail", "faster": "pass", "NOT_COMPARED": "miss", UNTOLD: "miss"}
+    return doc.Verdict(verdict, styles.get(verdict, ""))

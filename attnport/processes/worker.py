@@ -252,7 +252,8 @@ class Worker:
         # The kernel then ends this process, whatever a runtime is doing, even if the parent is gone.
         signal.setitimer(signal.ITIMER_REAL, min(message["limit_s"] + GRACE_S, LONGEST_S))
         key = None if message["key"] is None else Path(message["key"])
-        return asdict(selftest(Path(message["folder"]), key=key, check=check))
+        against = None if message["against"] is None else Path(message["against"])
+        return asdict(selftest(Path(message["folder"]), key=key, check=check, against=against))
 
     def do_close(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Closes the session."""

@@ -233,7 +233,7 @@ def _engines(manifest: Manifest, folder: str) -> doc.Block:
             (doc.Name(engine.target), doc.Span(engine.version, "sub")),
             engine.plan,
             tuple(doc.Span(doc.Name(str(profile)), "sub") for profile in engine.profiles),
-            ", ".join(f"SM{sm}" for sm in engine.sm) or "the builder’s default list",
+            engine.gpus,
             doc.mebibytes(engine.scratch_bytes),
             doc.mebibytes(engine.size_bytes),
             doc.Code(engine.digest[:12], engine.digest),
@@ -300,7 +300,7 @@ def engine(record: EngineRecord, detail: doc.Detail = "brief") -> Iterator[doc.B
     """One engine."""
     rows = [
         ("target", f"{record.target} {record.version}, {record.plan}"),
-        ("compute capabilities", ", ".join(map(str, record.sm)) or "the builder's default"),
+        ("compute capabilities", record.gpus),
         *(("profile", str(profile)) for profile in record.profiles),
         ("size", f"{record.size_bytes / 2**20:.1f} MiB"),
         ("scratch memory", "unknown" if record.scratch_bytes is None else f"{record.scratch_bytes / 2**20:.1f} MiB"),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from attnport.artifacts import MANY, Evidence, IOContract, Ran
-from attnport.errors import ArtifactError, UnavailableError, UsageError, first_line, whole_cause
+from attnport.errors import ArtifactError, UnavailableError, UsageError, whole_cause
 from attnport.onnx_graph import CONTRIB
 from attnport.runtimes.base import (
     Array,
@@ -191,15 +191,8 @@ def refusal(text: str, provider: Provider) -> str:
     try:
         open_session(model.SerializeToString(), options(1), provider).run(None, small_feeds(model))
     except Exception as err:  # a runtime's own exceptions share no base
-        return runtime_answer(err)
+        return whole_cause(err.__cause__ or err)  # without the name of the model, which is none of a user's
     return ""
-
-
-def runtime_answer(err: BaseException) -> str:
-    """The runtime's own answer in an error, without the model's name and without places in the runtime's source."""
-    answer = str(err.__cause__ or err)
-    # After "Status Message:", ONNX Runtime gives a source file, a C++ signature and a condition, and its answer last.
-    return first_line(RuntimeError(answer.rsplit(" was false. ", 1)[-1]))
 
 
 def max_opset(provider: Provider) -> int | None:

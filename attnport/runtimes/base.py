@@ -32,6 +32,7 @@ from attnport.artifacts import (
     ModelSpec,
     Ran,
     Session,
+    key_of,
 )
 from attnport.errors import (
     ArtifactError,
@@ -596,9 +597,9 @@ class Key:
 
     @classmethod
     def parse(cls, text: str) -> Key:
-        """The key that a text is; hyphens of the runtime are taken as underscores."""
-        runtime, _, precision = text.partition(".")
-        return cls(runtime.replace("-", "_"), precision)
+        """The key that a text is, in any spelling that `key_of` takes."""
+        runtime, _, precision = key_of(text).partition(".")
+        return cls(runtime, precision)
 
     def __str__(self) -> str:
         return f"{self.runtime}.{self.precision}" if self.precision else self.runtime

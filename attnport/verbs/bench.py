@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
-from attnport.artifacts import Capabilities, LatencyReport, Manifest
+from attnport.artifacts import Capabilities, LatencyReport, Manifest, plan_of
 from attnport.cases.choosing import read_sentences
 from attnport.errors import UnavailableError, UsageError
 from attnport.folder.loading import require
@@ -126,8 +126,9 @@ def bench(
         UsageError: an unknown runtime or precision, a shape, text or lengths that do not fit.
     """
     began_s = time.monotonic()
-    manifest = open_folder(folder)
+    precision = precision and plan_of(precision)
     name, file = stage_of(STAGE, FILE, precision)
+    manifest = open_folder(folder)
     asked = AskedWorkloads(_from(folder, text), _from(folder, lengths), tuple(shapes or ()), batch)
     if not str(asked):
         asked = _as_before(folder, manifest, file, asked, tell)

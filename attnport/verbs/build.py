@@ -6,12 +6,12 @@ import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 from attnport import optional
-from attnport.artifacts import AUTO, EngineRecord, FusionReport, FusionTable, Manifest
+from attnport.artifacts import AUTO, EngineRecord, FusionReport, FusionTable, Manifest, plan_of
 from attnport.dims import Profile, parse_profile, profiles_digest
 from attnport.errors import UsageError
 from attnport.exporter.engine.build import FLAVOURS, build_engine, check_profiles, external_files
@@ -81,7 +81,7 @@ def build(
         UnavailableError: the target is `tensorrt` and there is no GPU.
         EngineBuildError: TensorRT refused the form, or its builder died.
     """
-    target, plan = target.replace("-", "_"), precision.replace("-", "_")
+    target, plan = target.replace("-", "_"), plan_of(precision)
     if target not in FLAVOURS:
         raise UsageError(f"target {target!r}: no engine is built for it; expected one of {', '.join(FLAVOURS)}.")
     allowed = parse_budget(budget)
@@ -117,7 +117,7 @@ def build(
             progress("reading the proof of fusion")
             table = fusing.engine_table(manifest, form, record, engine, layers, tables.get(table_key))
         run.write(str(Path(file).with_suffix(".json")), record)
-        run.write(fusing.FILE, FusionReport({**tables, table_key: table}))
+        run.write(fusing.FILE, FusionReport(_with_table(tables, table_key, table, file, manifest)))
         run.manifest = dataclasses.replace(manifest, engines={**manifest.engines, name: record})
         run.record()
     return record, table
@@ -189,6 +189,20 @@ def _inputs_digest(folder: Path, manifest: Manifest, key: str, profiles: Sequenc
 def _engine_name(target: str, plan: str, sm: Sequence[int], profiles: Sequence[Profile]) -> str:
     targets = "-".join(f"sm{capability}" for capability in sm) or "default"
     return f"{target}-{plan}-{targets}-{profiles_digest(profiles)}.engine"
+
+
+def _with_table(
+    tables: Mapping[str, FusionTable], key: str, table: FusionTable, file: str, manifest: Manifest
+) -> dict[str, FusionTable]:
+    """The tables of a folder with that of the engine `file`, which was built last of its form, as `key`.
+
+    That of another engine of the same form has the name that this engine's row has in `parity.json`.
+    """
+    others = {name: each for name, each in tables.items() if each.proved_by != file}
+    for name, record in manifest.engines.items():
+        if key in others and others[key].proved_by == record.file:
+            others[f"{record.target}.{name}"] = others[key]
+    return {**others, key: table}
 
 
 def _earlier(folder: Path, manifest: Manifest, name: str, table_key: str) -> tuple[EngineRecord, FusionTable] | None:

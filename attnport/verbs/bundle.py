@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from attnport.artifacts import INTEGERS, Manifest, ParityReport
+from attnport.artifacts import INTEGERS, Manifest, ParityReport, key_of
 from attnport.bundling import place, signing
 from attnport.bundling.layouts import base as layouts
 from attnport.bundling.layouts.hub import AS_BUNDLE
@@ -125,12 +125,13 @@ def bundle(
     wanted = _wanted(folder, manifest, backends)
     check_files(folder, manifest, *wanted)
     judged = judge(folder, manifest, backends, read_parity(folder, manifest))
-    unchecked = [one.backend for one in judged if one.verdict == "NOT_RUN"]
+    unchecked, hint = [one.backend for one in judged if one.verdict == "NOT_RUN"], ""
     if unchecked and not unverified:
-        manifest = _checked(folder, unchecked, progress, tell)
+        hint = _check(folder, unchecked, progress, tell)
+        manifest = open_folder(folder)
         check_files(folder, manifest, *wanted)
         judged = judge(folder, manifest, backends, read_parity(folder, manifest))
-    gate(folder, judged, unverified)
+    gate(folder, judged, unverified, hint)
     inputs = digest_text(
         toolchain("numpy", *base.distributions(base.names())),
         str((sorted(lang), layout, sign and digest_file(sign))),
@@ -249,7 +250,7 @@ def _made(out: Path, inputs: str) -> bytes:
 def _with_forms(folder: Path, manifest: Manifest, names: Sequence[str], progress: Callable[[str], None]) -> Manifest:
     """The manifest of the folder, after the forms among `names` that it lacks were written."""
     for name in names:
-        target, _, plan = (key := name.replace("-", "_")).partition(".")
+        target, _, plan = (key := key_of(name)).partition(".")
         if key in manifest.engines or target not in lowerings.names() or target not in RUNS or target in ENGINES:
             continue
         lowering = lowerings.get(target)
@@ -259,10 +260,10 @@ def _with_forms(folder: Path, manifest: Manifest, names: Sequence[str], progress
     return open_folder(folder)
 
 
-def _checked(
+def _check(
     folder: Path, backends: Sequence[Backend], progress: Callable[[str], None], tell: Callable[[str], None]
-) -> Manifest:
-    """The manifest of the folder, after a check of what has no verdict, as far as a check is possible.
+) -> str:
+    """Checks what has no verdict, as far as that is possible; returns the hint of an error that ended the check.
 
     Of an engine without its device, the graph of its form is checked. What `check --precision` wrote is not asked: it
     judges by names and rows of its own, as if nothing but that precision were there.
@@ -276,7 +277,8 @@ def _checked(
             check(folder, runtimes, progress=progress)
     except AttnportError as err:
         tell(f"parity was not checked: {err}")
-    return open_folder(folder)
+        return err.hint
+    return ""
 
 
 def usual(folder: Path, manifest: Manifest, otherwise: tuple[str, ...] = FORMS) -> tuple[tuple[str, ...], str]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from attnport.artifacts import AUTO, CASTS, PLANS, Form, Manifest, ParityReport, RuntimeParity
+from attnport.artifacts import AUTO, CASTS, PLANS, Capabilities, Form, Manifest, ParityReport, RuntimeParity, plan_of
 from attnport.cases.choosing import cases_of, few_batches, needed_tokenizer, read_feeds, read_sentences
 from attnport.cases.inputs import Case, case
 from attnport.errors import (
@@ -43,7 +43,7 @@ from attnport.folder.workspace import (
 )
 from attnport.jsonfile import digest_file, digest_text
 from attnport.latency.workloads import parse_grid
-from attnport.options import Folder, Note, Option, Progress, Seed, Text, Timeout, Trust
+from attnport.options import Folder, Note, Option, Progress, Seed, Tell, Text, Timeout, Trust
 from attnport.parities import FILE, Basis, Bisected, cause
 from attnport.parity.bound import report as of_rows
 from attnport.parity.comparing import (
@@ -132,6 +132,7 @@ def check(
     batch: Annotated[int, Note("The number of sentences in a batch.")] = BATCH,
     threads: Annotated[int | None, Note("Compute threads; None = the physical cores.")] = None,
     progress: Progress = lambda message: None,
+    tell: Tell = lambda message: None,
 ) -> ParityReport:
     """Checks an artifact folder and writes `parity.json`.
 
@@ -144,6 +145,7 @@ def check(
         UnavailableError: `eager` cannot be run here, or not in the precision.
         ParityFailed: the float64 reference of a GPU is not what the processor computes.
     """
+    precision = precision and plan_of(precision)
     stage, file = stage_of(STAGE, FILE, precision, (*CASTS, AUTO))
     eager = base.get(eager).name
     if eager not in EAGERS or (eager != EAGER and precision is None):
@@ -152,6 +154,7 @@ def check(
     case_options.refuse(folder, open_folder(folder))
     _refuse_unsearched(folder, precision)
     chosen = base.chosen(runtimes, bundle=bundle is not None)
+    asked_for = [one.name for one in chosen]
     keys = [Key.parse(name) for name in runtimes or ()] or [Key(one.name) for one in chosen]
     ready(folder, runtimes or (), progress, precision)
     means = Means(threads, Limits(timeout_s, every=isolate), progress)
@@ -216,6 +219,7 @@ def check(
             if not chosen and not forms and lacking.items() <= known.absent.items():
                 check_source(manifest)
                 return known
+        _tell_of_graphs(asked_for if runtimes else (), probed, forms, tell)
         progress("loading the model")
         spec = load_spec(manifest)
         every = case_options.cases(folder, manifest)
@@ -509,6 +513,15 @@ class Asked:
             runtimes={name: with_basis(name, row, False) for name, row in report.runtimes.items()},
             forms={name: with_basis(name, row, True) for name, row in report.forms.items()},
         )
+
+
+def _tell_of_graphs(
+    named: Sequence[str], probed: Mapping[str, Capabilities], forms: Collection[str], tell: Callable[[str], None]
+) -> None:
+    """Tells why this takes time though none of the runtimes that were named can be run here."""
+    if named and forms and all(name in probed and not probed[name].available for name in named):
+        why = "; ".join(f"{name} is not run: {probed[name].problem}" for name in named)
+        tell(f"{why}. What is judged now is the graph of {', '.join(forms)}, in another runtime")
 
 
 def _as_named(report: ParityReport, keys: Sequence[Key]) -> ParityReport:

@@ -22,6 +22,7 @@ from attnport.artifacts import (
     IntegerPlan,
     Manifest,
     PrecisionPlan,
+    plan_of,
 )
 from attnport.errors import (
     ArtifactError,
@@ -103,7 +104,7 @@ def asked(targets: Sequence[str], precision: str | None) -> list[tuple[Lowering,
     Raises:
         UsageError: a target is unknown, or none takes the precision. If a named target does not, `fuse` raises.
     """
-    plan = precision.replace("-", "_") if precision else ""
+    plan = plan_of(precision) if precision else ""
     known = sorted({own for name in lowerings.names() for own in lowerings.get(name).plans})
     if plan and not targets and plan not in known:
         raise UsageError(
@@ -325,9 +326,8 @@ class _Fusing:
             )  # fmt: skip
             _drop_engines(changing, key)
             changing.manifest = dataclasses.replace(changing.manifest, forms={**changing.manifest.forms, key: form})
-            tables = dict(_tables(self.folder, changing.manifest))
-            tables.pop(self.lowering.table_key(self.plan), None)
-            changing.write(FILE, FusionReport(tables))
+            tables = _tables(self.folder, changing.manifest)
+            changing.write(FILE, FusionReport({each: table for each, table in tables.items() if table.file != name}))
             changing.finish(f"lower:{key}", "")
         return lowered, form
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from attnport.artifacts import Capabilities, FusionTable, LatencyReport, ParityReport
+from attnport.artifacts import Capabilities, FusionTable, LatencyReport, ParityReport, plan_of
 from attnport.errors import AttnportError, ParityFailed, UnavailableError, UsageError, refuse_list
 from attnport.exporter.targets import base as lowerings
 from attnport.folder.given import Given
@@ -123,6 +123,7 @@ def gpu_check(
     """
     until_s = None if budget_s is None else time.monotonic() + budget_s
     subjects, names = _chosen(only, shapes), _runtimes(runtimes)
+    precisions = tuple(map(plan_of, precisions))
     if unknown := set(precisions) - set(PLANS):
         raise UsageError(f"--precision {min(unknown)!r}: expected one of {', '.join(PLANS)}.")
     gpus, why_none, _ = find_gpus()

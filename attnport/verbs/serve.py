@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from attnport.errors import ArtifactError, UsageError
 from attnport.folder.workspace import meant_by, open_folder
+from attnport.models.base import names
 from attnport.options import Option, Progress, Tell
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs.bundle import BUNDLE, bundle
@@ -48,12 +50,7 @@ def serve(
         AttnportError: there is no such engine or bundle, or one does not pass its self-test; or as `export`, `bundle`.
     """
     artifact = None if folder is None or (folder / BUNDLE_MANIFEST).is_file() else folder
-    # A folder of transformers, a file of ONNX, or what no folder is called: hf:owner/name, file.py:function.
-    is_model = artifact is not None and (
-        artifact.suffix == ".onnx"
-        or (artifact / "config.json").is_file()
-        or (":" in str(artifact) and not artifact.is_dir())
-    )
+    is_model = artifact is not None and _is_model(artifact)
     if not is_model and (out is not None or with_past):
         raise UsageError("--output and --with-past are for a model, which is exported first.", hint="Leave them out.")
     if artifact is None:
@@ -68,8 +65,22 @@ def serve(
     if artifact is not None and is_model:
         spec, artifact = str(artifact), out or Path("out", artifact.name.rpartition(":")[2].partition(".")[0])
         tell(f"exporting {spec} to {artifact}, as far as that was not done before")
-        export(spec, artifact, with_past=with_past, progress=progress, tell=tell)
+        try:
+            export(spec, artifact, with_past=with_past, progress=progress, tell=tell)
+        except UsageError as err:
+            command = shlex.join(["attnport", "export", spec, "-o", str(artifact)])
+            if any(option in err.hint for option in ("--", "inputs=", "dims=")):  # of export, which serve has not
+                err.hint = f"{err.hint}. Give it to export, and serve what that writes: {command} ..."
+            raise
     if artifact is not None:
         tell(f"bundling it in {artifact / BUNDLE}, of a form that is checked first")
         folder = bundle(artifact, artifact / BUNDLE, progress=progress, tell=tell)
     serving.serve(serving.named(models, folder), engine, options, key, tell)
+
+
+def _is_model(place: Path) -> bool:
+    """Whether it is a folder of transformers, a file of ONNX, or what no folder is called: `hf:owner/name`,
+    `file.py:function`, the name of a model of ours."""
+    if place.is_dir():
+        return (place / "config.json").is_file()
+    return place.suffix == ".onnx" or ":" in str(place) or str(place).replace("-", "_") in names()

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from attnport.artifacts import MANIFEST as ARTIFACT
 from attnport.artifacts import Manifest, Verdict
@@ -25,6 +25,8 @@ from attnport_bundle.format.manifest import shown_name
 _KINDS: dict[int, type[AttnportError]] = {
     kind.exit_code: kind for kind in (ArtifactError, UnavailableError, ParityFailed, IntegrityError)
 }
+_AGAINST = " against "
+"""In the name of a check, between an output and the earlier bundle with which it was compared."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ def verify(
     key: Annotated[
         Path | None, Option("The Ed25519 public key (PEM) that a bundle must be signed with, from outside the folder.")
     ] = None,
+    against: Annotated[
+        Path | None,
+        Option("An earlier bundle, as of the last release: its golden cases are run too. Exit 4 if numbers changed."),
+    ] = None,
     timeout_s: Annotated[
         float, Option("Seconds for the check of a bundle; one that takes longer is refused.", "--timeout", above=0)
     ] = TIMEOUT_S,
@@ -74,7 +80,7 @@ def verify(
         BundleError: the bundle has an unknown version, or the key is not an Ed25519 public key from outside the bundle.
         IntegrityError: the manifest is malformed or, with a key, not signed with it; or the process that checked a
             bundle took too long or too much memory, or died. Files that differ are in the result; see `raise_for`.
-        UsageError: a key is given for an artifact folder, which has no signature.
+        UsageError: a key or `against` is given for an artifact folder, which has no signature and no golden cases.
         UnavailableError: a key is given and the package cryptography is not installed.
     """
     if not path.is_dir():
@@ -85,11 +91,15 @@ def verify(
             hint="Get the public key from whoever signed the bundle: openssl pkey -in private.pem -pubout writes it.",
         )
     if (path / BUNDLE).exists() or (path / BUNDLE).is_symlink():
-        return _bundle(path, key, timeout_s)
+        return _bundle(path, key, against, timeout_s)
     if not (path / ARTIFACT).exists():
         raise ArtifactError(
             f"{path} is neither a bundle nor an artifact: it has no {BUNDLE} and no {ARTIFACT}.",
             hint=meant_by(path),
+        )
+    if against is not None:
+        raise UsageError(
+            f"{path} is an artifact folder; --against compares bundles.", hint="Make a bundle of it first."
         )
     if key is not None:
         raise UsageError(f"{path} is an artifact folder; bundles alone are signed.", hint="Verify it without a key.")
@@ -116,6 +126,16 @@ def raise_for(result: VerifyResult) -> None:
         bad = [row for row in result.rows if row.verdict == "FAIL"]
         more = f" ({len(bad) - 1} more)" if len(bad) > 1 else ""
         what = f"{bad[0].check}: {bad[0].detail.rstrip('.')}{more}."
+        if all(_AGAINST in row.check for row in bad):
+            if result.exit_code == ParityFailed.exit_code:
+                raise ParityFailed(
+                    f"{result.path} does not give the numbers of the earlier bundle: {what}",
+                    hint="Weights, code or a form changed. If that is meant, compare the next ones with this one.",
+                )
+            raise ArtifactError(
+                f"{result.path} cannot be compared with the earlier bundle: {what}",
+                hint="Give a bundle of a model with these inputs and outputs, with a form in the same precision.",
+            )
         if result.exit_code == ParityFailed.exit_code:
             raise ParityFailed(
                 f"{result.path} has the files that were written, but this machine computes other numbers: {what}",
@@ -127,12 +147,12 @@ def raise_for(result: VerifyResult) -> None:
         )
 
 
-def _bundle(path: Path, key: Path | None, timeout_s: float) -> VerifyResult:
+def _bundle(path: Path, key: Path | None, against: Path | None, timeout_s: float) -> VerifyResult:
     child = Limits(timeout_s).start(None)
+    given: dict[str, Any] = {"folder": str(path), "limit_s": timeout_s}
+    given |= {name: None if file is None else str(file) for name, file in (("key", key), ("against", against))}
     try:
-        report = child.ask(
-            "selftest", timeout_s, folder=str(path), key=None if key is None else str(key), limit_s=timeout_s
-        )
+        report = child.ask("selftest", timeout_s, **given)
     except Died as err:
         raise IntegrityError(
             f"{path} was not checked to the end: the process that reads it and runs its models had {timeout_s:g} s; "

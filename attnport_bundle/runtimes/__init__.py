@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import BundleError, IntegrityError, RuntimeMissing, escaped
+from ..errors import BundleError, IntegrityError, RuntimeMissing, escaped, of_this_copy
 from ..feeds import through_numpy
 from ..format.contract import IO, Profile, TensorSpec
 from ..format.files import open_regular
@@ -201,17 +201,8 @@ def open_session(
 
 def _reader(runtime: str) -> Any:
     """The part of this reader that is for a runtime. Raises RuntimeMissing where a copy of the reader is without it."""
-    name = f"{__package__}.{runtime}"
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as err:
-        if err.name != name:
-            raise
-        own = Path(__file__).resolve().parents[3]
-        raise RuntimeMissing(
-            f"a copy of the reader in a bundle opens the forms of that bundle alone: {own} has none for {runtime}; use "
-            "the copy in the folder python of the bundle that you open."
-        ) from None
+    with of_this_copy(f"runtimes.{runtime}"):
+        return importlib.import_module(f"{__package__}.{runtime}")
 
 
 def _check_file(path: Path, form: Form) -> None:

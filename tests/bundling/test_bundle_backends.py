@@ -200,10 +200,26 @@ def test_of_several_engines_one_is_named(artifact: Path, tmp_path: Path) -> None
     other = record(file="engines/other.engine")
     verdicts = {f"tensorrt_rtx.{name}": found(verdict) for name, verdict in ((NAME, "PASS"), ("other", "NOT_RUN"))}  # type: ignore[arg-type]  # a Literal in a loop
     widen(artifact, report(verdicts, {FORM: found("PASS")}), other=other)
-    with pytest.raises(UsageError, match="target tensorrt_rtx has 2 engines"):
-        bundle(artifact, tmp_path / "app", forms=["tensorrt_rtx"])
+    for named, what in (("tensorrt_rtx", "target"), (FORM, "form")):
+        with pytest.raises(UsageError, match=f"{what} {named} has 2 engines") as caught:
+            bundle(artifact, tmp_path / "app", forms=[named])
+        assert caught.value.hint == f"Choose: --form {NAME} or --form other"
     read = manifest.read(bundle(artifact, tmp_path / "app", forms=["other", NAME]))
     assert [read.forms[name].proof for name in read.order] == ["graph-only", "device"]
+
+
+def test_an_engine_is_named_by_its_form_as_well(artifact: Path, tmp_path: Path) -> None:
+    widen(artifact, report({f"tensorrt_rtx.{NAME}": found("PASS")}, {FORM: found("PASS")}))
+    with change(artifact) as edit:
+        engines, forms = edit.manifest.engines, edit.manifest.forms
+        wide = dataclasses.replace(engines[NAME], form="tensorrt_rtx.bf16")
+        more = {"engines": {**engines, "wide": wide}, "forms": {**forms, "tensorrt_rtx.bf16": forms[FORM]}}
+        edit.manifest = dataclasses.replace(edit.manifest, **more)  # type: ignore[arg-type]
+        edit.finish("build", "2")
+    with pytest.raises(UsageError) as caught:
+        bundle(artifact, tmp_path / "app", forms=["tensorrt_rtx"])
+    assert caught.value.hint == f"Choose: --form {FORM} or --form tensorrt_rtx.bf16"
+    assert manifest.read(bundle(artifact, tmp_path / "app", forms=["tensorrt-rtx.FP16"])).order == (NAME,)
 
 
 def test_an_engine_whose_header_is_not_its_records_is_refused(wide: Path, tmp_path: Path) -> None:

@@ -12,11 +12,14 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import tiny_attention as tiny
+from bundle_forms import manifest, seal
 from safetensors.numpy import load_file, save_file
 
 from attnport.bundling.verifying import bounds as bounds_missing
+from attnport.errors import ArtifactError, ParityFailed
 from attnport.parity.golden import bounds as golden_bounds
 from attnport.parity.golden import read_goldens
+from attnport.verbs.verify import raise_for, verify
 from attnport_bundle import BundleError, IntegrityError, goldens, load
 from attnport_bundle.format.contract import Dim, Profile
 from attnport_bundle.format.manifest import Bound, Manifest, Requires, read
@@ -117,6 +120,37 @@ def test_a_model_that_drifts_fails_the_selftest_with_exit_4(app: Path, monkeypat
     report = selftest(app)
     assert report.exit_code == 4
     assert [row.verdict for row in report.rows] == ["NOT_RUN", "PASS", *["FAIL"] * 6]
+
+
+@pytest.mark.parametrize(("about", "exit_code"), [("the same", 0), ("numbers", 4), ("an input", 4), ("a precision", 2)])
+def test_a_bundle_is_compared_with_an_earlier_one(
+    app: Path, made_bundle: Path, tmp_path: Path, about: str, exit_code: int
+) -> None:
+    arrays, found = load_file(app / "goldens.safetensors"), manifest(app)
+    if about == "numbers":  # as of other weights
+        arrays = {name: array * 1.01 if "/out/" in name else array for name, array in arrays.items()}
+    if about == "an input":
+        arrays = {name.replace("/in/ids", "/in/words"): array for name, array in arrays.items()}
+        found = json.loads(json.dumps(found).replace('"ids"', '"words"'))
+    if about == "a precision":
+        found = json.loads(json.dumps(found).replace('"plan": "fp32"', '"plan": "bf16"'))
+    save_file(arrays, app / "goldens.safetensors")
+    seal(app, found)
+    result = verify(made_bundle, against=app)
+    against = [row for row in result.rows if row.check.endswith(f" against {app.name}")]
+    assert (result.exit_code, {row.verdict for row in against}) == (exit_code, {"FAIL" if exit_code else "PASS"})
+    if exit_code:
+        kind, said = (ParityFailed, "not give the numbers of") if exit_code == 4 else (ArtifactError, "not be compared")
+        with pytest.raises(kind, match=f"{said}"):
+            raise_for(result)
+    else:
+        raise_for(result)
+
+
+def test_an_earlier_bundle_that_was_changed_is_no_measure(app: Path, made_bundle: Path) -> None:
+    (app / "goldens.safetensors").write_bytes(b"other")
+    with pytest.raises(IntegrityError, match="goldens"):
+        verify(made_bundle, against=app)
 
 
 def test_a_model_that_cannot_run_fails_the_selftest(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:

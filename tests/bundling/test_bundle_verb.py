@@ -20,7 +20,7 @@ from attnport.artifacts import Form
 from attnport.bundling import golden, place
 from attnport.bundling.model_file import oldest_onnxruntime
 from attnport.dims import TensorSpec
-from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
+from attnport.errors import ArtifactError, IntegrityError, ParityFailed, SpecError, UsageError
 from attnport.folder.workspace import change
 from attnport.masks import MaskSpec
 from attnport.parity.golden import bounds, write_golden
@@ -94,6 +94,22 @@ def test_a_form_that_failed_is_never_bundled(exported: Path, arrays: dict[str, A
             bundle(folder, tmp_path / "app", unverified=unverified)
         assert caught.value.exit_code == 4
     assert not (tmp_path / "app").exists()
+
+
+def test_a_form_that_cannot_be_checked_here_has_the_hint_of_check(
+    exported: Path, arrays: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.make(tmp_path / "out", exported, arrays, None)
+    hint = "The path is from the folder in which export was run."
+    refused = SpecError("model.py is not a file, and the artifact was exported from it.", hint=hint)
+
+    def check(*given: Any, **options: Any) -> None:
+        raise refused
+
+    monkeypatch.setattr("attnport.verbs.check.check", check)
+    with pytest.raises(ParityFailed, match="no parity verdict") as caught:
+        bundle(folder, tmp_path / "app")
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize("judged", [None, tiny.parity("NOT_RUN", "nobody ran it")], ids=["no check", "not run"])

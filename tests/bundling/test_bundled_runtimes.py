@@ -24,6 +24,7 @@ from attnport.verbs.bundle import bundle
 from attnport_bundle import RuntimeMissing, load
 from attnport_bundle.format.manifest import ENGINES, RUNTIMES
 from attnport_bundle.runtimes import OLDEST
+from attnport_bundle.search import Search, tokenizer_of
 
 BUNDLING = Path(attnport.bundling.__file__).parent
 
@@ -109,6 +110,14 @@ def test_a_package_that_is_missing_is_told_in_one_traceback(app: Path, monkeypat
             with pytest.raises(RuntimeMissing, match=said) as caught:
                 load(app)
         assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
+
+
+def test_what_the_copy_of_another_bundle_lacks_is_told_with_what_reads_both(
+    app: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "attnport_bundle.text", None)
+    with load(app) as model, pytest.raises(RuntimeMissing, match=r"has none for text\. .* install the package"):
+        tokenizer_of(app / "tokenizer.json", model.io, None, Search(), "")
 
 
 def test_a_bundle_for_cpp_says_what_its_reader_needs(artifact: Path, tmp_path: Path) -> None:

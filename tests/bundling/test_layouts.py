@@ -24,7 +24,7 @@ from onnx import helper
 from attnport.bundling.layouts import base, triton
 from attnport.bundling.layouts.triton import Constant, pbtxt
 from attnport.dims import Dim
-from attnport.errors import ParityFailed, UsageError
+from attnport.errors import MissingDependency, ParityFailed, UsageError
 from attnport.verbs.bundle import bundle
 from attnport_bundle import load
 from attnport_bundle.format import manifest
@@ -123,6 +123,19 @@ def test_what_was_laid_out_is_told_with_its_size_and_what_opens_it(made_artifact
         rf"next: tritonserver --model-repository {re.escape(str(out))}",
         told[-1],
     )
+
+
+def test_what_the_proof_of_a_layout_lacks_is_told_once_with_what_installs_it(made_bundle: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    of = packed(made_bundle, told)
+
+    def opened() -> Any:
+        raise MissingDependency("onnxruntime-web is nowhere.", hint="npm install onnxruntime-web")
+
+    assert of.proved("ort_cpu", "onnxruntime-web", opened) is of.proved("ort_cpu", "onnxruntime-web", opened) is None
+    assert told == [
+        "what was written for onnxruntime-web was not run here: onnxruntime-web is nowhere. npm install onnxruntime-web"
+    ]
 
 
 def test_transformers_js_gets_a_file_for_each_precision_that_there_is() -> None:

@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import onnx
 import pytest
@@ -123,6 +124,26 @@ def test_a_model_is_exported_checked_and_bundled_once_before_it_is_served(
     assert any("out/small" in line for line in told)
     with pytest.raises(UsageError, match="are for a model"):
         verb.serve("out/small", out="elsewhere")
+
+
+def test_a_module_of_ones_own_is_served_or_refused_with_the_command_that_takes_its_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(serving, "engine_of", lambda name: None)
+    monkeypatch.setattr(serving, "serve", lambda *given: None)
+    monkeypatch.setattr(serving, "named", lambda *given: {})
+    monkeypatch.setattr(verb, "bundle", lambda *given, **options: given[1])
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(verb, "export", lambda *given, **options: exported.append(given))
+        verb.serve("bert-encoder")  # a name of ours, for which there is no folder
+    assert exported == [("bert-encoder", Path("out/bert-encoder"))]
+    Path("own.py").write_text("from torch import nn\n\n\ndef make() -> nn.Module:\n    return nn.Linear(2, 2)\n")
+    with pytest.raises(UsageError, match="inputs are not known") as caught:
+        verb.serve("own.py:make", out="elsewhere")
+    assert "inputs=" in caught.value.hint
+    assert "attnport export own.py:make -o elsewhere" in caught.value.hint
 
 
 def test_what_a_server_needs_is_named_by_its_packages(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ READERS_OWN = {
     "--starts 5": "--starts 2",
     " [--fail-on-regression]": "",
     " --fail-on-regression": "",
+    " released/": " app/",
     "attnport gpu-check": "attnport gpu-check --budget 1",
     "sentence-transformers/all-MiniLM-L6-v2": "path/to/minilm",
 }

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attnport.artifacts import LatencyReport, LatencyRow
-from attnport.errors import LatencyRegressed, NothingCompared, UsageError
+from attnport.errors import CouldNotTell, LatencyRegressed, UsageError
 from attnport.latency.regression import raise_for, regression
 from attnport.latency.rows import Measured, rows
 
@@ -135,10 +135,30 @@ def test_a_model_that_is_slower_in_pytorch_too_is_slower() -> None:
 def test_a_change_that_is_not_known_is_no_verdict_and_no_gate_passes_by_it() -> None:
     pairs = [(report(1, ort_cpu=0.5), report(2, ort_cpu=0.2)), (report(3, ort_cpu=0.2), report(4, ort_cpu=0.5))]
     found = regression(*pairs[0], pairs[1])
-    assert {row.runtime: row.verdict for row in found.rows} == {"torch_eager": "baseline", "ort_cpu": "NOT_COMPARED"}
-    with pytest.raises(NothingCompared, match=r"nothing could be compared.*too few pairs of runs") as caught:
+    assert {row.runtime: row.verdict for row in found.rows} == {"torch_eager": "baseline", "ort_cpu": "could not tell"}
+    with pytest.raises(CouldNotTell, match=r"ort_cpu on batch=1 became slower could not be told: too few") as caught:
         raise_for(found)
     assert caught.value.exit_code != LatencyRegressed.exit_code
+    nothing = regression(pairs[0][0], replace(pairs[0][0], tokens={"batch=1": 9}))
+    with pytest.raises(CouldNotTell, match="nothing could be compared"):
+        raise_for(nothing)
+
+
+def test_a_gate_passes_only_where_a_slowdown_of_its_limit_is_excluded_for_every_runtime() -> None:
+    before = report(1, ort_cpu=0.5, openvino=0.5)
+    wild = np.random.default_rng(0).integers(500_000, 1_000_000, 60)
+    busy = replace(before.shapes["batch=1"]["ort_cpu"], samples_ns=tuple(map(int, wild)))
+    before = replace(before, shapes={"batch=1": {**before.shapes["batch=1"], "ort_cpu": busy}})
+    for limit, verdict in ((1.5, "no regression shown"), (1.05, "could not tell")):
+        found = regression(before, before, limit=limit)
+        assert found.verdict == verdict
+        change = next(row.change for row in found.rows if row.runtime == "ort_cpu")
+        assert change is not None
+        assert 1.05 < change[2] < 1.5
+        assert next(row.verdict for row in found.rows if row.runtime == "openvino") == "no difference shown"
+    with pytest.raises(CouldNotTell, match=r"whether ort_cpu on batch=1 became slower .*1.05 times as slow"):
+        raise_for(found)
+    raise_for(regression(before, before))
 
 
 def test_two_pairs_tell_no_interval_of_anything_that_is_as_good_as_unknown() -> None:

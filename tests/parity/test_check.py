@@ -22,6 +22,7 @@ from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import read
 from attnport.options import command_line
 from attnport.parity.comparing import Comparison, Eager
+from attnport.processes import isolated
 from attnport.runtimes import base
 from attnport.verbs.check import EARLIER, check, of_named, raise_for
 
@@ -223,6 +224,27 @@ def test_a_runtime_that_was_not_run_is_tried_again_where_it_is_named(
         assert not any("loading" in message for message in said)
     found = check(tiny_artifact, ["onnx_reference"])
     assert (found.runtimes["onnx_reference"].verdict, found.absent) == ("PASS", {})
+
+
+def test_where_no_named_runtime_can_run_it_is_told_before_their_graphs_are_judged(
+    tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = {"openvino": Capabilities("openvino", False, "no processor for it")}
+
+    def probe_all(*given: Any) -> dict[str, Capabilities]:
+        found = isolated.probe_all(*given)
+        return {name: lacking.get(name, able) for name, able in found.items()}
+
+    monkeypatch.setattr("attnport.verbs.check.probe_all", probe_all)
+    told: list[str] = []
+    assert check(tiny_artifact, ["ort_cpu", "openvino"], tell=told.append).verdict == "PASS"
+    assert told == []
+    report = check(tiny_artifact, ["openvino"], force=True, tell=told.append)
+    assert (report.verdict, {row.verdict for row in report.forms.values()}) == ("NOT_RUN", {"PASS"})
+    (note,) = told
+    assert note.startswith("openvino is not run: no processor for it. What is judged now is the graph of openvino")
+    check(tiny_artifact, ["openvino"], tell=told.append)
+    assert told == [note], "nothing is judged again"
 
 
 def test_what_takes_longer_than_all_others_is_run_where_it_is_named() -> None:

@@ -35,7 +35,7 @@ from attnport.folder.workspace import change, check_files, create, open_folder
 from attnport.jsonfile import digest_file, read, to_json
 from attnport.verbs import build as verb
 from attnport.verbs.build import build
-from attnport.verbs.fuse import require_fused
+from attnport.verbs.fuse import drop_forms, require_fused
 from attnport.verbs.inspect import inspect
 
 pytest.importorskip("tensorrt_rtx")
@@ -132,6 +132,26 @@ def test_inspect_tells_of_an_engine_what_its_record_and_its_folder_know(tmp_path
     assert "attentions fused" not in shown
 
 
+def test_each_engine_of_a_form_keeps_its_proof_of_fusion_until_the_form_is_made_again(tmp_path: Path) -> None:
+    folder = folder_with_form(tmp_path / "a")
+    first, _ = build(folder, "tensorrt_rtx", profiles=(TEXT,))
+    second, _ = build(folder, "tensorrt_rtx", profiles=("batch=1:2:2,seq=1:64:64",))
+
+    def proved() -> dict[str, str | None]:
+        tables = read(FusionReport, folder / "fusion.json").targets
+        return {key: table.proved_by for key, table in tables.items() if key != "ort_cpu"}
+
+    named = f"tensorrt_rtx.{Path(first.file).name}"
+    assert proved() == {"tensorrt_rtx": second.file, named: first.file}
+    assert {one.fused for one in inspect(folder).deploy if one.runtime == "tensorrt_rtx"} == {"1/1"}
+    build(folder, "tensorrt_rtx", profiles=(TEXT,))
+    assert proved() == {"tensorrt_rtx": first.file, f"tensorrt_rtx.{Path(second.file).name}": second.file}
+    with change(folder) as edit:
+        drop_forms(edit, [KEY])
+        edit.finish("fuse", "")
+    assert not proved()
+
+
 def test_form_that_is_not_there_is_made_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_with_form(tmp_path / "a", "bfloat16", "bf16")
     with change(folder) as edit:
@@ -147,7 +167,7 @@ def test_form_that_is_not_there_is_made_first(tmp_path: Path, monkeypatch: pytes
             edit.finish("fuse", "")
 
     monkeypatch.setattr("attnport.verbs.fuse.fuse", lower)
-    record, table = build(folder, "tensorrt_rtx", "bf16")
+    record, table = build(folder, "tensorrt_rtx", "BFloat16")
     assert asked == [["tensorrt_rtx.bf16"]]
     assert (record.form, table.fused) == ("tensorrt_rtx.bf16", 1)
 

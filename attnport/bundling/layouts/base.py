@@ -6,7 +6,7 @@ import abc
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Packed:
         tell: Takes a line that the user should see.
         in_browser: Opens an ONNX file, with the files beside it by name, in onnxruntime-web, as long as the context
             lasts; gives what runs it, feeds by name to outputs by name.
+        told: What the user was told of forms that were not run.
     """
 
     folder: Path
@@ -39,6 +40,7 @@ class Packed:
     in_browser: Callable[
         [Path, Mapping[str, Path]], AbstractContextManager[Callable[[Mapping[str, Any]], dict[str, Any]]]
     ]
+    told: set[str] = field(default_factory=set)
 
     @property
     def io(self) -> IO:
@@ -91,7 +93,10 @@ class Packed:
         try:
             run = opened()
         except UnavailableError as err:
-            self.tell(f"what was written for {what} was not run here: {err}")
+            said = f"what was written for {what} was not run here: {err} {err.hint}".rstrip()
+            if said not in self.told:  # as for each form
+                self.told.add(said)
+                self.tell(said)
             return None
         results = GoldenCases(self.folder, self.manifest).check(form, run)
         failed = next((result for result in results if not result.passed), None)

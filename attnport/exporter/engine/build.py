@@ -142,15 +142,20 @@ def scratch_bytes(log: str) -> int | None:
     return max(map(int, sizes), default=None)
 
 
-def _check_written(engine: Path, target: str, version: str, sm: Sequence[int]) -> None:
-    """Compares the engine's header with the request; the header of the data centre flavour has no known layout."""
+def _check_written(engine: Path, target: str, version: str, sm: Sequence[int]) -> tuple[int, ...]:
+    """Compares the engine's header with the request; the header of the data centre flavour has no known layout.
+
+    Returns:
+        The compute capabilities in the header, where the builder chose them.
+    """
     if target != "tensorrt_rtx":
-        return
+        return ()
     header = read_header(engine)
     if header.version != version:
         raise EngineBuildError(f"{engine}: its header says version {header.version}; {target} is {version}.")
     if sm and set(header.sm) != set(sm):
         raise EngineBuildError(f"{engine}: built for {list(header.sm)}; asked for {sorted(set(sm))}.")
+    return () if sm else header.sm
 
 
 def build_engine(
@@ -206,7 +211,7 @@ def build_engine(
         )
         try:
             result, text = _run(request, Path(temporary))
-            _check_written(partial, target, result.version, request.sm)
+            usual_sm = _check_written(partial, target, result.version, request.sm)
             record = EngineRecord(
                 target=target,
                 plan=plan,
@@ -218,6 +223,7 @@ def build_engine(
                 digest=digest_file(partial),
                 size_bytes=partial.stat().st_size,
                 scratch_bytes=scratch_bytes(text) if result.scratch_bytes is None else result.scratch_bytes,
+                usual_sm=usual_sm,
             )
             partial.replace(output)
         finally:
