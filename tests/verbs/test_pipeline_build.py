@@ -35,7 +35,7 @@ from attnport.folder.workspace import change, check_files, create, open_folder
 from attnport.jsonfile import digest_file, read, to_json
 from attnport.verbs import build as verb
 from attnport.verbs.build import build
-from attnport.verbs.fuse import drop_forms, require_fused
+from attnport.verbs.fuse import drop_forms, fuse, require_fused
 from attnport.verbs.inspect import inspect
 
 pytest.importorskip("tensorrt_rtx")
@@ -150,6 +150,17 @@ def test_each_engine_of_a_form_keeps_its_proof_of_fusion_until_the_form_is_made_
         drop_forms(edit, [KEY])
         edit.finish("fuse", "")
     assert not proved()
+
+
+def test_a_form_that_is_made_again_takes_the_proofs_of_its_engines_with_it(tiny_artifact: Path) -> None:
+    tables = dict(fuse(tiny_artifact, ["onnx_18"]).targets)
+    with change(tiny_artifact) as edit:
+        tables["onnx_18.an.engine"] = dataclasses.replace(tables["onnx_18"], proved_by="engines/an.engine")
+        edit.path("fusion.json").write_text(to_json(FusionReport(tables)))
+        edit.finish("fuse", "")
+    fuse(tiny_artifact, ["onnx_18"], force=True)
+    del tables["onnx_18.an.engine"]
+    assert read(FusionReport, tiny_artifact / "fusion.json").targets.keys() == tables.keys()
 
 
 def test_form_that_is_not_there_is_made_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
