@@ -127,7 +127,7 @@ def test_a_check_that_nobody_waits_for_ends_by_itself(endless: Path) -> None:
     child = Child(1)
     try:
         with pytest.raises(Died, match="SIGALRM"):
-            child.ask("selftest", 60.0, folder=str(endless), key=None, limit_s=2.0 - worker.GRACE_S)
+            child.ask("selftest", 60.0, folder=str(endless), key=None, against=None, limit_s=2.0 - worker.GRACE_S)
     finally:
         child.kill()
 
