@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from attnport.example_values import ROWS, example
 from attnport.options import advised
 from attnport.sources.parsing import check_dims, declarations, names_of, parse_dims, text_of
 from attnport.sources.plain import CAST_HINT, in_float32, plain_module, precision_notes, precision_of
-from attnport.sources.ranges import bound_dims, found_ranges
+from attnport.sources.ranges import bound_dims, found_ranges, usual_range
 from attnport.sources.seeds import seeded
 from attnport.sources.structure import Arguments, Input, Leaf, Observed, adapted, flat_outputs, of_leaves
 from attnport.user_code import raised_in
@@ -38,18 +39,17 @@ _SIZES_TRIED = 60
 
 
 class FrozenError(SpecError):
-    """A module runs at one size of some dims alone: the error of other sizes, with these in the hint.
+    """A module runs at one size of some dims alone.
 
     Args:
-        err: What another size raises.
+        message, hint: As of any error.
         dims: These dims, each with its size.
+        why: What another size raises.
     """
 
-    def __init__(self, err: SpecError, dims: tuple[Dim, ...]) -> None:
-        sizes = " and ".join(f"{dim.name}={dim.opt}" for dim in dims)
-        alone = advised("dims", dims)
-        super().__init__(err.message, hint=f"It runs at {sizes}. {_LITERAL}; or take that size alone: {alone}")
-        self.dims, self.why = dims, first_line(err.__cause__ or err)
+    def __init__(self, message: str, *, hint: str, dims: Sequence[Dim], why: str) -> None:
+        super().__init__(message, hint=hint)
+        self.dims, self.why = tuple(dims), why
 
 
 def refuse_inputs(text: str, inputs: Sequence[str]) -> None:
@@ -210,11 +210,11 @@ def observed_spec(
     except SpecError as err:
         if precision and "dtype" in err.message:
             raise SpecError(err.message, hint=CAST_HINT) from err
-        told, fixed = problem, {name: dim.opt for name, dim in ranges.items() if dim.min == dim.max}
-        bound = bound_dims([name for name in used if name not in fixed],
-                           lambda sizes: budget.runs_cheaply({**fixed, **sizes}, runs))  # fmt: skip
-        if bound or not named:
-            raise _of_bound_dims(text, arguments, *bound) if bound else _with_cause(err, told) from err
+        told = problem
+        if (declared := _of_declarations(text, arguments, ranges, call, examples, budget, runs)) is not None:
+            raise declared from err
+        if not named:
+            raise _with_cause(err, told) from err
         narrower = [dim for dim in found_ranges(list(used), {}, runs, budget)[0] if dim.name in ranges and dim.step > 1]
         if not all(dim.step % found.step == 0 for found in narrower for dim in [ranges[found.name]]):
             hint = f"The module takes multiples of a number: {advised('dims', narrower)}"
@@ -222,7 +222,9 @@ def observed_spec(
         free = [dim.name for dim in named if dim.name not in ranges]
         frozen = frozen_dims(distinct_sizes(named), free, run)
         if frozen:
-            raise FrozenError(err, frozen) from err
+            at = " and ".join(f"{dim.name}={dim.opt}" for dim in frozen)
+            hint = f"It runs at {at}. {_LITERAL}; or take that size alone: {advised('dims', frozen)}"
+            raise FrozenError(err.message, hint=hint, dims=frozen, why=first_line(err.__cause__ or err)) from err
         raise
     usual = {dim.name: dim.opt for dim in named}
     _refuse_random(text, module, (partial(run, distinct_sizes(named)), partial(run, usual, varied=True)))
@@ -454,6 +456,42 @@ def _with_cause(err: SpecError, raised: str) -> SpecError:
     return SpecError(f"{err.message} Elsewhere it raises {raised}" if raised else err.message, hint=err.hint)
 
 
+def _of_declarations(
+    text: str,
+    arguments: Arguments,
+    ranges: Mapping[str, Dim],
+    call: Callable[..., Any],
+    examples: Mapping[str, str],
+    budget: Budget,
+    runs: Callable[[Sizes], bool],
+) -> SpecError | None:
+    """Says that dims have to be equal, or one a sum of others, which were declared with other names or as numbers.
+
+    Args:
+        call, examples: As `_run` takes them.
+        runs: Whether the module runs at sizes of the named dims.
+
+    Returns:
+        The error; None where the module does not fail for that.
+    """
+    used = names_of([held.spec for held in arguments.inputs])
+    fixed = {name: dim.opt for name, dim in ranges.items() if dim.min == dim.max}
+    bound = bound_dims([name for name in used if name not in fixed],
+                       lambda sizes: budget.runs_cheaply({**fixed, **sizes}, runs))  # fmt: skip
+    if bound:
+        return _of_bound_dims(text, arguments, *bound)
+
+    def runs_with(inputs: Mapping[str, Input], sizes: Sizes) -> bool:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with contextlib.suppress(SpecError), sdpa_kernel(SDPBackend.MATH):  # the fused kernel notices less
+            specs = [held.spec for held in inputs.values()]
+            return budget.cheap(sizes) and bool(_run(call, specs, text, examples, sizes))
+        return False
+
+    return _of_numbers(text, arguments, [ranges.get(name) or usual_range(name) for name in used], runs_with)
+
+
 def _of_bound_dims(text: str, arguments: Arguments, dim: str, size: str) -> SpecError:
     """Says that a dim follows from others, which it was not declared as."""
 
@@ -481,6 +519,68 @@ def _of_bound_dims(text: str, arguments: Arguments, dim: str, size: str) -> Spec
     if len(held_both) > 1 and len({tuple(held.spec.dims) for held in held_both}) > 1:
         hint = f"Two inputs have these dims in another order: {' and '.join(str(held.spec) for held in held_both[:2])}."
     return SpecError(f"{text}: {what}", hint=hint)
+
+
+def _of_numbers(
+    text: str,
+    arguments: Arguments,
+    dims: Sequence[Dim],
+    runs: Callable[[Mapping[str, Input], Sizes], bool],
+) -> SpecError | None:
+    """Says that an input declares a number where another one declares a name, and the module needs them to be equal.
+
+    The module runs, at sizes at which it did not, where the number is replaced by the name.
+
+    Args:
+        dims: The named dims.
+        runs: Whether the module runs, with its inputs declared so, at sizes of the named dims.
+
+    Returns:
+        The error; None where that is not why the module fails.
+    """
+    inputs = {held.spec.name: held for held in arguments.inputs}
+    places = [(name, axis) for name, held in inputs.items() for axis, dim in enumerate(held.spec.dims)
+              if isinstance(dim, int)]  # fmt: skip
+    alike: dict[object, list[tuple[str, int]]] = {}
+    for name, axis in places:
+        number = inputs[name].spec.dims[axis]
+        for key in ((name, axis), (number, axis), number):  # from an axis by itself to all that may be the same one
+            alike.setdefault(key, []).append((name, axis))
+    groups = sorted(dict.fromkeys(map(tuple, alike.values())), key=len)
+    ways = (
+        (chosen, given)
+        for several in (1, 2)  # a batch of one and a length may both be numbers
+        for chosen in itertools.combinations(groups, several)
+        if len({*itertools.chain(*chosen)}) == sum(map(len, chosen))
+        for given in itertools.product([dim.name for dim in dims], repeat=several)
+    )
+    sizes = [{dim.name: dim.at_least(unit * prime(index)) for index, dim in enumerate(dims)} for unit in (1, 8)]
+    failing = [each for each in sizes if not runs(inputs, each)]
+    for chosen, given in itertools.islice(ways, _SIZES_TRIED) if failing else ():
+        changed = dict(inputs)
+        for group, dim in zip(chosen, given, strict=True):
+            for name, axis in group:
+                spec = changed[name].spec
+                renamed = dataclasses.replace(spec, dims=(*spec.dims[:axis], dim, *spec.dims[axis + 1 :]))
+                changed[name] = changed[name]._replace(spec=renamed, example="")
+        if any(runs(changed, each) for each in failing):
+            break
+    else:
+        return None
+    said, alone = [], []
+    for group, dim in zip(chosen, given, strict=True):
+        own = list(dict.fromkeys(name for name, _ in group))
+        number = int(inputs[own[0]].spec.dims[group[0][1]])
+        others = [name for name, held in inputs.items() if dim in held.spec.dims]
+        beside = next((name for name in others if name not in own), others[0])
+        declare = "input {} declares" if len(own) == 1 else "inputs {} declare"
+        said.append(f"{declare.format(' and '.join(map(repr, own)))} {number} where {beside!r} says {dim!r}")
+        alone.append(Dim(dim, number, number, number))
+    declared = [text_of(Leaf(path, changed[held.spec.name])) for path, held in arguments.leaves
+                if isinstance(held, Input) and changed[held.spec.name] != held]  # fmt: skip
+    equal = f"{', and '.join(said)}; the module runs only where they are equal"
+    hint = f"Give both one name: {advised('inputs', declared)}; or take that size alone: {advised('dims', alone)}"
+    return FrozenError(f"{text}: {equal}.", hint=hint, dims=alone, why=equal)
 
 
 def _out_of_memory(err: BaseException | None) -> bool:

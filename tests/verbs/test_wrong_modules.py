@@ -254,9 +254,33 @@ def test_a_wrong_module_is_told_with_its_line_and_a_remedy(
             "dims 'k' of input 'keys' and 'v' of input 'values' must be equal",
             "values=float32[batch,k,8]",
         ),
+        (
+            "Masked",
+            {"x": "float32[batch,16,8]", "mask": "int64[batch,seq]:padding"},
+            "input 'x' declares 16 where 'mask' says 'seq'; the module runs only where they are equal",
+            "Give both one name: inputs=['x=float32[batch,seq,8]']; or take that size alone: dims=['seq=16:16:16']",
+        ),
+        (
+            "Masked",
+            {"x": "float32[batch,seq,8]", "mask": "int64[batch,128]:padding"},
+            "input 'mask' declares 128 where 'x' says 'seq'",
+            "mask=int64[batch,seq]:padding",
+        ),
+        (
+            "Masked",
+            {"x": "float32[5,16,8]", "mask": "int64[batch,seq]:padding"},
+            "input 'x' declares 5 where 'mask' says 'batch', and input 'x' declares 16 where 'mask' says 'seq'",
+            "x=float32[batch,seq,8]",
+        ),
+        (
+            "Attends",
+            {"x": "float32[batch,seq,8]", "keys": "float32[batch,24,8]", "values": "float32[batch,v,8]"},
+            "input 'keys' declares 24 where 'values' says 'v'",
+            "keys=float32[batch,v,8]",
+        ),
     ],
 )
-def test_a_dim_under_two_names_is_named_with_its_inputs(
+def test_a_dim_under_two_names_or_as_a_number_is_named_with_its_inputs(
     name: str, inputs: dict[str, str], told: str, written: str, source: Path
 ) -> None:
     with pytest.raises(AttnportError) as caught:
