@@ -20,7 +20,17 @@ from attnport.dims import Dim, TensorSpec, distinct_sizes, prime
 from attnport.errors import SpecError, UsageError, first_line
 from attnport.example_values import ROWS, example
 from attnport.options import advised
-from attnport.sources.parsing import check_dims, declarations, names_of, parse_dims, text_of
+from attnport.sources.examples import vocabularies
+from attnport.sources.parsing import (
+    called_a_mask,
+    check_dims,
+    declarations,
+    names_of,
+    parse_dims,
+    parse_leaf,
+    polarity_of,
+    text_of,
+)
 from attnport.sources.plain import CAST_HINT, in_float32, plain_module, precision_notes, precision_of
 from attnport.sources.ranges import bound_dims, found_ranges, usual_range
 from attnport.sources.seeds import seeded
@@ -34,6 +44,10 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Sizes = Mapping[str, int]
 _LITERAL = "Look for a literal size in view, reshape or expand"
+_IDS = re.compile(r"(^|_)(ids?|tokens)$")
+_FLOATS = "x=float32[batch,seq,256]"
+_WORDS = 30522
+"""The ids of BERT's table, where that of a module is not known."""
 _SIZES_TRIED = 60
 """At most so many sizes are tried, of those that errors name."""
 
@@ -103,8 +117,7 @@ def plain_spec(
     if not inputs:
         raise UsageError(
             f"{text} returns a plain module, whose inputs are not known.",
-            hint="Declare them: "
-            + advised("inputs", ("x=float32[batch,seq,256]", "attention_mask=int64[batch,seq]:padding")),
+            hint=f"Declare them: {advised('inputs', likely(in_float32(plain_module(text, result))))}",
         )
     module = plain_module(text, result)
     precision = precision_of(module)
@@ -138,7 +151,7 @@ def declared_arguments(
     taken = [name for name, each in parameters.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     form = f"its forward is forward({', '.join(map(str, parameters.values()))})"
     others = [name for name in names if name not in parameters]
-    missing = [name for name in taken if name not in names and parameters[name].default is inspect.Parameter.empty]
+    missing = [name for name in _needed(module) if name not in names]
     if others and inspect.Parameter.VAR_KEYWORD not in kinds:
         near = difflib.get_close_matches(others[0], [name for name in taken if name not in names], 1)
         raise SpecError(
@@ -148,9 +161,65 @@ def declared_arguments(
     if missing:
         raise SpecError(
             f"{text}: no input is declared for {', '.join(map(repr, missing))}, which the module needs; {form}.",
-            hint=f"Declare each, such as {advised('inputs', [f'{missing[0]}=float32[batch,seq,256]'])}.",
+            hint=f"Declare it, for example so: {advised('inputs', likely(module, leaves))}",
         )
     return of_leaves(module, leaves), ranges
+
+
+def _needed(module: nn.Module) -> list[str]:
+    """The parameters of a forward without a default."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.kind not in variable and each.default is each.empty]
+
+
+def likely(module: nn.Module, declared: Sequence[Leaf] = ()) -> list[str]:
+    """Declarations of what a forward needs and nobody declared, as they are likely by the names of its parameters.
+
+    A mask has the first shape and type with which the module runs; of ids, there are as many as their table has rows.
+
+    Args:
+        declared: What is declared; its dims are taken for the others.
+    """
+    taken = {path[0] for path, _ in declared}
+    missing = [name for name in _needed(module) if name not in taken]
+    if not declared:  # a mask that need not be given is the one thing that nobody should forget
+        missing += [name for name in inspect.signature(module.forward).parameters
+                    if name not in missing and called_a_mask(name)][:1]  # fmt: skip
+    given = [held.spec for _, held in declared if isinstance(held, Input) and not held.mask]
+    tokens = next(
+        (spec.dims[:2] for spec in given if spec.dims[1:] and isinstance(spec.dims[1], str)), ("batch", "seq")
+    )
+    batch, seq = map(str, tokens)
+    wide = next((spec.dims for spec in given if spec.dtype == "float32" and len(spec.dims) > 2), (batch, seq, 256))
+    ways: list[list[str]] = []
+    for name in missing:
+        if called_a_mask(name):
+            dtypes = ("bool", "int64") if polarity_of(name) == "hide" else ("int64", "bool")
+            shapes = (f"{batch},{seq}", f"{batch},1,1,{seq}")
+            ways.append([f"{name}={dtype}[{shape}]:padding" for shape in shapes for dtype in dtypes])
+        else:
+            ids = f"{name}=int64[{batch},{seq}]"
+            ways.append([ids if _IDS.search(name) else f"{name}=float32[{','.join(map(str, wide))}]"])
+    for found in itertools.islice(itertools.product(*ways), _SIZES_TRIED):
+        if (rows := _tables_on(module, [*declared, *map(parse_leaf, found)])) is not None:
+            break
+    else:
+        found, rows = tuple(first for first, *_ in ways), {}
+    highs = {name: f":high={rows.get(name, _WORDS)}" for name in missing if _IDS.search(name)}
+    return [f"{each}{highs.get(name, '')}" for name, each in zip(missing, found, strict=True)] or [_FLOATS]
+
+
+def _tables_on(module: nn.Module, leaves: Sequence[Leaf]) -> dict[str, int] | None:
+    """How many rows the tables of ids have; None where the module does not run on these inputs, at small sizes."""
+    with contextlib.suppress(UsageError):
+        arguments = of_leaves(module, leaves)
+        tensors = [held.spec for held in arguments.inputs]
+        sizes = distinct_sizes([usual_range(name) for name in names_of(tensors)])
+        feeds = {spec.name: example(spec, sizes) for spec in tensors}
+        call = Observed(module.eval(), arguments, (), "")
+        return called("", "", "", lambda: vocabularies(call, feeds))
+    return None
 
 
 def observed_spec(

@@ -54,6 +54,7 @@ _BY_NAME = (
 )
 """What masks of padding are called, and which of their elements are real tokens: as torch and transformers have it. A
 number stands behind where an exporter had the name twice."""
+_MASK = re.compile(r"(^|_)masks?(_|$)")
 MARKS = (*_NAMED, "window=N", *POLARITIES, *ALIGNMENTS, *CARRIES, "keys=DIM")
 """The marks of a mask in `--input`."""
 
@@ -332,6 +333,11 @@ def _mask_of(spec: TensorSpec, marks: Sequence[str]) -> MaskSpec | None:
 def polarity_of(name: str) -> str:
     """`keep` or `hide` for an input that is called as masks of padding are; "" for others."""
     return next((polarity for pattern, polarity in _BY_NAME if pattern.search(name)), "")
+
+
+def called_a_mask(name: str) -> bool:
+    """Whether an input is called as masks of any kind are, such as `mask` or `attn_mask`."""
+    return bool(_MASK.search(name))
 
 
 def marks_by_name(name: str, dtype: str, rank: int) -> tuple[str, ...]:

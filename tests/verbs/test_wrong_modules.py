@@ -127,6 +127,22 @@ class Masked(Base):
     def forward(self, x, mask):
         return self.linear(x * mask[..., None])  # HERE
 
+class Padded(Base):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    def forward(self, ids, src_key_padding_mask):
+        return self.layer(self.ids(ids), src_key_padding_mask=src_key_padding_mask)
+
+class OfScores(Base):
+    def forward(self, input_ids, mask):
+        h = self.ids(input_ids)[:, None]
+        return F.scaled_dot_product_attention(h, h, h, attn_mask=mask)
+
+class Optional(Base):
+    def forward(self, x, attention_mask=None):
+        return x if attention_mask is None else x * attention_mask[..., None]
+
 class Total(Base):
     def forward(self, x, past, mask):
         return self.linear(torch.cat([past, x], 1)) * mask[..., None]  # HERE
@@ -294,7 +310,12 @@ def test_a_dim_under_two_names_or_as_a_number_is_named_with_its_inputs(
     ("inputs", "told", "hint"),
     [
         ({"x": INPUTS["x"], "maks": INPUTS["mask"]}, "input maks: the module takes no input of this name", "'mask'"),
-        ({"x": INPUTS["x"]}, "no input is declared for 'mask', which the module needs", "mask="),
+        (
+            {"x": "float32[n,t,8]"},
+            "no input is declared for 'mask', which the module needs",
+            "Declare it, for example so: inputs=['mask=int64[n,t]:padding']",
+        ),
+        ({"mask": INPUTS["mask"]}, "no input is declared for 'x'", "inputs=['x=float32[batch,seq,256]']"),
     ],
 )
 def test_an_input_of_another_name_and_a_missing_one_are_named(
@@ -304,6 +325,22 @@ def test_an_input_of_another_name_and_a_missing_one_are_named(
         export(f"{source}:Masked", source.parent / "out", inputs=inputs)
     assert told in caught.value.message
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "likely"),
+    [
+        ("Padded", ["ids=int64[batch,seq]:high=100", "src_key_padding_mask=bool[batch,seq]:padding"]),
+        ("OfScores", ["input_ids=int64[batch,seq]:high=100", "mask=bool[batch,1,1,seq]:padding"]),
+        ("Optional", ["x=float32[batch,seq,256]", "attention_mask=int64[batch,seq]:padding"]),
+    ],
+)
+def test_where_nothing_is_declared_the_hint_has_what_the_forward_takes(
+    name: str, likely: list[str], source: Path
+) -> None:
+    with pytest.raises(AttnportError, match="inputs are not known") as caught:
+        export(f"{source}:{name}", source.parent / "out")
+    assert caught.value.hint == f"Declare them: inputs={likely}"
 
 
 def test_two_dims_in_another_order_are_told_with_their_inputs(source: Path, tmp_path: Path) -> None:
