@@ -66,6 +66,14 @@ def forms(rows: Mapping[str, RuntimeParity]) -> Iterator[doc.Block]:
             yield from [doc.notes(reasons)] if verdict != "PASS" else []
 
 
+def limits(report: ParityReport) -> Iterable[doc.Block]:
+    """A line for each thing that was not compared, where others would take the verdict for one on it too.
+
+    That padding on the left is not compared, as positions move with it, is true of nearly every model, and left out.
+    """
+    return doc.warnings(note for note in report.notes if re.search(r"(?<!is )not compared", note))
+
+
 def _verdicts(title: doc.Line, what: str, rows: Mapping[str, RuntimeParity]) -> doc.Table:
     """A row for each runtime or form, with its worst error and the reason of a failure."""
     numbers = ("cases", "worst", "padding")
