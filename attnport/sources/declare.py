@@ -543,12 +543,6 @@ def _of_declarations(
     Returns:
         The error; None where the module does not fail for that.
     """
-    used = names_of([held.spec for held in arguments.inputs])
-    fixed = {name: dim.opt for name, dim in ranges.items() if dim.min == dim.max}
-    bound = bound_dims([name for name in used if name not in fixed],
-                       lambda sizes: budget.runs_cheaply({**fixed, **sizes}, runs))  # fmt: skip
-    if bound:
-        return _of_bound_dims(text, arguments, *bound)
 
     def runs_with(inputs: Mapping[str, Input], sizes: Sizes) -> bool:
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -558,7 +552,55 @@ def _of_declarations(
             return budget.cheap(sizes) and bool(_run(call, specs, text, examples, sizes))
         return False
 
-    return _of_numbers(text, arguments, [ranges.get(name) or usual_range(name) for name in used], runs_with)
+    used = names_of([held.spec for held in arguments.inputs])
+    dims = [ranges.get(name) or usual_range(name) for name in used]
+    if (masks := _of_masks(text, arguments, dims, runs_with)) is not None:
+        return masks
+    fixed = {name: dim.opt for name, dim in ranges.items() if dim.min == dim.max}
+    bound = bound_dims([name for name in used if name not in fixed],
+                       lambda sizes: budget.runs_cheaply({**fixed, **sizes}, runs))  # fmt: skip
+    return _of_bound_dims(text, arguments, *bound) if bound else _of_numbers(text, arguments, dims, runs_with)
+
+
+def _small_sizes(dims: Sequence[Dim]) -> list[dict[str, int]]:
+    """Sizes that all differ, and the same for modules that take multiples of eight alone."""
+    return [{dim.name: dim.at_least(unit * prime(index)) for index, dim in enumerate(dims)} for unit in (1, 8)]
+
+
+def _of_masks(
+    text: str, arguments: Arguments, dims: Sequence[Dim], runs: Callable[[Mapping[str, Input], Sizes], bool]
+) -> SpecError | None:
+    """Says that a mask has other dims or another type than it is declared with, with which the module runs.
+
+    Args:
+        dims, runs: As of `_of_numbers`.
+
+    Returns:
+        The error; None where that is not why the module fails.
+    """
+    inputs = {held.spec.name: held for held in arguments.inputs}
+    failing = [sizes for sizes in _small_sizes(dims) if not runs(inputs, sizes)]
+    for path, held in arguments.leaves if failing else ():
+        if not isinstance(held, Input) or held.dtype or not (held.mask or called_a_mask(held.spec.name)):
+            continue
+        own, kept = held.spec, held.mask is None or held.mask.carries == "mask"
+        # A dim that no other input has may be the second name of another one.
+        others = {dim for each in arguments.inputs if each is not held for dim in each.spec.dims}
+        if not kept or own.dims[:1] == own.dims[-1:] or not {own.dims[0], own.dims[-1]} <= others:
+            continue
+        first, last = own.dims[0], own.dims[-1]
+        shapes = [own.dims, (first, last), (first, 1, 1, last), (first, 1, last, last), (first, last, last)]
+        dtypes = [own.dtype] if own.dtype.startswith("float") else [own.dtype, "bool", "int64"]
+        for dtype, shape in itertools.product(dict.fromkeys(dtypes), dict.fromkeys(shapes)):
+            other = held._replace(spec=dataclasses.replace(own, dtype=dtype, dims=shape), example="")
+            if other.spec != own and any(runs({**inputs, own.name: other}, sizes) for sizes in failing):
+                ranks = f" of {len(own.dims)} dims", f", of {len(shape)}"
+                at, instead = ranks if len(shape) != len(own.dims) else ("", "")
+                return SpecError(
+                    f"{text}: the module does not run with input {own}{at}; it runs with {other.spec}{instead}.",
+                    hint=f"Declare it so: {advised('inputs', [text_of(Leaf(path, other))])}",
+                )
+    return None
 
 
 def _of_bound_dims(text: str, arguments: Arguments, dim: str, size: str) -> SpecError:
@@ -623,8 +665,7 @@ def _of_numbers(
         if len({*itertools.chain(*chosen)}) == sum(map(len, chosen))
         for given in itertools.product([dim.name for dim in dims], repeat=several)
     )
-    sizes = [{dim.name: dim.at_least(unit * prime(index)) for index, dim in enumerate(dims)} for unit in (1, 8)]
-    failing = [each for each in sizes if not runs(inputs, each)]
+    failing = [sizes for sizes in _small_sizes(dims) if not runs(inputs, sizes)]
     for chosen, given in itertools.islice(ways, _SIZES_TRIED) if failing else ():
         changed = dict(inputs)
         for group, dim in zip(chosen, given, strict=True):

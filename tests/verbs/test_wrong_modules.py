@@ -139,6 +139,12 @@ class OfScores(Base):
         h = self.ids(input_ids)[:, None]
         return F.scaled_dot_product_attention(h, h, h, attn_mask=mask)
 
+class Scored(Base):
+    def forward(self, input_ids, mask):
+        h = self.ids(input_ids)
+        scores = h @ h.mT + (1 - mask[:, None, :].float()) * -1e9
+        return (scores.softmax(-1) @ h).view(h.shape)
+
 class Optional(Base):
     def forward(self, x, attention_mask=None):
         return x if attention_mask is None else x * attention_mask[..., None]
@@ -325,6 +331,40 @@ def test_an_input_of_another_name_and_a_missing_one_are_named(
         export(f"{source}:Masked", source.parent / "out", inputs=inputs)
     assert told in caught.value.message
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "told", "written"),
+    [
+        (
+            "Scored",
+            "int64[batch,1,1,seq]:padding",
+            "input mask=int64[batch,1,1,seq] of 4 dims; it runs with mask=int64[batch,seq], of 2",
+            "mask=int64[batch,seq]:padding",
+        ),
+        (
+            "OfScores",  # which runs where the batch is the length: the mask is then one of pairs
+            "bool[batch,seq]:padding:hide",
+            "input mask=bool[batch,seq] of 2 dims; it runs with mask=bool[batch,1,1,seq], of 4",
+            "mask=bool[batch,1,1,seq]:padding:hide",
+        ),
+        (
+            "Padded",
+            "int64[batch,seq]:padding",
+            "input src_key_padding_mask=int64[batch,seq]; it runs with src_key_padding_mask=bool[batch,seq].",
+            "src_key_padding_mask=bool[batch,seq]:padding",
+        ),
+    ],
+)
+def test_a_mask_of_other_dims_or_another_type_is_told_as_the_module_takes_it(
+    name: str, mask: str, told: str, written: str, source: Path
+) -> None:
+    ids, called = {"Padded": ("ids", "src_key_padding_mask")}.get(name, ("input_ids", "mask"))
+    inputs = {ids: "int64[batch,seq]:high=100", called: mask}
+    with pytest.raises(AttnportError) as caught:
+        export(f"{source}:{name}", source.parent / "out", inputs=inputs)
+    assert f"the module does not run with {told}" in caught.value.message
+    assert caught.value.hint == f"Declare it so: inputs={[written]}"
 
 
 @pytest.mark.parametrize(
