@@ -67,11 +67,11 @@ def forms(rows: Mapping[str, RuntimeParity]) -> Iterator[doc.Block]:
 
 
 def limits(report: ParityReport) -> Iterable[doc.Block]:
-    """A line for each thing that was not compared, where others would take the verdict for one on it too.
+    """A line for each thing that was not compared though it could be: padding without a mask, text without sentences.
 
-    That padding on the left is not compared, as positions move with it, is true of nearly every model, and left out.
+    What cannot be compared of nearly any model, such as padding on the left where positions move with it, is left out.
     """
-    return doc.warnings(note for note in report.notes if re.search(r"(?<!is )not compared", note))
+    return doc.warnings(note for note in report.notes if re.search(r"(was|these are) not compared", note))
 
 
 def _verdicts(title: doc.Line, what: str, rows: Mapping[str, RuntimeParity]) -> doc.Table:

@@ -314,7 +314,8 @@ def observed_spec(
         f"up to {ROWS} rows of a batch"
         for name in examples
     )
-    notes = (*precision_notes(precision), *steps, *limits, *casts, *kept)
+    mixed = mixing_notes(arguments.inputs, contract.outputs)
+    notes = (*precision_notes(precision), *steps, *limits, *casts, *kept, *mixed)
     return ModelSpec(name, Source(text), contract, make, observed=True, notes=notes)
 
 
@@ -325,6 +326,17 @@ def steps_note(dims: Iterable[Dim]) -> tuple[str, ...]:
         for dim in dims
         if dim.step > 1
     )
+
+
+def mixing_notes(inputs: Iterable[Input], outputs: Iterable[TensorSpec]) -> Iterator[str]:
+    """What users are told where a mask has so many dims that the module broadcasts items against items."""
+    masks = [each.spec for each in inputs if len(each.spec.dims) > 2 and (each.mask or called_a_mask(each.spec.name))]
+    for output, mask in itertools.product(outputs, masks):
+        if output.dims.count(mask.dims[0]) > 1:
+            yield (
+                f"output {output} has {mask.dims[0]} twice, so items are computed with the masks of others: does the "
+                f"module take fewer dims than {mask}?"
+            )
 
 
 def frozen_dims(

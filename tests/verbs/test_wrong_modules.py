@@ -145,6 +145,10 @@ class Scored(Base):
         scores = h @ h.mT + (1 - mask[:, None, :].float()) * -1e9
         return (scores.softmax(-1) @ h).view(h.shape)
 
+class Meeting(Base):
+    def forward(self, x, mask):
+        return self.linear(x) * mask[..., None]
+
 class Optional(Base):
     def forward(self, x, attention_mask=None):
         return x if attention_mask is None else x * attention_mask[..., None]
@@ -381,6 +385,13 @@ def test_where_nothing_is_declared_the_hint_has_what_the_forward_takes(
     with pytest.raises(AttnportError, match="inputs are not known") as caught:
         export(f"{source}:{name}", source.parent / "out")
     assert caught.value.hint == f"Declare them: inputs={likely}"
+
+
+def test_a_mask_that_makes_items_meet_other_items_is_told_at_export(source: Path, tmp_path: Path) -> None:
+    said = list[str]()
+    inputs = ("x=float32[batch,seq,8]", "mask=int64[batch,1,seq]:padding")
+    export(f"{source}:Meeting", tmp_path / "out", inputs=inputs, tell=said.append)
+    assert any("has batch twice" in note and "fewer dims than mask=int64[batch,1,seq]?" in note for note in said)
 
 
 def test_two_dims_in_another_order_are_told_with_their_inputs(source: Path, tmp_path: Path) -> None:
