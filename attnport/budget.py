@@ -19,6 +19,8 @@ SECONDS = 60.0
 """The time that trying one size may take."""
 SHARE = 1 / 3
 """The share of the free memory that it may take: other processes need some, and a bound may be wrong."""
+_LEAST_LIMIT_BYTES = 4 << 30
+"""No run is stopped that takes less: threads reserve some gigabytes that they do not use."""
 _LEAST_BYTES, _LEAST_SECONDS = 4 << 20, 0.002
 """What every run is taken to need: less than this cannot be measured."""
 _LITTLE = 0.1
@@ -168,6 +170,31 @@ def free_memory_bytes() -> int:
     if limit.isdigit() and used.isdigit():
         limits.append(max(0, int(limit) - int(used)))
     return min(limits, default=0)
+
+
+@contextlib.contextmanager
+def limited_memory() -> Iterator[None]:
+    """Makes taking more than `SHARE` of the free memory an error, where the system might otherwise end the process.
+
+    No bound holds before a module has run. A mask of the wrong rank, [batch, 1, 1, seq] in place of [batch, seq], makes
+    scores of the square of the batch.
+    """
+    try:
+        import resource
+    except ImportError:  # another system than Unix
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    free, size = free_memory_bytes(), memory_bytes("VmSize")
+    limit = size + max(int(SHARE * free), _LEAST_LIMIT_BYTES)
+    lower = free and size and (soft == resource.RLIM_INFINITY or limit < soft)
+    if lower:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        if lower:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _usable_bytes() -> float:

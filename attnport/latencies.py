@@ -126,13 +126,14 @@ class Candidate:
 
     Attributes:
         form: The form's key in the manifest.
-        verdict: `chosen`, `slower`, `no faster` (than one in a plainer precision), `refused` (by parity or the metric)
-            or `NOT_RUN`.
+        verdict: `chosen`, `slower`, `no faster` (than one in a plainer precision), `refused` (by parity or the metric),
+            `NOT_RUN`, or `earlier`: it was not asked for now, and what is said of it is what an earlier run found.
         reason: Why it was not chosen, or what is known of its numbers; of the chosen one, by what it was.
         score: What the metric says of it; None if it was not scored.
         drop: By how much that is below the score in float32, as a share.
         reference: That score, of the same runtime in float32.
         ms: The median by workload; empty if it was not timed.
+        size_bytes: Of the files that the runtime opens: the model and its weights.
     """
 
     runtime: str
@@ -145,6 +146,7 @@ class Candidate:
     drop: float | None = None
     reference: Score | None = None
     ms: Mapping[str, float] = field(default_factory=dict)
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,7 +157,7 @@ class TuneReport(Printed):
         metric: What int8 is judged by, or every candidate where the user gave it.
         max_drop: The largest drop of it that is allowed, as a share.
         candidates: The chosen one first, then by time.
-        latency: By the number of threads.
+        latency: By the number of threads; nothing of candidates whose verdict is `earlier`.
         notes: What the reader must know.
     """
 

@@ -190,9 +190,13 @@ class IntegerPlan:
 
     @property
     def share(self) -> str:
-        """`20 of 24 layers in int8`; `20 of 24 layers in int4, the others in 8 bits`."""
-        others = ", the others in 8 bits" if self.kept and self.bits == 4 else ""
-        return f"{self.layers - len(self.kept)} of {self.layers} layers in int{self.bits}{others}"
+        """`20 of 24 layers in int8`, or `in int4, the others in 8 bits`; what the metric is with all 24."""
+        told = f"{self.layers - len(self.kept)} of {self.layers} layers in int{self.bits}"
+        if not self.kept:
+            return told
+        fall = f"worse by {self.drop_of_all:.2%}" if math.isfinite(self.drop_of_all) else "no finite number"
+        others = ", the others in 8 bits" if self.bits == 4 else ""
+        return f"{told}{others}; with all {self.layers} in int{self.bits} the metric is {fall}"
 
 
 def drop(score: Score, reference: Score) -> float:

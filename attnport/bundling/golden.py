@@ -27,7 +27,7 @@ class GoldenSet:
 
 
 def eager(plan: str) -> str:
-    """The name in `golden.npz` of PyTorch's outputs at a precision plan."""
+    """The name in `golden.npz` of PyTorch's outputs at a precision plan, or of those of a form in integers."""
     return "eager" if plan == "fp32" else f"eager.{plan}"
 
 

@@ -18,7 +18,7 @@ from attnport.latency.statistics import ratio_interval
 from attnport.reporting.choice import Choice, Deployable
 from attnport.runtimes import base
 
-CHOSEN, SLOWER, NO_FASTER, REFUSED, NOT_RUN = "chosen", "slower", "no faster", "refused", "NOT_RUN"
+CHOSEN, SLOWER, NO_FASTER, REFUSED, NOT_RUN, EARLIER = "chosen", "slower", "no faster", "refused", "NOT_RUN", "earlier"
 NO_PARITY = "parity was not checked"
 NO_LATENCY = "nothing was timed"
 

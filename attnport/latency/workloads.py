@@ -132,25 +132,33 @@ def parse_grid(text: str, dims: Sequence[Dim]) -> list[dict[str, int]]:
         UsageError: the text is empty, a range or malformed, or there are too many shapes.
         ProfileError: a dim is unknown or repeated, or a size exceeds the model's limit.
     """
+    known = {dim.name: dim for dim in dims}
+    parts = read_grid(text)
+    for name, size in ((name, size) for name, sizes in parts for size in sizes):
+        if name in known and not known[name].takes(size):
+            raise ProfileError(f"--shape {text}: got {name}={size}; the model takes {name} from {known[name].span}.")
+    each = itertools.product(*([f"{name}={size}" for size in sizes] for name, sizes in parts))
+    shapes = [parse_sizes(",".join(shape), dims) for shape in each]
+    return [sizes for place, sizes in enumerate(shapes) if sizes not in shapes[:place]]
+
+
+def read_grid(text: str) -> list[tuple[str, list[int]]]:
+    """The dims of a grid with their sizes, of whatever model.
+
+    Raises:
+        UsageError: the text is empty, a range or malformed, or there are too many shapes.
+    """
     if not text.strip():
         raise UsageError("--shape is empty.", hint=_SHAPE_HINT)
-    known = {dim.name: dim for dim in dims}
-    parts: list[list[str]] = []
+    parts = []
     for part in (piece.strip() for piece in text.split(",")):
         match = _PART.fullmatch(part)
         if not match:
             raise UsageError(f"--shape {text}: cannot read {part!r}.", hint=_SHAPE_HINT)
-        name, sizes = match[1], [int(size) for size in re.split(r"\s*/\s*", match[2])]
-        for size in sizes:
-            if name in known and not known[name].takes(size):
-                raise ProfileError(
-                    f"--shape {text}: got {name}={size}; the model takes {name} from {known[name].span}."
-                )
-        parts.append([f"{name}={size}" for size in sizes])
-    if (count := math.prod(map(len, parts))) > MOST:
+        parts.append((match[1], [int(size) for size in re.split(r"\s*/\s*", match[2])]))
+    if (count := math.prod(len(sizes) for _, sizes in parts)) > MOST:
         raise UsageError(f"--shape {text}: got {count} shapes; at most {MOST} are measured in one run.")
-    shapes = [parse_sizes(",".join(shape), dims) for shape in itertools.product(*parts)]
-    return [sizes for place, sizes in enumerate(shapes) if sizes not in shapes[:place]]
+    return parts
 
 
 def read_lengths(path: Path) -> Histogram:

@@ -92,12 +92,18 @@ def add_eager(
         _save(to(), arrays | added)
 
 
-def set_plan(session: Session, io: IOContract, plan: str, path: Path, to: Path) -> None:
-    """Writes a file of `write_golden` with what a session gives at a plan without a twin: it is its own reference."""
-    arrays = {name: array for name, array in golden.load(path).items() if name.split("/")[1] != golden.eager(plan)}
+def set_own(session: Session, io: IOContract, form: str, path: Path, to: Path) -> None:
+    """Writes a file of `write_golden` with what a form in integers gives: it has no twin, and is its own reference."""
+    arrays = golden.load(path)
     for case, feeds in _feeds(arrays, io).items():
-        arrays |= _named(case, golden.eager(plan), session.run(feeds))
+        arrays |= _named(case, golden.eager(form), session.run(feeds))
     _save(to, arrays)
+
+
+def drop_own(forms: Collection[str], path: Path, to: Path) -> None:
+    """Writes a file of `write_golden` without what `set_own` added of some forms."""
+    gone = {golden.eager(form) for form in forms}
+    _save(to, {name: array for name, array in golden.load(path).items() if name.split("/")[1] not in gone})
 
 
 def _feeds(arrays: Mapping[str, Array], io: IOContract) -> dict[str, dict[str, Array]]:
@@ -139,35 +145,41 @@ def _plain(array: Array) -> Array:
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
-def read_goldens(path: Path, io: IOContract, plans: Collection[str]) -> golden.GoldenSet:
+def read_goldens(
+    path: Path, io: IOContract, plans: Collection[str], own: Mapping[str, str] = MappingProxyType({})
+) -> golden.GoldenSet:
     """The golden cases of an artifact with a bound for every output and plan.
 
     A form in integers is compared with what it gave itself where it was judged, in cases of its own: measured from
     float64, one that computes something else might pass.
 
+    Args:
+        own: For each of the plans that is in integers, the form in it.
+
     Raises:
         ArtifactError: the file is damaged, or has nothing for a plan; or a result is not finite in a valid element.
     """
-    arrays = golden.read(path, io, plans)
+    arrays = golden.read(path, io, [own.get(plan, plan) for plan in plans])
     kept: dict[str, Array] = {}
     made: list[Bound] = []
     for plan in sorted(plans):
-        own = plan in INTEGERS
-        for bound in bounds(arrays, io, plan):
-            named = f"{bound.case}.{plan}" if own else bound.case
+        kind = golden.eager(own[plan]) if plan in own else "out"
+        for bound in bounds(arrays, io, plan, own.get(plan, plan)):
+            named = f"{bound.case}.{plan}" if plan in own else bound.case
             kept |= {f"{named}/in/{spec.name}": arrays[f"{bound.case}/in/{spec.name}"] for spec in io.inputs}
             kept[f"{named}/valid/{bound.output}"] = arrays[f"{bound.case}/valid/{bound.output}"]
-            kept[f"{named}/out/{bound.output}"] = arrays[
-                f"{bound.case}/{golden.eager(plan) if own else 'out'}/{bound.output}"
-            ]
+            kept[f"{named}/out/{bound.output}"] = arrays[f"{bound.case}/{kind}/{bound.output}"]
             made.append(replace(bound, case=named))
     return golden.GoldenSet(kept, tuple(made))
 
 
-def bounds(arrays: Mapping[str, Array], io: IOContract, plan: str) -> tuple[Bound, ...]:
+def bounds(arrays: Mapping[str, Array], io: IOContract, plan: str, run: str = "") -> tuple[Bound, ...]:
     """The bound of every output of every case at a plan: see `attnport.parity.bound`.
 
     It comes from one run of PyTorch, or from those of `check` where it made several and they allow more.
+
+    Args:
+        run: Whose outputs are measured: of a plan in integers the form; "" = PyTorch at the plan.
 
     Raises:
         ArtifactError: a reference or eager's output is not finite in a valid element, or a case has none.
@@ -176,7 +188,7 @@ def bounds(arrays: Mapping[str, Array], io: IOContract, plan: str) -> tuple[Boun
     for case in golden.cases(arrays):
         for spec in io.outputs:
             got, expected, valid = (
-                arrays[f"{case}/{kind}/{spec.name}"] for kind in (golden.eager(plan), "out", "valid")
+                arrays[f"{case}/{kind}/{spec.name}"] for kind in (golden.eager(run or plan), "out", "valid")
             )
             found = measure(got, expected, valid, spec)
             if found.problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -108,19 +109,26 @@ def _against_baseline(row: LatencyRow, baseline: str) -> doc.Line:
 
 @doc.blocks.register(TuneReport)
 def tuned(report: TuneReport, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
-    """A table of candidates, the chosen one first, with the reasons of the others; what to do with the chosen one."""
+    """A table of candidates, the chosen one first, with the reasons of the others; what to do with the chosen one.
+
+    MiB: of the files that a bundle has of it, the model and its weights.
+    """
     shapes = list(dict.fromkeys(shape for one in report.candidates for shape in one.ms))
     threads = {one.threads for one in report.candidates}
     several = ["threads"] * (len(threads) > 1)
     scored = ("metric", "change") if any(one.score for one in report.candidates) else ()
-    numbers = (*several, *map(short_shape, shapes), *scored)
-    columns = doc.columns("form", *numbers, "verdict", right=numbers, whole=("form", "verdict"))
+    # A terminal has room for a form's name beside all numbers if no heading is longer than these.
+    workloads = (re.sub(r" sentences?$", " sent.", short_shape(shape)) for shape in shapes)
+    numbers = (*several, *workloads, "MiB", *scored)
+    whole = () if several else ("form", "verdict")
+    columns = doc.columns("form", *numbers, "verdict", right=numbers, whole=whole)
     rows = tuple(
         doc.Row(
             (
                 doc.Name(one.form),
                 *[str(one.threads) for _ in several],
                 *(f"{one.ms[shape]:.3g}" if shape in one.ms else NONE for shape in shapes),
+                doc.mebibytes(one.size_bytes or None),
                 *((_value(report, one.score), change(one)) if scored else ()),
                 doc.Verdict(one.verdict, "pass" if one.verdict == "chosen" else "quiet"),
             ),

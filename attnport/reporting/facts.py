@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,9 +46,11 @@ def ran(ran_as: Ran | None) -> str:
 
 
 def times(value: float | None) -> str:
-    """A share of a bound with two decimals, or fewer above ten."""
+    """A share of a bound with two decimals, or fewer above ten; `not finite` for NaN."""
     if value is None:
         return NONE
+    if math.isnan(value):
+        return "not finite"
     return f"{value:.2f}" if value < 10 else significant(value)
 
 
@@ -80,7 +83,16 @@ def part_compared(results: Iterable[InvarianceResult]) -> str:
 
 
 def largest(results: Iterable[CaseResult | InvarianceResult]) -> float | None:
-    """The largest error of some results, divided by its bound."""
+    """The largest error of some results, divided by its bound.
+
+    NaN where a result fails by NaN or Inf, and None where one fails that has no error: no error of others is the worst.
+    """
+    results = list(results)
+    bad = [result for result in results if result.verdict == "FAIL"]
+    if any(isinstance(result, CaseResult) and result.nonfinite for result in bad):
+        return math.nan
+    if any(result.used is None for result in bad):
+        return None
     return max((result.used for result in results if result.used is not None), default=None)
 
 

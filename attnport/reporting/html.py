@@ -207,7 +207,7 @@ def _share(cell: doc.Share) -> Html:
     full = 100 if largest is None or not math.isfinite(largest) else min(100, round(100 * largest))
     kind = {"PASS": "pass", "FAIL": "fail"}.get(cell.verdict, "skip")
     bar = el("span", el("i", style=f"width:{full}%"), class_="bar", aria_hidden="true")
-    value = None if largest is None else f"{largest:.6g}"
+    value = None if largest is None or math.isnan(largest) else f"{largest:.6g}"
     shown = el("span", times(largest), class_="r")
     note = el("span", cell.note, class_="sub") if cell.note else None
     return el("td", verdict(cell.verdict), shown, bar, note, class_=f"m {kind}", data_v=value)

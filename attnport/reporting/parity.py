@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -17,9 +18,10 @@ LEGEND = (
     "are not compared. Argmax: rows of logits in which the largest stands where the reference’s does."
 )
 _RULES = (
-    "worst: the largest error over its bound; above 1 fails",
+    "worst: the largest error over its bound; above 1 fails, and so does what is not finite, NaN or Inf",
     "padding: the same for changes when only padding changes; - without padding",
 )
+_BY_METRIC = "- in the other columns: judged by the metric of tune, and not by cases"
 _PART = "padding of some outputs: the notes say why the others were not compared"
 
 
@@ -33,7 +35,8 @@ def parity(report: ParityReport, detail: doc.Detail = "brief") -> Iterator[doc.B
     in_part = any(part_compared(row.invariance) for row in report.runtimes.values())
     if report.runtimes:
         yield _verdicts(title, "runtime", report.runtimes)
-        yield from doc.quiet(*_RULES, *[_PART] * in_part)
+        by_metric = any(row.plan in INTEGERS and row.verdict != "NOT_RUN" for row in report.runtimes.values())
+        yield from doc.quiet(*_RULES, *[_BY_METRIC] * by_metric, *[_PART] * in_part)
     else:
         yield doc.Text(title)
     if detail == "brief":
@@ -82,10 +85,10 @@ def _verdicts(title: doc.Line, what: str, rows: Mapping[str, RuntimeParity]) -> 
     def row(name: str, judged: RuntimeParity) -> doc.Row:
         told = judged.reason if judged.verdict != "PASS" or judged.plan in INTEGERS else ""
         first = (doc.Name(name), doc.Verdict(judged.verdict))
-        if not judged.cases and not judged.ran:
+        if judged.verdict == "NOT_RUN" and not judged.cases and not judged.ran:
             return doc.Row(first, told)
-        ran_as = f"{judged.ran.provider} {judged.ran.precision}" if judged.ran else ""
-        cases = str(len({case.case for case in judged.cases if case.verdict != "NOT_RUN"})) if judged.cases else ""
+        ran_as = f"{judged.ran.provider} {judged.ran.precision}" if judged.ran else NONE
+        cases = str(len({case.case for case in judged.cases if case.verdict != "NOT_RUN"})) if judged.cases else NONE
         most = largest(case for case in judged.cases if case.verdict != "NOT_RUN")
         return doc.Row((*first, ran_as, cases, times(most), _padding(judged)), told)
 
@@ -189,7 +192,8 @@ def _details(title: str, id_: str, judged: RuntimeParity) -> doc.Folded:
     most = largest((*judged.cases, *judged.invariance))
     summary: tuple[doc.Line, ...] = (doc.Span(doc.Name(title), "what"), " ", doc.Verdict(judged.verdict))
     if most is not None:
-        summary = (*summary, " ", doc.Span(f"at most {times(most)} of a bound", "quiet"))
+        told = times(most) if math.isnan(most) else f"at most {times(most)} of a bound"
+        summary = (*summary, " ", doc.Span(told, "quiet"))
     facts = f"Precision plan {judged.plan or NONE}. Ran: {ran(judged.ran)}."
     blocks: list[doc.Block] = [doc.Text(f"{facts} {judged.reason}" if judged.reason else facts)]
     if judged.cases:

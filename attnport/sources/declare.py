@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnport.artifacts import UNKNOWN_SIZE, IOContract, ModelSpec, Source
-from attnport.budget import Budget
+from attnport.budget import Budget, limited_memory
 from attnport.dims import Dim, TensorSpec, distinct_sizes, prime
 from attnport.errors import SpecError, UsageError, first_line
 from attnport.example_values import ROWS, example
@@ -222,6 +222,7 @@ def _tables_on(module: nn.Module, leaves: Sequence[Leaf]) -> dict[str, int] | No
     return None
 
 
+@limited_memory()
 def observed_spec(
     name: str,
     text: str,
@@ -362,6 +363,8 @@ def frozen_dims(
         for number in filter(None, numbers):
             for name in free:
                 other = {**sizes, name: number}
+                if name == "batch" and number > usual_range(name).max:
+                    continue  # a number of elements or of a length; a batch of thousands may take long
                 if name not in changed and tuple(other.items()) not in known and len(pending) < _SIZES_TRIED:
                     known.add(tuple(other.items()))
                     pending.append((other, changed | {name}))

@@ -13,6 +13,7 @@ from attnport.errors import AttnportError
 from attnport.folder.workspace import if_whole, model_digest, name_of, read_parity, read_report
 from attnport.latency.choice import choose
 from attnport.reporting.choice import Choice, Deployable
+from attnport.runtimes import base
 from attnport_bundle.format.manifest import Manifest as BundleManifest
 
 LATENCY, TUNED = "latency.json", "tune.json"
@@ -75,8 +76,8 @@ def recommended(folder: Path, manifest: Manifest) -> Choice:
 def advise(folder: Path, manifest: Manifest, parity: ParityReport | None, latency: LatencyReport | None) -> Choice:
     """What to deploy of a folder, according to its reports; see `choose`.
 
-    It is what `tune` chose, by its own timing, unless that form was made again, or `bench` would recommend one that
-    `tune` did not try.
+    It is what `tune` chose, by its own timing, unless that form was made again, or `bench` would recommend a form for a
+    GPU, which `tune` never tries.
     """
     deployable = of_folder(folder, manifest, parity)
 
@@ -90,7 +91,7 @@ def advise(folder: Path, manifest: Manifest, parity: ParityReport | None, latenc
         return benched
     best = report.chosen
     timed = report.latency[best.threads]
-    if benched.deploy and not all(benched.deploy.measured_as in rows for rows in timed.shapes.values()):
+    if benched.deploy and base.get(base.Key.parse(benched.deploy.measured_as).runtime).gpu:
         return benched
     tuned = by(timed)
     if tuned.deploy is None or tuned.deploy.measured_as != name_of(best.runtime, best.plan):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from attnport.artifacts import Manifest, ParityReport
+from attnport.artifacts import INTEGERS, Manifest, ParityReport
 from attnport.bundling import place, signing
 from attnport.bundling.layouts import base as layouts
 from attnport.bundling.layouts.hub import AS_BUNDLE
@@ -142,7 +142,8 @@ def bundle(
     if not force and _is_made(out, inputs):
         tell(f"{out} is up to date, with {', '.join(backend.name for backend in backends)}{why}")
         return out
-    goldens = read_goldens(folder / GOLDEN, manifest.io, {backend.form.plan for backend in backends})
+    own = _own(backends)
+    goldens = read_goldens(folder / GOLDEN, manifest.io, {backend.form.plan for backend in backends}, own)
     if sign is None and (out / SIGNATURE).exists():
         progress(f"{out} was signed; the bundle that replaces it is not")
     with place.replaced(out, refuse) as staged:
@@ -167,6 +168,23 @@ def bundle(
         if tried and (kept := cache()) is not None:
             kept.write(_record(out), _made(out, inputs))
     return out
+
+
+def _own(backends: Sequence[Backend]) -> dict[str, str]:
+    """For each plan in integers the form in it, which is its own reference.
+
+    Raises:
+        UsageError: there are two of a plan, and a bundle has one reference for each.
+    """
+    found: dict[str, str] = {}
+    for backend in backends:
+        if backend.form.plan in INTEGERS and found.setdefault(backend.form.plan, backend.name) != backend.name:
+            raise UsageError(
+                f"{found[backend.form.plan]} and {backend.name} are both in {backend.form.plan}: a bundle takes one of "
+                "a precision in integers, as each is judged by what it gave itself.",
+                hint="Leave out one of them, or make a bundle of each.",
+            )
+    return found
 
 
 @contextlib.contextmanager

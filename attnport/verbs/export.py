@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from attnport.folder.loading import note_read, remember, without_outputs
 from attnport.folder.machine import versions
 from attnport.folder.workspace import Change, create, fresh, open_folder, open_if_there, refuse_stranger, toolchain
 from attnport.jsonfile import digest_text, to_json
+from attnport.latency.workloads import parse_grid
 from attnport.options import TYPED, Force, Option, Output, Progress, ReadMemory, ReadTimeout, Tell, typed
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import write_golden
@@ -109,6 +110,7 @@ def exported(
     how: How,
     *,
     needs_text: bool = False,
+    shapes: Sequence[str] = (),
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> tuple[Manifest, ModelSpec | None]:
@@ -118,12 +120,13 @@ def exported(
 
     Args:
         needs_text: Refuse a model without a tokenizer before it is traced, which takes the longest.
+        shapes: Grids of sizes, as of `bench`: those that the model does not take are refused then too.
     """
     if (text := given.file_of_onnx) is None:
         for option, value in (("timeout", how.timeout_s), ("memory", how.memory_gib)):
             if value is not None:
                 raise UsageError(f"{given.name} is no onnx: file, so --{option} does not apply.", hint="Leave it out.")
-        return exported_here(given, folder, how, needs_text=needs_text, progress=progress, tell=tell)
+        return exported_here(given, folder, how, needs_text=needs_text, shapes=shapes, progress=progress, tell=tell)
     given.check_declarations()
     refuse_stranger(folder)
     try:
@@ -133,6 +136,7 @@ def exported(
             folder=str(folder),
             how=asdict(how),
             needs_text=needs_text,
+            shapes=list(shapes),
             typed=TYPED.get(),
         )
     finally:
@@ -148,6 +152,7 @@ def exported_here(
     how: How,
     *,
     needs_text: bool = False,
+    shapes: Sequence[str] = (),
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> tuple[Manifest, ModelSpec]:
@@ -160,8 +165,7 @@ def exported_here(
         tell(f"there is no folder {place} here, so {place} is looked for on the hub")
     progress(f"loading {given.name}")
     whole = spec = given.spec(progress)
-    if needs_text:
-        needed_tokenizer(spec.source.text, spec.tokenizer)
+    _refuse(spec, needs_text, shapes)
     for note in spec.notes:
         tell(note)
     declared = spec.io.outputs
@@ -193,6 +197,14 @@ def exported_here(
     if hidden:
         tell(f"outputs that are attention weights were left out (--with-weights keeps them): {', '.join(hidden)}")
     return manifest, whole
+
+
+def _refuse(spec: ModelSpec, needs_text: bool, shapes: Sequence[str]) -> None:
+    """Raises UsageError, ProfileError for what the model does not take."""
+    if needs_text:
+        needed_tokenizer(spec.source.text, spec.tokenizer)
+    for shape in shapes:
+        parse_grid(shape, spec.io.dims)
 
 
 def _undeclared(io: IOContract) -> Iterator[str]:
@@ -445,8 +457,8 @@ def _carry_out(message: Mapping[str, Any], listeners: Mapping[str, Told]) -> dic
     progress, tell = listeners["progress"], listeners["tell"]
     given, folder = Given(**message["given"]), Path(message["folder"])
     with typed() if message["typed"] else contextlib.nullcontext():
-        how, needs_text = How(**message["how"]), message["needs_text"]
-        exported_here(given, folder, how, needs_text=needs_text, progress=progress, tell=tell)
+        how, asked = How(**message["how"]), {name: message[name] for name in ("needs_text", "shapes")}
+        exported_here(given, folder, how, **asked, progress=progress, tell=tell)
     return {}
 
 

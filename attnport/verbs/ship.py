@@ -344,11 +344,13 @@ def ship(
         AttnportError: the export failed, without which there are no other stages.
         Exception: a bug of ours in the export.
     """
-    from attnport.latency.workloads import parse_grid
+    from attnport.latency.workloads import parse_grid, read_grid
 
+    # Errors are reported now, not after the minutes that export and build take.
     if text is not None:
-        read_sentences(text)  # report errors now, not after the minutes that export and build take
-
+        read_sentences(text)
+    for shape in shapes:
+        read_grid(shape)
     _refuse(runtimes, tune)
     left_out = {"tune"} if not tune else set()
     if runtimes and ENGINE_TARGET not in {base.Key.parse(name).runtime for name in runtimes}:
@@ -357,9 +359,9 @@ def ship(
     run = _Ship(folder, names, runtimes, text, shapes, budget_s, require, how.force, progress, on_bug, begin)
 
     def exporting() -> str:
-        made, _ = exported(given, folder, how, needs_text=text is not None, progress=progress, tell=tell)
+        made, _ = exported(given, folder, how, needs_text=text is not None, shapes=shapes, progress=progress, tell=tell)
         for shape in shapes:
-            parse_grid(shape, made.io.dims)  # report errors now, not after build and check
+            parse_grid(shape, made.io.dims)  # a dim may have been limited, or fixed
         return f"{count(len(made.attentions), 'attention')} counted, opset {made.opset}"
 
     for stage in names:

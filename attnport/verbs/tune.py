@@ -7,7 +7,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -34,19 +34,29 @@ from attnport.errors import UsageError
 from attnport.exporter.targets import base as lowerings
 from attnport.folder.loading import require
 from attnport.folder.machine import machine
-from attnport.folder.workspace import change, check_files, check_source, fresh, name_of, open_folder, toolchain
+from attnport.folder.workspace import (
+    change,
+    check_files,
+    check_source,
+    fresh,
+    if_whole,
+    name_of,
+    open_folder,
+    read_report,
+    toolchain,
+)
 from attnport.jsonfile import digest_file, digest_text, read
-from attnport.latency.choice import NOT_RUN, REFUSED, rank
+from attnport.latency.choice import EARLIER, NOT_RUN, REFUSED, rank
 from attnport.latency.measuring import BASELINE, Effort, Measuring
 from attnport.latency.workloads import MANY, Workload, read_lengths, workloads
 from attnport.options import Batch, Folder, Force, Lengths, Option, Progress, Seed, Shapes, Tell, Trust
 from attnport.parity.finer import Integers, plan_integers
 from attnport.parity.golden import FILE as GOLDEN
-from attnport.parity.golden import set_plan
+from attnport.parity.golden import drop_own, set_own
 from attnport.parity.scoring import Agreement, Metric, Perplexity, UserMetric, items_of
 from attnport.processes.isolated import Limits, probe_all
 from attnport.runtimes import base
-from attnport.runtimes.base import Opening, Runtime, physical_cores
+from attnport.runtimes.base import Opening, Runtime, external_files, physical_cores
 from attnport.sources.code import file_of_module
 from attnport.sources.digests import TOOLCHAIN
 from attnport.sources.file import is_file_name
@@ -356,10 +366,21 @@ class Tuning:
             verdict, reason = REFUSED, f"parity: {parity.reason if parity else 'not checked'}"
         if (by_metric or form.integers) and fall is not None and fall > self.max_drop:
             verdict, reason = REFUSED, f"the metric is worse by {fall:.2%}"
-        self.candidates += [
-            Candidate(runtime.name, key, form.plan, threads, verdict, reason, score, fall, reference if score else None)
-            for threads in self.threads
-        ]
+        model = self.folder / form.file
+        files = (model, *(self.folder / name for name in external_files(base.read_graph(model))))
+        found = Candidate(
+            runtime.name,
+            key,
+            form.plan,
+            0,
+            verdict,
+            reason,
+            score,
+            fall,
+            reference if score else None,
+            size_bytes=sum(file.stat().st_size for file in files),
+        )
+        self.candidates += [replace(found, threads=threads) for threads in self.threads]
 
     def _find(self, runtime: Runtime, data: Data, metric: Metric, inputs: str, left: int) -> None:
         """Writes the form of a runtime in integers, unless there is none that is faster and within the metric.
@@ -397,6 +418,7 @@ class Tuning:
             if isinstance(found, str):
                 self.notes.append(f"{runtime.name}: no form in int{bits}: {found}")
                 return
+            self._write_golden(graphs, found.kept, lowering.form_key(plan))
             fusing.fuse_form(self.folder, lowering, plan, found, graphs.rewrite, force=True, progress=self.progress)
 
     def _slower(self, runtime: Runtime, graphs: Integers, manifest: Manifest) -> str:
@@ -425,48 +447,72 @@ class Tuning:
         return contextlib.closing(runtime.open(opening))
 
     def finish(self, digest: str) -> TuneReport:
-        """Times the candidates, chooses, removes the forms in integers that lost, and writes the report."""
+        """Times the candidates, chooses, removes the forms in integers that lost, and writes the report.
+
+        What was not asked for stays, with its line of an earlier report.
+        """
         latency = self._timed() if any(not one.verdict for one in self.candidates) else {}
         timed = [self._with_times(one, latency.get(one.threads)) for one in self.candidates]
         candidates = rank(timed, latency)
-        report = TuneReport(
-            metric=self.metric.name if self.metric else "",
-            max_drop=self.max_drop,
-            candidates=candidates,
-            latency=latency,
-            notes=tuple(self.notes),
-        )
-        manifest = open_folder(self.folder)
-        best = report.chosen
-        chosen = manifest.forms[best.form] if best else None
-        if best and chosen and chosen.integers and GOLDEN in manifest.files:
-            self._write_golden(base.get(best.runtime), chosen)
         with change(self.folder) as edit:
-            fusing.drop_forms(
-                edit, [key for key, form in edit.manifest.forms.items() if form.integers and form != chosen]
+            forms = edit.manifest.forms
+            report = TuneReport(
+                metric=self.metric.name if self.metric else "",
+                max_drop=self.max_drop,
+                candidates=(*candidates, *self._earlier(edit.manifest)),
+                latency=latency,
+                notes=tuple(self.notes),
             )
+            chosen = report.chosen.form if report.chosen else ""
+            lost = [key for key, form in forms.items() if form.integers and key != chosen and self._tried(form)]
+            fusing.drop_forms(edit, lost)
+            if lost and GOLDEN in edit.manifest.files:
+                check_files(self.folder, edit.manifest, GOLDEN)
+                drop_own(lost, self.folder / GOLDEN, edit.path(GOLDEN))
             edit.write(FILE, report)
-            edit.finish(STAGE, digest, extra=(chosen.file,) if chosen else ())
+            edit.finish(STAGE, digest, extra=(forms[chosen].file,) if chosen else ())
         return report
 
-    def _write_golden(self, runtime: Runtime, form: Form) -> None:
-        """Lets bundles judge the form; a change of its own, as `check` writes this file too."""
+    def _tried(self, form: Form) -> bool:
+        """Whether this run was asked to judge a form, and could."""
+        return any(form.target == one.form and self._wanted(one, form.plan) for one in self.runtimes)
+
+    def _earlier(self, manifest: Manifest) -> Iterator[Candidate]:
+        """What earlier runs found of forms that this one was not asked for and that are still there, which stay."""
+        report = if_whole(read_report, TuneReport, self.folder, manifest, FILE)
+        for one in report.candidates if report else ():
+            form = manifest.forms.get(one.form)
+            if form is None or self._tried(form):
+                continue
+            if one.verdict != EARLIER:
+                share = form.integers.share if form.integers else ""
+                told = f"not asked for now; {one.verdict} in an earlier run, which its times are of"
+                one = replace(one, verdict=EARLIER, reason="; ".join(filter(None, (share, told))))
+            if self.metric is None or report is None or report.metric != self.metric.name:
+                one = replace(one, score=None, drop=None, reference=None)
+            yield one
+
+    def _write_golden(self, graphs: Integers, kept: Sequence[str], key: str) -> None:
+        """Lets bundles judge a form, before it is there: whoever reads the folder meanwhile finds either both, or no
+        such form."""
         with change(self.folder) as edit:
-            check_files(self.folder, edit.manifest, GOLDEN)
-            with self._open(runtime, form, edit.manifest) as session:
-                set_plan(session, edit.manifest.io, form.plan, self.folder / GOLDEN, edit.path(GOLDEN))
+            fusing.drop_forms(edit, {key} & edit.manifest.forms.keys())  # an earlier one gave other numbers
+            if GOLDEN in edit.manifest.files:
+                check_files(self.folder, edit.manifest, GOLDEN)
+                with graphs.open(kept) as session:
+                    set_own(session, edit.manifest.io, key, self.folder / GOLDEN, edit.path(GOLDEN))
             edit.finish(f"{STAGE}:golden", "")
 
     def _timed(self) -> dict[int, LatencyReport]:
         """The latency of every candidate that is not refused, for each number of threads in a run of its own."""
         manifest, found = open_folder(self.folder), {}
-        refused = {name_of(one.runtime, one.plan) for one in self.candidates if one.verdict}
+        able = {BASELINE, *(name_of(one.runtime, one.plan) for one in self.candidates if not one.verdict)}
         for number, threads in enumerate(self.threads):
             budget_s = max(_LEAST_S, (self.until_s - time.monotonic()) / (len(self.threads) - number))
             effort = Effort(threads, budget_s, seed=self.seed)
             every = [*self.runtimes, base.get(BASELINE)]
             timed = subjects(every, self.probed, self.folder, manifest, threads)
-            timed = {name: subject for name, subject in timed.items() if name not in refused}
+            timed = {name: subject for name, subject in timed.items() if name in able}
             with tempfile.TemporaryDirectory(prefix="attnport-tune-") as scratch:
                 run = Measuring(self.folder, manifest, timed, self.workloads, effort, Path(scratch), self.progress)
                 found[threads] = run.report({"threads": threads, "seed": self.seed})

@@ -72,9 +72,9 @@ def test_a_form_in_integers_is_held_to_what_it_gave_itself_in_cases_of_its_own(t
     arrays = tiny.goldens()
     outputs = {name: array for name, array in arrays.items() if name.split("/")[1] == "out"}
     off = {name: array + 0.01 * np.cos(np.arange(array.size)).reshape(array.shape) for name, array in outputs.items()}
-    given = {name.replace("/out/", "/eager.int8/"): array for name, array in off.items()}
+    given = {name.replace("/out/", "/eager.ort_cpu.int8/"): array for name, array in off.items()}
     np.savez(path := tmp_path / "golden.npz", **arrays, **given)
-    found = read_goldens(path, tiny.IO, {"fp32", "int8"})
+    found = read_goldens(path, tiny.IO, {"fp32", "int8"}, {"int8": "ort_cpu.int8"})
     assert not [*bounds_missing(GoldenRecord("goldens", found.bounds), {"hidden", "pooled"}, {"fp32", "int8"})]
     for bound in found.bounds:
         expected, valid = (found.arrays[f"{bound.case}/{kind}/{bound.output}"] for kind in ("out", "valid"))
@@ -86,7 +86,7 @@ def test_a_form_in_integers_is_held_to_what_it_gave_itself_in_cases_of_its_own(t
             error = (expected - outputs[f"{case}/out/{bound.output}"])[valid]
             assert bound.rms_bound == pytest.approx(1.5 * np.sqrt(np.mean(error**2)), rel=1e-3)
             assert bound.max_bound == pytest.approx(1.5 * np.abs(error).max(), rel=1e-3)
-    own = read_goldens(path, tiny.IO, {"int8"})
+    own = read_goldens(path, tiny.IO, {"int8"}, {"int8": "ort_cpu.int8"})
     assert {name.split("/")[0].rpartition(".")[2] for name in own.arrays} == {"int8"}, "of other plans there is nothing"
 
 

@@ -6,14 +6,16 @@ import dataclasses
 import re
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from attnport.artifacts import Candidate, LatencyReport, LatencyRow, ParityReport, RuntimeParity, Verdict
+from attnport.artifacts import Candidate, LatencyReport, LatencyRow, ParityReport, RuntimeParity, TuneReport, Verdict
 from attnport.latency.choice import choose, rank
 from attnport.reporting.choice import Choice, Deployable
+from attnport.verbs import _deployables
 
 SHAPE = "8x128"
 
@@ -265,3 +267,21 @@ def test_every_runtime_but_the_chosen_one_has_a_reason() -> None:
 
 def test_the_verdict_of_other_runtimes_and_forms_takes_no_recommendation_away() -> None:
     assert chosen(advice(parity(ort_cpu="PASS", openvino="FAIL"), FAST)) == "ort_cpu"
+
+
+def test_what_tune_chose_is_recommended_whatever_else_was_timed_before_but_for_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forms = (*FORMS, deployable("ort_cpu", "int8", measured_as="ort_cpu.int8"), deployable("tensorrt_rtx", "fp16"))
+    names = [str(one.measured_as) for one in forms]
+    checked = ParityReport("PASS", {name: RuntimeParity("PASS", "", "fp32") for name in names}, {})
+    tuned = latency(**{"ort_cpu": (5, 11), "ort_cpu.int8": (4.5, 9)})
+    ours = TuneReport("mine", 0.005, (candidate("ort_cpu", "int8", 4.5, verdict="chosen"),), {1: tuned})
+    monkeypatch.setattr(_deployables, "of_folder", lambda *given: forms)
+    monkeypatch.setattr(_deployables, "if_whole", lambda *given: ours)
+
+    def recommended(timed: LatencyReport) -> str:
+        return chosen(_deployables.advise(Path("out"), None, checked, timed))  # type: ignore[arg-type]
+
+    assert recommended(FAST) == "ort_cpu.int8", "though openvino was faster, which was not to be tried"
+    assert recommended(latency(tensorrt_rtx=(1, 2), openvino=(4, 8))) == "tensorrt_rtx"

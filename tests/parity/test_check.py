@@ -16,6 +16,7 @@ from representatives import representatives
 
 from attnport.artifacts import Capabilities, CaseResult, Form, ParityReport, Ran, RuntimeParity, Session
 from attnport.cli import cli
+from attnport.console.terminal import shown as as_text
 from attnport.errors import IntegrityError, ParityFailed, UnavailableError, UsageError
 from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import read
@@ -511,6 +512,17 @@ def test_the_usual_form_of_a_named_runtime_is_written_beside_that_of_another_pre
         edit.manifest = dataclasses.replace(edit.manifest, forms={"openvino.bf16": form})
         edit.finish("fuse", "changed")
     assert check(tiny_artifact, ["openvino"]).runtimes["openvino"].verdict == "PASS"
+
+
+def test_a_runtime_without_a_form_beside_others_is_not_run_with_the_command_that_writes_it(tiny_artifact: Path) -> None:
+    with change(tiny_artifact) as edit:
+        forms = {name: form for name, form in edit.manifest.forms.items() if form.target == "ort_cpu"}
+        edit.manifest = dataclasses.replace(edit.manifest, forms=forms)
+        edit.finish("fuse", "changed")
+    report = check(tiny_artifact)
+    assert (report.verdict, report.runtimes["openvino"].verdict) == ("PASS", "NOT_RUN")
+    shown = " ".join(as_text(report).split())
+    assert "openvino: there is no form for openvino; make it with: attnport fuse" in shown
 
 
 def test_nobody_is_blamed_where_the_file_fails_elsewhere_too_or_ran_nowhere_else() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -228,14 +229,17 @@ def test_arrays_without_items_are_refused(feeds: dict[str, Array]) -> None:
 
 
 def test_tune_shows_what_the_metric_is_in_float32_and_of_each_candidate() -> None:
-    scored = Candidate("ort_cpu", "ort_cpu.int8", "int8", 1, "slower", "", Score(0.9126), 0.0031, Score(0.9154))
+    scored = Candidate("ort_cpu", "ort_cpu.int8", "int8", 1, "slower", "", Score(0.9126), 0.0031, Score(0.9154),
+                       size_bytes=45 << 19)  # fmt: skip
     plain = Candidate("ort_cpu", "ort_cpu", "fp32", 1, "chosen", "", Score(0.9154), 0.0, Score(0.9154))
     other = Candidate("openvino", "openvino", "fp32", 1, "slower", "", Score(0.9155), 0.0, Score(0.9155))
     shown = " ".join(as_text(TuneReport("f.py:accuracy", 0.005, (plain, scored, other), {})).split())
-    assert "ort_cpu.int8 0.9126 -0.31% slower" in shown
+    assert "ort_cpu.int8 22.5 0.9126 -0.31% slower" in shown
     assert "against float32 (0.9154 on ort_cpu, 0.9155 on openvino)" in shown
     perplexity = dataclasses.replace(scored, score=Score(-12.4, {"perplexity": 12.4}), reference=None)
-    assert "ort_cpu.int8 12.40 -0.31%" in " ".join(as_text(TuneReport("perplexity", 0.005, (perplexity,), {})).split())
+    assert "ort_cpu.int8 22.5 12.40 -0.31%" in " ".join(
+        as_text(TuneReport("perplexity", 0.005, (perplexity,), {})).split()
+    )
     unscored = Candidate("ort_cpu", "ort_cpu", "fp32", 1, "chosen", "")
     assert "metric" not in as_text(TuneReport("", 0.005, (unscored,), {}))
 
@@ -246,6 +250,10 @@ def test_a_form_in_integers_says_how_many_answers_stay_the_same_beside_the_drop(
     said = "6 of 6 layers in int8; agreement: worse by 0.16% (0.50% allowed)"
     assert str(plan) == f"{said}; 184 of 200 nearest neighbours the same"
     assert str(dataclasses.replace(plan, score=Score(0.9984))) == said
+    few = dataclasses.replace(plan, score=Score(0.9984), kept=("head",), drop_of_all=0.034)
+    said = "5 of 6 layers in int8; with all 6 in int8 the metric is worse by 3.40%"
+    assert str(few) == f"{said}; agreement: worse by 0.16% (0.50% allowed)"
+    assert "with all 6 in int8 the metric is no finite number" in str(dataclasses.replace(few, drop_of_all=math.inf))
     plain, tried = (Candidate(f"form{number}", f"form{number}", "int8", 1, "slower", "", score, 0.0016)
                     for number, score in enumerate((Score(0.9984), counted)))  # fmt: skip
     report = TuneReport(metric="agreement", max_drop=0.005, candidates=(tried, plain), latency={})
@@ -257,3 +265,15 @@ def test_a_form_in_integers_says_how_many_answers_stay_the_same_beside_the_drop(
     assert "least cosine 0.9800 of the 200 that were judged" in " ".join(shown.split())
     alone = dataclasses.replace(report, candidates=(plain,))
     assert "the same" not in as_text(alone)
+
+
+def test_the_table_of_tune_has_its_verdicts_whole_on_80_columns() -> None:
+    ms = {"1 sentence": 1.37, "32 sentences": 19.9, "batch=8,seq=128": 83.2}
+    for threads in ((2,), (1, 2)):
+        tried = [
+            Candidate("openvino", "openvino.int8_bf16", "int8_bf16", number, verdict, "", Score(0.99), 0.01, Score(1.0),
+                      ms, 24 << 20)
+            for number in threads for verdict in ("chosen", "no faster")
+        ]  # fmt: skip
+        shown = as_text(TuneReport("f.py:accuracy", 0.005, tuple(tried), {}))
+        assert shown.count("faster") == len(threads), shown

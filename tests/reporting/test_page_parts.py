@@ -6,14 +6,17 @@ import base64
 import math
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import page_sample as sample
 import pytest
 
-from attnport.artifacts import CaseResult, LatencyRow
+from attnport.artifacts import CaseResult, LatencyRow, ParityReport, Ran, RuntimeParity
+from attnport.console.terminal import shown as as_text
 from attnport.reporting import document as doc
-from attnport.reporting.document import mebibytes, milliseconds, scientific, significant
+from attnport.reporting import parity
+from attnport.reporting.document import NONE, mebibytes, milliseconds, scientific, significant
 from attnport.reporting.html import IMAGE_BUDGET_BYTES, INK, VEIL, html, place, png
 from attnport.reporting.latency import axis
 from attnport.reporting.markup import Html, el, join, name, text
@@ -60,6 +63,43 @@ def test_the_share_of_a_bound_is_the_worse_of_both_errors() -> None:
     assert _case(3.0, 2.0, 1.0, 10.0).used == pytest.approx(1.5)
     assert _case(None, 1.0, None, 1.0).used is None
     assert _case(0.0, 0.0, 1.0, 0.0).used == math.inf
+
+
+def _rows_of(report: ParityReport) -> dict[str, tuple[doc.Line, ...]]:
+    """The cells of the table of runtimes, by runtime."""
+    table = next(block for block in parity.parity(report) if isinstance(block, doc.Table))
+    return {str(getattr(row.cells[0], "text", "")): row.cells for row in table.groups[0].rows}
+
+
+def test_what_a_metric_judges_has_a_sign_for_what_it_has_not_and_says_by_what() -> None:
+    said = "judged by its metric: 6 of 6 layers in int8"
+    judged = ParityReport("PASS", {"ort_cpu.int8": RuntimeParity("PASS", said, "int8")}, {})
+    assert _rows_of(judged)["ort_cpu.int8"][2:] == (NONE, NONE, NONE, doc.Share("", None))
+    assert said in as_text(judged)
+    assert "judged by the metric of tune, and not by cases" in as_text(judged)
+    unrun = ParityReport("NOT_RUN", {"openvino": RuntimeParity("NOT_RUN", "there is no form", "fp32")}, {})
+    assert len(_rows_of(unrun)["openvino"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("problem", "nonfinite", "shown"),
+    [("NaN or Inf in 3 of 8 valid elements (3 NaN)", 3, "not finite"), ("the shape is wrong", 0, NONE)],
+)
+def test_the_worst_of_a_failure_without_a_finite_error_is_not_what_other_cases_have(
+    problem: str, nonfinite: int, shown: str
+) -> None:
+    fine = CaseResult("fine", "y", "PASS", "", 8, 0.46, 1.0, 0.1, 1.0, None, None, 0)
+    bad = replace(fine, case="bad", verdict="FAIL", reason=problem, rms_error=None, max_error=None, nonfinite=nonfinite)
+    ran_as = Ran("cpu", "CPU", "fp32")
+    rows = {
+        "broken": RuntimeParity("FAIL", problem, "fp32", ran_as, (fine, bad)),
+        "right": RuntimeParity("PASS", "", "fp32", ran_as, (fine,)),
+    }
+    cells = {name: row[4] for name, row in _rows_of(ParityReport("FAIL", rows, {})).items()}
+    assert cells == {"broken": shown, "right": "0.46"}
+    page = html(parity.section(ParityReport("FAIL", rows, {}), "out"))
+    assert page.count('<span class="r">not finite</span>') == (shown == "not finite")
+    assert page.count("at most 0.46 of a bound") == 1
 
 
 def test_the_axis_holds_every_interval_and_the_line_at_one() -> None:

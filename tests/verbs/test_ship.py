@@ -167,6 +167,7 @@ def test_shapes_are_benchs_and_a_wrong_one_is_told_before_anything_is_built(verb
     verbs.given.clear()
     with pytest.raises(errors.UsageError, match="cannot read 'batch'"):
         ship("tiny", verbs.folder, shapes=["batch"])
+    assert not verbs.given
     with pytest.raises(errors.ProfileError, match="batch=999"):
         ship("tiny", verbs.folder, shapes=["batch=999"])
     assert set(verbs.given) == {"export"}
@@ -290,7 +291,7 @@ def test_a_file_of_sentences_that_cannot_be_read_ends_it_before_any_stage(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_text_for_a_model_without_a_tokenizer_is_told_before_anything_is_traced(
+def test_what_the_model_does_not_take_is_told_before_anything_is_traced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from attnport.verbs import export
@@ -302,4 +303,6 @@ def test_text_for_a_model_without_a_tokenizer_is_told_before_anything_is_traced(
     (tmp_path / "text").write_text("a cat")
     with pytest.raises(errors.UsageError, match="self_attention has no tokenizer, so it cannot read text"):
         ship("self_attention", tmp_path / "out", text=tmp_path / "text")
+    with pytest.raises(errors.ProfileError, match=r"got dim 'sequ'.*"):
+        ship("self_attention", tmp_path / "out", shapes=["sequ=8"])
     assert not (tmp_path / "out").exists()

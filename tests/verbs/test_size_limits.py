@@ -13,7 +13,7 @@ from attnport import budget
 from attnport.artifacts import IOContract
 from attnport.cases.inputs import prime_sizes, usual_sizes
 from attnport.dims import Dim, TensorSpec
-from attnport.errors import UsageError
+from attnport.errors import SpecError, UsageError
 from attnport.exporter.capture import traced_sizes
 from attnport.verbs.check import check
 from attnport.verbs.export import export
@@ -111,3 +111,32 @@ def test_a_video_has_fewer_positions_in_usual_cases_and_is_traced_at_sizes_that_
         assert chosen["frames"] * chosen["height"] * chosen["width"] <= 2048
         assert min(chosen.values()) > 1
     assert np.prod(video[0].shape(traced_sizes(io))) <= 1 << 28
+
+
+WRONG_RANK = """
+import torch
+from torch import nn
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.mixed = nn.Linear(16, 48)
+    def forward(self, x, mask):
+        q, k, v = (part.unflatten(2, (4, 4)).transpose(1, 2) for part in self.mixed(x).chunk(3, -1))
+        scores = (q @ k.mT).masked_fill(mask[:, None, None, :] == 0, -1e9)
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(*x.shape)
+def factory():
+    return Masked()
+"""
+
+
+def test_a_mask_of_the_wrong_rank_does_not_take_the_memory_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "free_memory_bytes", lambda: 3_000_000_000)
+    monkeypatch.setattr(budget, "_LEAST_LIMIT_BYTES", 1 << 20)
+    level = budget._level_bytes()
+    inputs = ["x=float32[batch,seq,16]", "mask=int64[batch,1,1,seq]:padding"]
+    with pytest.raises(SpecError, match="is invalid for input of size"):  # the scores are of the square of the batch
+        export(write(tmp_path, WRONG_RANK), tmp_path / "out", inputs=inputs)
+    assert budget.memory_bytes("VmHWM") - level < 1_500_000_000

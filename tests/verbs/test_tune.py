@@ -67,7 +67,7 @@ def _short(monkeypatch: pytest.MonkeyPatch, idle: None) -> None:
 
 def run(folder: Path, items: Path | None, **options: Any) -> Any:
     given: dict[str, Any] = {"shapes": SHAPES, "inputs": items, "threads": [1], "budget_s": 1.0, **options}
-    return tune(folder, ["ort_cpu"], **given)
+    return tune(folder, **{"runtimes": ["ort_cpu"], **given})
 
 
 def prefer(monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
@@ -104,6 +104,8 @@ def test_a_form_in_int8_that_is_chosen_is_checked_by_its_metric_and_bundled(
     found = open_folder(folder).forms["ort_cpu.int8"].integers
     assert found is not None
     assert found.items == (30, 30)
+    opened = [folder / "model.ort_cpu.int8.onnx", folder / "model.ort_cpu.int8.bin"]
+    assert report.chosen.size_bytes == sum(file.stat().st_size for file in opened if file.is_file())
     assert found.drop == report.chosen.drop
     assert inspect(folder).next == (f"attnport bundle {folder} -o app/ --form ort_cpu.int8 --lang python",)
     bundle(folder, tmp_path / "at once", forms=["ort_cpu.int8", "ort_cpu"])
@@ -114,6 +116,43 @@ def test_a_form_in_int8_that_is_chosen_is_checked_by_its_metric_and_bundled(
     judged = [each for each in selftest(app).rows if "int8" in each.check]
     assert judged
     assert {each.verdict for each in judged} == {"PASS"}
+
+
+def test_what_is_not_asked_for_stays_with_its_line(
+    folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefer(monkeypatch, "int8")
+    first = run(folder, items, max_drop=0.5).chosen
+    metric = tmp_path / "mine.py"
+    metric.write_text("def mine(model):\n    return 0.75\n")
+    for options in ({}, {"metric": f"{metric}:mine"}):
+        report = run(folder, items, runtimes=["ort_cpu.fp32"], max_drop=0.5, **options)
+        chosen, earlier = report.candidates
+        assert (chosen.form, chosen.verdict) == ("ort_cpu", "chosen")
+        assert (earlier.form, earlier.verdict, earlier.ms) == ("ort_cpu.int8", "earlier", first.ms)
+        assert "chosen in an earlier run" in earlier.reason
+        assert earlier.score == (None if options else first.score)
+        assert {name for rows in report.latency[1].shapes.values() for name in rows} == {"ort_cpu", "torch_eager"}
+        assert "ort_cpu.int8" in open_folder(folder).forms
+    app = bundle(folder, tmp_path / "app", forms=["ort_cpu.int8"])
+    assert "FAIL" not in {each.verdict for each in selftest(app).rows}
+
+
+@pytest.mark.slow
+def test_forms_in_int8_of_two_runtimes_are_bundled_each_with_its_own_reference(
+    folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+    prefer(monkeypatch, "int8")
+    forms = ["openvino.int8", "ort_cpu.int8"]
+    for form in forms:
+        run(folder, items, runtimes=[form], max_drop=0.5)
+    assert set(forms) < set(open_folder(folder).forms)
+    for form in forms:
+        app = bundle(folder, tmp_path / form, forms=[form])
+        assert "FAIL" not in {each.verdict for each in selftest(app).rows}
+    with pytest.raises(UsageError, match=r"openvino\.int8 and ort_cpu\.int8 are both in int8"):
+        bundle(folder, tmp_path / "both", forms=forms)
 
 
 @pytest.mark.slow
@@ -152,8 +191,8 @@ def test_it_is_not_run_again_unless_something_changed(
 
 
 @pytest.mark.slow
-def test_what_an_interrupted_run_has_written_is_used(
-    folder: Path, items: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_an_unfinished_run_has_written_is_whole_and_is_used(
+    folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefer(monkeypatch, "int8")
 
@@ -165,6 +204,8 @@ def test_what_an_interrupted_run_has_written_is_used(
         with pytest.raises(KeyboardInterrupt):
             run(folder, items, max_drop=0.5)
     assert "ort_cpu.int8" in open_folder(folder).forms
+    app = bundle(folder, tmp_path / "app", forms=["ort_cpu.int8"])
+    assert "FAIL" not in {each.verdict for each in selftest(app).rows}
     monkeypatch.setattr(tuning, "plan_integers", interrupted)
     assert run(folder, items, max_drop=0.5).chosen.form == "ort_cpu.int8"
 
