@@ -14,9 +14,9 @@ from attnport.cases.choosing import read_feeds
 from attnport.dims import Dim, Symbol, said_by
 from attnport.errors import ExportError, UsageError
 from attnport.folder.loading import load, with_outputs
-from attnport.options import Note, Option, Progress
+from attnport.options import Note, Option, Progress, advised
 from attnport.sources.code import Code, code_of, runs_code
-from attnport.sources.declare import called, declared_arguments, narrow, refuse_inputs, steps_note
+from attnport.sources.declare import called, declared_arguments, likely, narrow, refuse_inputs, steps_note
 from attnport.sources.digests import reading
 from attnport.sources.examples import (
     dim_ranges,
@@ -232,9 +232,12 @@ class Given:
                 f"got {type(self.model).__name__} for the model; expected a torch.nn.Module, a SPEC or a ModelSpec."
             )
         if not inputs and not self._examples:
+            declared = likely(kept_copy(self.model))
+            names = [text.partition("=")[0] for text in declared]
+            args = f"({names[0]},)" if len(names) == 1 else f"({', '.join(names)})"
             raise UsageError(
                 f"the inputs of {self.name} are not known.",
-                hint="Give examples, args=(x, mask), or declare them: inputs={'x': 'float32[batch,seq,256]'}.",
+                hint=f"Give examples, args={args}, or declare them: {advised('inputs', declared)}",
             )
         module, notes, fixable = kept_copy(self.model), tuple[str, ...](), tuple[Dim, ...]()
         if self._examples:

@@ -292,7 +292,8 @@ class ScoredModel:
 
 _METRIC = Wanted(
     "A metric is FILE.py:FUNCTION or MODULE:FUNCTION.",
-    "a function that takes a parity.scoring.ScoredModel and returns a number, the larger the better",
+    "a function that takes one model, on which it calls run, map, embed or predict, and returns a number, the larger "
+    "the better",
 )
 
 

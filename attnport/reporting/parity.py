@@ -69,6 +69,14 @@ def forms(rows: Mapping[str, RuntimeParity]) -> Iterator[doc.Block]:
             yield from [doc.notes(reasons)] if verdict != "PASS" else []
 
 
+def limits(report: ParityReport) -> Iterable[doc.Block]:
+    """A line for each thing that was not compared though it could be: padding without a mask, text without sentences.
+
+    What cannot be compared of nearly any model, such as padding on the left where positions move with it, is left out.
+    """
+    return doc.warnings(note for note in report.notes if re.search(r"(was|these are) not compared", note))
+
+
 def _verdicts(title: doc.Line, what: str, rows: Mapping[str, RuntimeParity]) -> doc.Table:
     """A row for each runtime or form, with its worst error and the reason of a failure."""
     numbers = ("cases", "worst", "padding")

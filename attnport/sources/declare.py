@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,7 +20,17 @@ from attnport.dims import Dim, TensorSpec, distinct_sizes, prime
 from attnport.errors import SpecError, UsageError, first_line
 from attnport.example_values import ROWS, example
 from attnport.options import advised
-from attnport.sources.parsing import check_dims, declarations, names_of, parse_dims, text_of
+from attnport.sources.examples import vocabularies
+from attnport.sources.parsing import (
+    called_a_mask,
+    check_dims,
+    declarations,
+    names_of,
+    parse_dims,
+    parse_leaf,
+    polarity_of,
+    text_of,
+)
 from attnport.sources.plain import CAST_HINT, in_float32, plain_module, precision_notes, precision_of
 from attnport.sources.ranges import bound_dims, found_ranges, usual_range
 from attnport.sources.seeds import seeded
@@ -33,23 +44,26 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Sizes = Mapping[str, int]
 _LITERAL = "Look for a literal size in view, reshape or expand"
+_IDS = re.compile(r"(^|_)(ids?|tokens)$")
+_FLOATS = "x=float32[batch,seq,256]"
+_WORDS = 30522
+"""The ids of BERT's table, where that of a module is not known."""
 _SIZES_TRIED = 60
 """At most so many sizes are tried, of those that errors name."""
 
 
 class FrozenError(SpecError):
-    """A module runs at one size of some dims alone: the error of other sizes, with these in the hint.
+    """A module runs at one size of some dims alone.
 
     Args:
-        err: What another size raises.
+        message, hint: As of any error.
         dims: These dims, each with its size.
+        why: What another size raises.
     """
 
-    def __init__(self, err: SpecError, dims: tuple[Dim, ...]) -> None:
-        sizes = " and ".join(f"{dim.name}={dim.opt}" for dim in dims)
-        alone = advised("dims", dims)
-        super().__init__(err.message, hint=f"It runs at {sizes}. {_LITERAL}; or take that size alone: {alone}")
-        self.dims, self.why = dims, first_line(err.__cause__ or err)
+    def __init__(self, message: str, *, hint: str, dims: Sequence[Dim], why: str) -> None:
+        super().__init__(message, hint=hint)
+        self.dims, self.why = tuple(dims), why
 
 
 def refuse_inputs(text: str, inputs: Sequence[str]) -> None:
@@ -103,8 +117,7 @@ def plain_spec(
     if not inputs:
         raise UsageError(
             f"{text} returns a plain module, whose inputs are not known.",
-            hint="Declare them: "
-            + advised("inputs", ("x=float32[batch,seq,256]", "attention_mask=int64[batch,seq]:padding")),
+            hint=f"Declare them: {advised('inputs', likely(in_float32(plain_module(text, result))))}",
         )
     module = plain_module(text, result)
     precision = precision_of(module)
@@ -138,7 +151,7 @@ def declared_arguments(
     taken = [name for name, each in parameters.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     form = f"its forward is forward({', '.join(map(str, parameters.values()))})"
     others = [name for name in names if name not in parameters]
-    missing = [name for name in taken if name not in names and parameters[name].default is inspect.Parameter.empty]
+    missing = [name for name in _needed(module) if name not in names]
     if others and inspect.Parameter.VAR_KEYWORD not in kinds:
         near = difflib.get_close_matches(others[0], [name for name in taken if name not in names], 1)
         raise SpecError(
@@ -148,9 +161,65 @@ def declared_arguments(
     if missing:
         raise SpecError(
             f"{text}: no input is declared for {', '.join(map(repr, missing))}, which the module needs; {form}.",
-            hint=f"Declare each, such as {advised('inputs', [f'{missing[0]}=float32[batch,seq,256]'])}.",
+            hint=f"Declare it, for example so: {advised('inputs', likely(module, leaves))}",
         )
     return of_leaves(module, leaves), ranges
+
+
+def _needed(module: nn.Module) -> list[str]:
+    """The parameters of a forward without a default."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.kind not in variable and each.default is each.empty]
+
+
+def likely(module: nn.Module, declared: Sequence[Leaf] = ()) -> list[str]:
+    """Declarations of what a forward needs and nobody declared, as they are likely by the names of its parameters.
+
+    A mask has the first shape and type with which the module runs; of ids, there are as many as their table has rows.
+
+    Args:
+        declared: What is declared; its dims are taken for the others.
+    """
+    taken = {path[0] for path, _ in declared}
+    missing = [name for name in _needed(module) if name not in taken]
+    if not declared:  # a mask that need not be given is the one thing that nobody should forget
+        missing += [name for name in inspect.signature(module.forward).parameters
+                    if name not in missing and called_a_mask(name)][:1]  # fmt: skip
+    given = [held.spec for _, held in declared if isinstance(held, Input) and not held.mask]
+    tokens = next(
+        (spec.dims[:2] for spec in given if spec.dims[1:] and isinstance(spec.dims[1], str)), ("batch", "seq")
+    )
+    batch, seq = map(str, tokens)
+    wide = next((spec.dims for spec in given if spec.dtype == "float32" and len(spec.dims) > 2), (batch, seq, 256))
+    ways: list[list[str]] = []
+    for name in missing:
+        if called_a_mask(name):
+            dtypes = ("bool", "int64") if polarity_of(name) == "hide" else ("int64", "bool")
+            shapes = (f"{batch},{seq}", f"{batch},1,1,{seq}")
+            ways.append([f"{name}={dtype}[{shape}]:padding" for shape in shapes for dtype in dtypes])
+        else:
+            ids = f"{name}=int64[{batch},{seq}]"
+            ways.append([ids if _IDS.search(name) else f"{name}=float32[{','.join(map(str, wide))}]"])
+    for found in itertools.islice(itertools.product(*ways), _SIZES_TRIED):
+        if (rows := _tables_on(module, [*declared, *map(parse_leaf, found)])) is not None:
+            break
+    else:
+        found, rows = tuple(first for first, *_ in ways), {}
+    highs = {name: f":high={rows.get(name, _WORDS)}" for name in missing if _IDS.search(name)}
+    return [f"{each}{highs.get(name, '')}" for name, each in zip(missing, found, strict=True)] or [_FLOATS]
+
+
+def _tables_on(module: nn.Module, leaves: Sequence[Leaf]) -> dict[str, int] | None:
+    """How many rows the tables of ids have; None where the module does not run on these inputs, at small sizes."""
+    with contextlib.suppress(UsageError):
+        arguments = of_leaves(module, leaves)
+        tensors = [held.spec for held in arguments.inputs]
+        sizes = distinct_sizes([usual_range(name) for name in names_of(tensors)])
+        feeds = {spec.name: example(spec, sizes) for spec in tensors}
+        call = Observed(module.eval(), arguments, (), "")
+        return called("", "", "", lambda: vocabularies(call, feeds))
+    return None
 
 
 @limited_memory()
@@ -211,11 +280,11 @@ def observed_spec(
     except SpecError as err:
         if precision and "dtype" in err.message:
             raise SpecError(err.message, hint=CAST_HINT) from err
-        told, fixed = problem, {name: dim.opt for name, dim in ranges.items() if dim.min == dim.max}
-        bound = bound_dims([name for name in used if name not in fixed],
-                           lambda sizes: budget.runs_cheaply({**fixed, **sizes}, runs))  # fmt: skip
-        if bound or not named:
-            raise _of_bound_dims(text, arguments, *bound) if bound else _with_cause(err, told) from err
+        told = problem
+        if (declared := _of_declarations(text, arguments, ranges, call, examples, budget, runs)) is not None:
+            raise declared from err
+        if not named:
+            raise _with_cause(err, told) from err
         narrower = [dim for dim in found_ranges(list(used), {}, runs, budget)[0] if dim.name in ranges and dim.step > 1]
         if not all(dim.step % found.step == 0 for found in narrower for dim in [ranges[found.name]]):
             hint = f"The module takes multiples of a number: {advised('dims', narrower)}"
@@ -223,7 +292,9 @@ def observed_spec(
         free = [dim.name for dim in named if dim.name not in ranges]
         frozen = frozen_dims(distinct_sizes(named), free, run)
         if frozen:
-            raise FrozenError(err, frozen) from err
+            at = " and ".join(f"{dim.name}={dim.opt}" for dim in frozen)
+            hint = f"It runs at {at}. {_LITERAL}; or take that size alone: {advised('dims', frozen)}"
+            raise FrozenError(err.message, hint=hint, dims=frozen, why=first_line(err.__cause__ or err)) from err
         raise
     usual = {dim.name: dim.opt for dim in named}
     _refuse_random(text, module, (partial(run, distinct_sizes(named)), partial(run, usual, varied=True)))
@@ -244,7 +315,8 @@ def observed_spec(
         f"up to {ROWS} rows of a batch"
         for name in examples
     )
-    notes = (*precision_notes(precision), *steps, *limits, *casts, *kept)
+    mixed = mixing_notes(arguments.inputs, contract.outputs)
+    notes = (*precision_notes(precision), *steps, *limits, *casts, *kept, *mixed)
     return ModelSpec(name, Source(text), contract, make, observed=True, notes=notes)
 
 
@@ -255,6 +327,17 @@ def steps_note(dims: Iterable[Dim]) -> tuple[str, ...]:
         for dim in dims
         if dim.step > 1
     )
+
+
+def mixing_notes(inputs: Iterable[Input], outputs: Iterable[TensorSpec]) -> Iterator[str]:
+    """What users are told where a mask has so many dims that the module broadcasts items against items."""
+    masks = [each.spec for each in inputs if len(each.spec.dims) > 2 and (each.mask or called_a_mask(each.spec.name))]
+    for output, mask in itertools.product(outputs, masks):
+        if output.dims.count(mask.dims[0]) > 1:
+            yield (
+                f"output {output} has {mask.dims[0]} twice, so items are computed with the masks of others: does the "
+                f"module take fewer dims than {mask}?"
+            )
 
 
 def frozen_dims(
@@ -457,6 +540,84 @@ def _with_cause(err: SpecError, raised: str) -> SpecError:
     return SpecError(f"{err.message} Elsewhere it raises {raised}" if raised else err.message, hint=err.hint)
 
 
+def _of_declarations(
+    text: str,
+    arguments: Arguments,
+    ranges: Mapping[str, Dim],
+    call: Callable[..., Any],
+    examples: Mapping[str, str],
+    budget: Budget,
+    runs: Callable[[Sizes], bool],
+) -> SpecError | None:
+    """Says that dims have to be equal, or one a sum of others, which were declared with other names or as numbers.
+
+    Args:
+        call, examples: As `_run` takes them.
+        runs: Whether the module runs at sizes of the named dims.
+
+    Returns:
+        The error; None where the module does not fail for that.
+    """
+
+    def runs_with(inputs: Mapping[str, Input], sizes: Sizes) -> bool:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with contextlib.suppress(SpecError), sdpa_kernel(SDPBackend.MATH):  # the fused kernel notices less
+            specs = [held.spec for held in inputs.values()]
+            return budget.cheap(sizes) and bool(_run(call, specs, text, examples, sizes))
+        return False
+
+    used = names_of([held.spec for held in arguments.inputs])
+    dims = [ranges.get(name) or usual_range(name) for name in used]
+    if (masks := _of_masks(text, arguments, dims, runs_with)) is not None:
+        return masks
+    fixed = {name: dim.opt for name, dim in ranges.items() if dim.min == dim.max}
+    bound = bound_dims([name for name in used if name not in fixed],
+                       lambda sizes: budget.runs_cheaply({**fixed, **sizes}, runs))  # fmt: skip
+    return _of_bound_dims(text, arguments, *bound) if bound else _of_numbers(text, arguments, dims, runs_with)
+
+
+def _small_sizes(dims: Sequence[Dim]) -> list[dict[str, int]]:
+    """Sizes that all differ, and the same for modules that take multiples of eight alone."""
+    return [{dim.name: dim.at_least(unit * prime(index)) for index, dim in enumerate(dims)} for unit in (1, 8)]
+
+
+def _of_masks(
+    text: str, arguments: Arguments, dims: Sequence[Dim], runs: Callable[[Mapping[str, Input], Sizes], bool]
+) -> SpecError | None:
+    """Says that a mask has other dims or another type than it is declared with, with which the module runs.
+
+    Args:
+        dims, runs: As of `_of_numbers`.
+
+    Returns:
+        The error; None where that is not why the module fails.
+    """
+    inputs = {held.spec.name: held for held in arguments.inputs}
+    failing = [sizes for sizes in _small_sizes(dims) if not runs(inputs, sizes)]
+    for path, held in arguments.leaves if failing else ():
+        if not isinstance(held, Input) or held.dtype or not (held.mask or called_a_mask(held.spec.name)):
+            continue
+        own, kept = held.spec, held.mask is None or held.mask.carries == "mask"
+        # A dim that no other input has may be the second name of another one.
+        others = {dim for each in arguments.inputs if each is not held for dim in each.spec.dims}
+        if not kept or own.dims[:1] == own.dims[-1:] or not {own.dims[0], own.dims[-1]} <= others:
+            continue
+        first, last = own.dims[0], own.dims[-1]
+        shapes = [own.dims, (first, last), (first, 1, 1, last), (first, 1, last, last), (first, last, last)]
+        dtypes = [own.dtype] if own.dtype.startswith("float") else [own.dtype, "bool", "int64"]
+        for dtype, shape in itertools.product(dict.fromkeys(dtypes), dict.fromkeys(shapes)):
+            other = held._replace(spec=dataclasses.replace(own, dtype=dtype, dims=shape), example="")
+            if other.spec != own and any(runs({**inputs, own.name: other}, sizes) for sizes in failing):
+                ranks = f" of {len(own.dims)} dims", f", of {len(shape)}"
+                at, instead = ranks if len(shape) != len(own.dims) else ("", "")
+                return SpecError(
+                    f"{text}: the module does not run with input {own}{at}; it runs with {other.spec}{instead}.",
+                    hint=f"Declare it so: {advised('inputs', [text_of(Leaf(path, other))])}",
+                )
+    return None
+
+
 def _of_bound_dims(text: str, arguments: Arguments, dim: str, size: str) -> SpecError:
     """Says that a dim follows from others, which it was not declared as."""
 
@@ -484,6 +645,67 @@ def _of_bound_dims(text: str, arguments: Arguments, dim: str, size: str) -> Spec
     if len(held_both) > 1 and len({tuple(held.spec.dims) for held in held_both}) > 1:
         hint = f"Two inputs have these dims in another order: {' and '.join(str(held.spec) for held in held_both[:2])}."
     return SpecError(f"{text}: {what}", hint=hint)
+
+
+def _of_numbers(
+    text: str,
+    arguments: Arguments,
+    dims: Sequence[Dim],
+    runs: Callable[[Mapping[str, Input], Sizes], bool],
+) -> SpecError | None:
+    """Says that an input declares a number where another one declares a name, and the module needs them to be equal.
+
+    The module runs, at sizes at which it did not, where the number is replaced by the name.
+
+    Args:
+        dims: The named dims.
+        runs: Whether the module runs, with its inputs declared so, at sizes of the named dims.
+
+    Returns:
+        The error; None where that is not why the module fails.
+    """
+    inputs = {held.spec.name: held for held in arguments.inputs}
+    places = [(name, axis) for name, held in inputs.items() for axis, dim in enumerate(held.spec.dims)
+              if isinstance(dim, int)]  # fmt: skip
+    alike: dict[object, list[tuple[str, int]]] = {}
+    for name, axis in places:
+        number = inputs[name].spec.dims[axis]
+        for key in ((name, axis), (number, axis), number):  # from an axis by itself to all that may be the same one
+            alike.setdefault(key, []).append((name, axis))
+    groups = sorted(dict.fromkeys(map(tuple, alike.values())), key=len)
+    ways = (
+        (chosen, given)
+        for several in (1, 2)  # a batch of one and a length may both be numbers
+        for chosen in itertools.combinations(groups, several)
+        if len({*itertools.chain(*chosen)}) == sum(map(len, chosen))
+        for given in itertools.product([dim.name for dim in dims], repeat=several)
+    )
+    failing = [sizes for sizes in _small_sizes(dims) if not runs(inputs, sizes)]
+    for chosen, given in itertools.islice(ways, _SIZES_TRIED) if failing else ():
+        changed = dict(inputs)
+        for group, dim in zip(chosen, given, strict=True):
+            for name, axis in group:
+                spec = changed[name].spec
+                renamed = dataclasses.replace(spec, dims=(*spec.dims[:axis], dim, *spec.dims[axis + 1 :]))
+                changed[name] = changed[name]._replace(spec=renamed, example="")
+        if any(runs(changed, each) for each in failing):
+            break
+    else:
+        return None
+    said, alone = [], []
+    for group, dim in zip(chosen, given, strict=True):
+        own = list(dict.fromkeys(name for name, _ in group))
+        number = int(inputs[own[0]].spec.dims[group[0][1]])
+        others = [name for name, held in inputs.items() if dim in held.spec.dims]
+        beside = next((name for name in others if name not in own), others[0])
+        declare = "input {} declares" if len(own) == 1 else "inputs {} declare"
+        said.append(f"{declare.format(' and '.join(map(repr, own)))} {number} where {beside!r} says {dim!r}")
+        alone.append(Dim(dim, number, number, number))
+    declared = [text_of(Leaf(path, changed[held.spec.name])) for path, held in arguments.leaves
+                if isinstance(held, Input) and changed[held.spec.name] != held]  # fmt: skip
+    equal = f"{', and '.join(said)}; the module runs only where they are equal"
+    hint = f"Give both one name: {advised('inputs', declared)}; or take that size alone: {advised('dims', alone)}"
+    return FrozenError(f"{text}: {equal}.", hint=hint, dims=alone, why=equal)
 
 
 def _out_of_memory(err: BaseException | None) -> bool:

@@ -21,6 +21,8 @@ from attnport.errors import SpecError, first_line
 from attnport.sources.examples import SYMBOL
 from attnport_bundle.format.contract import evaluate
 
+_LONG = 120
+"""Characters of a reason that is shown."""
 Axis = tuple[str, int]
 """The name of an input, and the number of its axis."""
 Dims = Mapping[str, Sequence[Any]]
@@ -194,7 +196,7 @@ def in_truth(
         tried, why = _moved_with(found, axis, groups, kept, why_fixed)
         if tried is None:
             failed |= set(groups)
-            fixed[axis] = fixed.get(axis) or why
+            fixed[axis] = _declared_with(found, axis, groups, kept, why_fixed) or fixed.get(axis) or why
         else:
             found = tried
     widened, limited = _widened(found, trials)
@@ -255,6 +257,21 @@ def _moved_with(
     return None, why or "it is broadcast"
 
 
+def _declared_with(
+    dims: Dims,
+    axis: Axis,
+    groups: Sequence[tuple[Axis, ...]],
+    kept: Collection[Axis],
+    why_fixed: Callable[[Dims, str], str | None],
+) -> str:
+    """Why an axis has one size: it has to be as long as one of `kept`, and would move with it; "" if it would not."""
+    for group in groups:
+        tried, name = _as_one(dims, group, axis, ())
+        if (held := [each for each in group if each in kept]) and name and why_fixed(tried, name) is None:
+            return f"it is as long as axis {held[0][1]} of {held[0][0]}, which is declared so"
+    return ""
+
+
 def _as_one(
     dims: Dims, group: Sequence[Axis], axis: Axis, kept: Collection[Axis]
 ) -> tuple[dict[str, tuple[Any, ...]], str]:
@@ -292,7 +309,10 @@ def _with_size(dim: Any, name: str, size: int) -> Any:
 
 def _fixed_note(fixed: Mapping[Axis, str], trials: Trials) -> tuple[str, ...]:
     sizes = trials.axes()
-    told = [f"axis {axis} of {name} at {sizes[name, axis]} ({why:.80})" for (name, axis), why in fixed.items()]
+    told = [
+        f"axis {axis} of {name} at {sizes[name, axis]} ({why if len(why) <= _LONG else f'{why[: _LONG - 1]}…'})"
+        for (name, axis), why in fixed.items()
+    ]
     return ("fixed, as the module takes no other size: " + "; ".join(told),) if told else ()
 
 

@@ -71,12 +71,14 @@ def _declared_or_fixed(declare: Callable[[Sequence[str]], ModelSpec], dims: Sequ
 
     Nobody can change the code behind a file, and at that size it is right.
     """
+    taken = {each.partition("=")[0] for each in dims}
     try:
         spec = declare(dims)
     except FrozenError as err:
+        if not taken.isdisjoint(dim.name for dim in err.dims):
+            raise
         frozen, cause = err.dims, err.why
     else:
-        taken = {each.partition("=")[0] for each in dims}
         stepped = [dim for dim in spec.io.dims if dim.step > 1 and dim.name not in taken]
         if not stepped or not any(UNKNOWN_SIZE in output.dims for output in spec.io.outputs):
             return spec

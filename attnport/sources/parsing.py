@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import NamedTuple
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import UsageError, nearest
 from attnport.masks import ALIGNMENTS, CARRIES, KINDS, OF_INTEGERS, POLARITIES, RANKS, MaskSpec
+from attnport.options import advised
 from attnport.sources.structure import NARROW, Constant, Input, Leaf, Path, check_names, flat_name
 from attnport_bundle.format.contract import DTYPES, dims_in
 
@@ -54,8 +56,11 @@ _BY_NAME = (
 )
 """What masks of padding are called, and which of their elements are real tokens: as torch and transformers have it. A
 number stands behind where an exporter had the name twice."""
+_MASK = re.compile(r"(^|_)masks?(_|$)")
 MARKS = (*_NAMED, "window=N", *POLARITIES, *ALIGNMENTS, *CARRIES, "keys=DIM")
 """The marks of a mask in `--input`."""
+_MARKS = {mark.partition("=")[0]: mark for mark in (*MARKS, "high=N", "example")}
+"""All marks as they are written, by what stands before `=`."""
 
 
 def parse_leaf(text: str) -> Leaf:
@@ -119,6 +124,11 @@ def parse_beside(inputs: Iterable[str]) -> dict[str, Beside]:
                 f"input {text!r}: beside examples, a constant is one of them.", hint="Give its value there."
             )
         alone = rest.startswith(":") or (forced and not rest)
+        if not alone and (written := _marks_without_colon(rest)):
+            raise UsageError(
+                f"input {text!r} cannot be read.",
+                hint=f'Write "{written}", with a colon: {advised("inputs", [f"{name}={written}"])}',
+            )
         marks = tuple(filter(None, rest.replace(" ", "").split(":"))) if alone else ()
         found[name] = Beside(None if alone else _input(text, path, rest), marks, forced)
     return found
@@ -181,9 +191,24 @@ def _split(text: str) -> tuple[Path, str]:
 
 
 def _unreadable(text: str) -> UsageError:
+    name, _, rest = text.partition("=")
+    if (written := _marks_without_colon(rest.strip().removeprefix(":"))) and not written.startswith(":example"):
+        declared = advised("inputs", [f"{name.strip()}=int64[batch,seq]{written}"])
+        return UsageError(f"input {text!r} has no type and no dims.", hint=f"Write them too, for example {declared}")
     return UsageError(
         f"input {text!r} cannot be read.",
         hint='Write NAME=DTYPE[DIM,...], for example "attention_mask=int64[batch,seq]:padding".',
+    )
+
+
+def _marks_without_colon(rest: str) -> str:
+    """What is declared as marks with their colons, `padding` as `:padding`, where it is nothing but marks; else ""."""
+    marks = [mark.partition("=") for mark in rest.replace(" ", "").split(":")]
+    near = [difflib.get_close_matches(name, _MARKS, 1) for name, _, _ in marks]
+    return (
+        "".join(f":{name[0]}{sign}{value}" for name, (_, sign, value) in zip(near, marks, strict=True))
+        if all(near)
+        else ""
     )
 
 
@@ -334,6 +359,11 @@ def polarity_of(name: str) -> str:
     return next((polarity for pattern, polarity in _BY_NAME if pattern.search(name)), "")
 
 
+def called_a_mask(name: str) -> bool:
+    """Whether an input is called as masks of any kind are, such as `mask` or `attn_mask`."""
+    return bool(_MASK.search(name))
+
+
 def marks_by_name(name: str, dtype: str, rank: int) -> tuple[str, ...]:
     """The marks of an input `[batch,seq]` that is called as masks of padding are; none for others.
 
@@ -368,14 +398,21 @@ def _sorted(spec: TensorSpec, marks: Sequence[str]) -> dict[str, list[str]]:
         if category is None:
             raise UsageError(
                 f"input {spec}: got mark {mark!r}; expected {', '.join(MARKS)}, high=N, or example beside examples.",
-                hint=nearest(
-                    mark.partition("=")[0], [*(known.partition("=")[0] for known in MARKS), "high", "example"]
-                ),
+                hint=_meant(mark),
             )
         by_category[category].append(mark.partition("=")[2] or mark)
         if category != "kind" and len(by_category[category]) > 1:
             raise UsageError(f"input {spec}: got {' and '.join(by_category[category])}; expected one {category}.")
     return by_category
+
+
+def _meant(mark: str) -> str:
+    """A hint for a mark that is unknown, or has another value than it takes."""
+    name, sign, value = mark.partition("=")
+    near = difflib.get_close_matches(name, _MARKS, 1)
+    if near == [name]:
+        return f"Write it as :{_MARKS[name]}."
+    return f"Is it :{near[0]}{sign}{value}?" if near else ""
 
 
 def _content(spec: TensorSpec, kinds: Sequence[str]) -> str:

@@ -34,6 +34,7 @@ from attnport.sources.code import code_of
 from attnport.sources.digests import TOOLCHAIN
 from attnport.sources.onnx_file import files_of, graph_of, input_names, is_onnx, output_names
 from attnport.sources.package import hub_id
+from attnport.sources.parsing import called_a_mask, polarity_of
 from attnport.sources.program import CODE, program_module
 from attnport.sources.program import WEIGHTS as STORED_WEIGHTS
 from attnport.transaction import undo_unfinished
@@ -210,14 +211,27 @@ def _undeclared(io: IOContract) -> Iterator[str]:
     """What is said of inputs that are tried less than they may be, as nobody says what they hold."""
     masks = {mask.input for mask in io.masks}
     free = [one for one in io.inputs if one.name not in masks and one.name not in io.examples]
-    if untold := [str(one) for one in free if one.dtype in ("int32", "int64") and not one.high]:
+    rest = []
+    for one in free:
+        batch, *between, keys = one.dims if len(one.dims) > 1 else (0, 0)
+        of_padding = isinstance(keys, str) and keys != batch and set(between) <= {1}
+        if one.high or not of_padding or not (called_a_mask(one.name) or (one.dtype == "bool" and not between)):
+            rest.append(one)
+            continue
+        true = "true" if one.dtype == "bool" else "1"
+        ways = {"keep": f"{true} is a real token", "hide": f"{true} is padding"}
+        ways |= {"additive": "it is added to scores"} if "float" in one.dtype else {}
+        usual = polarity_of(one.name) or "keep"
+        others = [f", or {one}:padding:{way} where {means}" for way, means in ways.items() if way != usual]
+        yield (
+            f"{one} is not declared as a mask, so that no test has padding in it: if it is a mask of padding, declare "
+            f"{one}:padding where {ways[usual]}{''.join(others)}"
+        )
+    if untold := [str(one) for one in rest if one.dtype in ("int32", "int64") and not one.high]:
         yield (
             f"no :high=N says which whole numbers {', '.join(untold)} may have, so 0 and 1 alone are tried; declare "
             f"{untold[0]}:high=N if they are ids, :padding if it is a mask of padding, where 1 stands for a real token"
         )
-    for one in free:
-        if one.dtype == "bool" and len(one.dims) == 2:
-            yield f"if {one} is a mask of padding, declare it: {one}:padding, or {one}:padding:hide where true hides"
 
 
 def _made_or_fixed(

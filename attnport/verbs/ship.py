@@ -45,7 +45,7 @@ from attnport.reporting import document as doc
 from attnport.reporting.choice import Choice
 from attnport.reporting.facts import count, lacking, short_shape, without
 from attnport.reporting.fusion import total
-from attnport.reporting.parity import forms
+from attnport.reporting.parity import forms, limits
 from attnport.runtimes import base
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs._deployables import advise
@@ -498,7 +498,8 @@ def _legend(result: ShipResult) -> Iterator[doc.Block]:
 
 
 def _others(result: ShipResult, parity: ParityReport) -> Iterator[doc.Block]:
-    """The reasons of what did not pass, and a line each for what passed besides and for what this machine lacks."""
+    """The reasons of what did not pass, and lines for what passed besides, what this machine lacks, and what was
+    not compared."""
     left_out = _left_out(result, parity)
     absent = [name for name in parity.absent if name in left_out]
     reasons = {name: reason for name, (verdict, reason) in _judged(parity).items() if verdict != "PASS" and reason}
@@ -508,6 +509,7 @@ def _others(result: ShipResult, parity: ParityReport) -> Iterator[doc.Block]:
         yield doc.notes(not_run)
     yield from forms(parity.forms)
     yield from lacking(absent)
+    yield from limits(parity)
 
 
 def _judged(parity: ParityReport) -> Mapping[str, tuple[str, str]]:

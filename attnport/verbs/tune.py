@@ -119,9 +119,9 @@ def tune(
 
     What an interrupted run has found is used by the next.
 
-    A metric is `FILE.py:FUNCTION` or `MODULE:FUNCTION`; it is called with a `parity.scoring.ScoredModel` and returns a
-    number. Without one, integers are judged by how much of the answers stays the same, and those of decoders by their
-    perplexity.
+    A metric is `FILE.py:FUNCTION` or `MODULE:FUNCTION`; it takes one model, with the methods `run`, `map`, `embed` and
+    `predict`, and returns a number. Without one, integers are judged by how much of the answers stays the same, and
+    those of decoders by their perplexity.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were, or the

@@ -63,21 +63,23 @@ class Undeclared(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "hide"),
+    ("dtype", "hide", "adds"),
     [
-        ("int64", lambda scores, valid: scores.masked_fill(valid == 0, -1e9)),
-        ("bool", lambda scores, valid: scores.masked_fill(valid == 0, -1e9)),
-        ("int64", lambda scores, valid: scores + (1 - valid.float()) * LOW),  # ONNX Runtime takes it for -inf
+        ("int64", lambda scores, valid: scores.masked_fill(valid == 0, -1e9), True),
+        ("bool", lambda scores, valid: scores.masked_fill(valid == 0, -1e9), True),
+        ("int64", lambda scores, valid: scores + (1 - valid.float()) * LOW, False),  # ONNX Runtime takes it for -inf
     ],
     ids=["integers", "booleans", "added"],
 )
 def test_an_item_without_keys_is_as_in_the_module_where_no_mask_is_declared(
-    tmp_path: Path, dtype: str, hide: Callable[[Tensor, Tensor], Tensor]
+    tmp_path: Path, dtype: str, hide: Callable[[Tensor, Tensor], Tensor], adds: bool
 ) -> None:
     inputs = {"x": "float32[batch,seq,16]", "valid": f"{dtype}[batch,seq]"}
     artifact = attnport.export(Undeclared(hide).eval(), tmp_path / "out", inputs=inputs, dims={"seq": (1, 8, 16)})
     fused = artifact.fuse(["ort_cpu", "openvino"])
     assert fused.targets["ort_cpu"].fused == fused.targets["openvino"].fused == 1
+    (item,) = fused.targets["ort_cpu"].items
+    assert ("if it is a mask of padding, export it as valid=...:padding" in item.cost) == adds
     report = artifact.check(["ort_cpu", "openvino"])
     assert {name: row.verdict for name, row in report.runtimes.items()} == {"ort_cpu": "PASS", "openvino": "PASS"}
     hidden = np.zeros((2, 5), dtype)

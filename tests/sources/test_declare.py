@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from attnport.errors import UsageError
 from attnport.masks import KINDS, MaskSpec
-from attnport.sources.parsing import MARKS, parse_input, parse_leaf, text_of
+from attnport.sources.parsing import MARKS, parse_beside, parse_input, parse_leaf, text_of
 
 DECLARED = {
     "m=int64[batch,seq]:padding": MaskSpec(("padding",), "m"),
@@ -90,6 +92,26 @@ def test_what_is_written_is_read_as_the_same(text: str) -> None:
 def test_a_path_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         parse_leaf(text)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "hint"),
+    [
+        (parse_input, "ids=int64[batch,seq]:hgih=5000", "Is it :high=5000?"),
+        (parse_input, "ids=int64[batch,seq]:high=5k", "Write it as :high=N."),
+        (parse_input, "m=int64[batch,seq]:window", "Write it as :window=N."),
+        (parse_input, "m=int64[batch,seq]:pading", "Is it :padding?"),
+        (parse_input, "m=:padding", "Write them too, for example inputs=['m=int64[batch,seq]:padding']"),
+        (parse_input, "m=padding:hide", "Write them too, for example inputs=['m=int64[batch,seq]:padding:hide']"),
+        (lambda text: parse_beside([text]), "m=padding", "Write \":padding\", with a colon: inputs=['m=:padding']"),
+    ],
+)
+def test_a_mark_that_is_misspelt_or_stands_alone_is_told_as_it_is_written(
+    read: Callable[[str], object], text: str, hint: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(text)
+    assert caught.value.hint == hint
 
 
 def test_a_kind_that_is_missing_is_shown_in_place() -> None:

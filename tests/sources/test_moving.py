@@ -84,6 +84,12 @@ def test_axes_that_have_to_be_equal_move_together_and_others_do_not() -> None:
     assert inputs_of(spec) == ["x=float32[batch,seq,32]", "mask=float32[batch,seq]"]
 
 
+def test_an_axis_that_is_fixed_by_what_is_declared_of_another_is_told_so() -> None:
+    spec = Given(OfMask().eval(), inputs={"x": "float32[batch,9,32]"}, args=(X, torch.ones(3, 9))).spec()
+    assert inputs_of(spec) == ["x=float32[batch,9,32]", "mask=float32[batch,9]"]
+    assert "axis 1 of mask at 9 (it is as long as axis 1 of x, which is declared so)" in " ".join(spec.notes)
+
+
 class Unmasked(Layer):
     """As transformers: a mask that hides nothing is not looked at, and of others each item reads a row of its own."""
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from test_check_bisect import SPEC
 
-from attnport.artifacts import LatencyReport, LatencyRow
+from attnport.artifacts import LatencyReport, LatencyRow, ParityReport
 from attnport.cli import cli
 from attnport.console.terminal import shown as as_text
 from attnport.folder.workspace import change, open_folder, read_parity
@@ -169,3 +169,13 @@ def test_the_summary_of_ship_names_the_files_to_deploy_and_three_commands_or_why
     text = as_text(ShipResult("out", 0, (), None, None, None, missing))
     assert text.endswith("nothing to deploy: nothing was timed; next:\n  attnport bench out\n")
     assert "fastest within" not in text
+
+
+def test_the_summary_of_ship_says_what_was_not_compared() -> None:
+    notes = (
+        "padding on the left moves the module's own rows, as positions do, and is not compared",
+        "padding invariance was not compared: no input says which keys of an item are padding",
+        "no sentences were given, so real text was not compared",
+    )
+    told = " ".join(as_text(ShipResult("out", 0, (), None, ParityReport("PASS", {}, {}, notes), None)).split())
+    assert [note in told for note in notes] == [False, True, True]

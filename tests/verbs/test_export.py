@@ -63,6 +63,32 @@ def test_a_size_that_the_code_computes_with_stays_dynamic(name: str, tmp_path: P
     assert manifest.io.outputs[0].dims == ("batch", "seq", 4)
 
 
+def test_inputs_that_may_be_masks_of_padding_are_told_how_to_be_declared(tmp_path: Path) -> None:
+    class Masked(nn.Module):
+        def forward(
+            self, x: torch.Tensor, mask: torch.Tensor, key_padding_mask: torch.Tensor, ids: torch.Tensor
+        ) -> torch.Tensor:
+            return x * (mask * ids)[..., None] * (~key_padding_mask)[..., None]
+
+    told = list[str]()
+    inputs = (
+        "x=float32[batch,seq,4]",
+        "mask=int64[batch,seq]",
+        "key_padding_mask=bool[batch,seq]",
+        "ids=int64[batch,seq]",
+    )
+    export(Masked(), tmp_path / "out", inputs=inputs, tell=told.append)
+    mask, hide, ids = told
+    unknown = "is not declared as a mask, so that no test has padding in it: if it is a mask of padding, declare"
+    assert mask == (
+        f"mask=int64[batch,seq] {unknown} mask=int64[batch,seq]:padding where 1 is a real token, or "
+        "mask=int64[batch,seq]:padding:hide where 1 is padding"
+    )
+    assert f"{unknown} key_padding_mask=bool[batch,seq]:padding where true is padding, or" in hide
+    assert "key_padding_mask=bool[batch,seq]:padding:keep where true is a real token" in hide
+    assert ids.startswith("no :high=N says which whole numbers ids=int64[batch,seq] may have")
+
+
 class Baked(nn.Module):
     """The tiny model with something of the traced size left in the graph."""
 

@@ -121,9 +121,9 @@ class Masked(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.mixed = nn.Linear(16, 48)
-    def forward(self, x, mask):
+    def forward(self, x, real):
         q, k, v = (part.unflatten(2, (4, 4)).transpose(1, 2) for part in self.mixed(x).chunk(3, -1))
-        scores = (q @ k.mT).masked_fill(mask[:, None, None, :] == 0, -1e9)
+        scores = (q @ k.mT).masked_fill(real[:, None, None, :] == 0, -1e9)
         return (scores.softmax(-1) @ v).transpose(1, 2).reshape(*x.shape)
 def factory():
     return Masked()
@@ -136,7 +136,7 @@ def test_a_mask_of_the_wrong_rank_does_not_take_the_memory_of_the_machine(
     monkeypatch.setattr(budget, "free_memory_bytes", lambda: 3_000_000_000)
     monkeypatch.setattr(budget, "_LEAST_LIMIT_BYTES", 1 << 20)
     level = budget._level_bytes()
-    inputs = ["x=float32[batch,seq,16]", "mask=int64[batch,1,1,seq]:padding"]
+    inputs = ["x=float32[batch,seq,16]", "real=int64[batch,1,1,seq]"]  # of what is called a mask, other ranks are tried
     with pytest.raises(SpecError, match="is invalid for input of size"):  # the scores are of the square of the batch
         export(write(tmp_path, WRONG_RANK), tmp_path / "out", inputs=inputs)
     assert budget.memory_bytes("VmHWM") - level < 1_500_000_000

@@ -273,10 +273,10 @@ def test_a_metric_of_the_users_stands_beside_the_answers_that_stay_the_same(
         (
             "{file}:nope",
             "there is no 'nope'; it defines accuracy",
-            "Name a function that takes .*ScoredModel.* a number",
+            "Name a function that takes one model, on which it calls run, .* a number",
         ),
         ("{file}:acuracy", "there is no 'acuracy'", "accuracy"),
-        ("{file}:LIMIT", "got int; expected a function that takes .*ScoredModel", "^$"),
+        ("{file}:LIMIT", "got int; expected a function that takes one model", "^$"),
         ("{file}", "names no function", "A metric is FILE"),
         ("lost.py:mine", "lost.py is not a file", "A metric is FILE"),
         ("no such:mine", "is not a module's name", "A metric is FILE"),

@@ -127,6 +127,32 @@ class Masked(Base):
     def forward(self, x, mask):
         return self.linear(x * mask[..., None])  # HERE
 
+class Padded(Base):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    def forward(self, ids, src_key_padding_mask):
+        return self.layer(self.ids(ids), src_key_padding_mask=src_key_padding_mask)
+
+class OfScores(Base):
+    def forward(self, input_ids, mask):
+        h = self.ids(input_ids)[:, None]
+        return F.scaled_dot_product_attention(h, h, h, attn_mask=mask)
+
+class Scored(Base):
+    def forward(self, input_ids, mask):
+        h = self.ids(input_ids)
+        scores = h @ h.mT + (1 - mask[:, None, :].float()) * -1e9
+        return (scores.softmax(-1) @ h).view(h.shape)
+
+class Meeting(Base):
+    def forward(self, x, mask):
+        return self.linear(x) * mask[..., None]
+
+class Optional(Base):
+    def forward(self, x, attention_mask=None):
+        return x if attention_mask is None else x * attention_mask[..., None]
+
 class Total(Base):
     def forward(self, x, past, mask):
         return self.linear(torch.cat([past, x], 1)) * mask[..., None]  # HERE
@@ -254,9 +280,33 @@ def test_a_wrong_module_is_told_with_its_line_and_a_remedy(
             "dims 'k' of input 'keys' and 'v' of input 'values' must be equal",
             "values=float32[batch,k,8]",
         ),
+        (
+            "Masked",
+            {"x": "float32[batch,16,8]", "mask": "int64[batch,seq]:padding"},
+            "input 'x' declares 16 where 'mask' says 'seq'; the module runs only where they are equal",
+            "Give both one name: inputs=['x=float32[batch,seq,8]']; or take that size alone: dims=['seq=16:16:16']",
+        ),
+        (
+            "Masked",
+            {"x": "float32[batch,seq,8]", "mask": "int64[batch,128]:padding"},
+            "input 'mask' declares 128 where 'x' says 'seq'",
+            "mask=int64[batch,seq]:padding",
+        ),
+        (
+            "Masked",
+            {"x": "float32[5,16,8]", "mask": "int64[batch,seq]:padding"},
+            "input 'x' declares 5 where 'mask' says 'batch', and input 'x' declares 16 where 'mask' says 'seq'",
+            "x=float32[batch,seq,8]",
+        ),
+        (
+            "Attends",
+            {"x": "float32[batch,seq,8]", "keys": "float32[batch,24,8]", "values": "float32[batch,v,8]"},
+            "input 'keys' declares 24 where 'values' says 'v'",
+            "keys=float32[batch,v,8]",
+        ),
     ],
 )
-def test_a_dim_under_two_names_is_named_with_its_inputs(
+def test_a_dim_under_two_names_or_as_a_number_is_named_with_its_inputs(
     name: str, inputs: dict[str, str], told: str, written: str, source: Path
 ) -> None:
     with pytest.raises(AttnportError) as caught:
@@ -270,7 +320,12 @@ def test_a_dim_under_two_names_is_named_with_its_inputs(
     ("inputs", "told", "hint"),
     [
         ({"x": INPUTS["x"], "maks": INPUTS["mask"]}, "input maks: the module takes no input of this name", "'mask'"),
-        ({"x": INPUTS["x"]}, "no input is declared for 'mask', which the module needs", "mask="),
+        (
+            {"x": "float32[n,t,8]"},
+            "no input is declared for 'mask', which the module needs",
+            "Declare it, for example so: inputs=['mask=int64[n,t]:padding']",
+        ),
+        ({"mask": INPUTS["mask"]}, "no input is declared for 'x'", "inputs=['x=float32[batch,seq,256]']"),
     ],
 )
 def test_an_input_of_another_name_and_a_missing_one_are_named(
@@ -280,6 +335,63 @@ def test_an_input_of_another_name_and_a_missing_one_are_named(
         export(f"{source}:Masked", source.parent / "out", inputs=inputs)
     assert told in caught.value.message
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "told", "written"),
+    [
+        (
+            "Scored",
+            "int64[batch,1,1,seq]:padding",
+            "input mask=int64[batch,1,1,seq] of 4 dims; it runs with mask=int64[batch,seq], of 2",
+            "mask=int64[batch,seq]:padding",
+        ),
+        (
+            "OfScores",  # which runs where the batch is the length: the mask is then one of pairs
+            "bool[batch,seq]:padding:hide",
+            "input mask=bool[batch,seq] of 2 dims; it runs with mask=bool[batch,1,1,seq], of 4",
+            "mask=bool[batch,1,1,seq]:padding:hide",
+        ),
+        (
+            "Padded",
+            "int64[batch,seq]:padding",
+            "input src_key_padding_mask=int64[batch,seq]; it runs with src_key_padding_mask=bool[batch,seq].",
+            "src_key_padding_mask=bool[batch,seq]:padding",
+        ),
+    ],
+)
+def test_a_mask_of_other_dims_or_another_type_is_told_as_the_module_takes_it(
+    name: str, mask: str, told: str, written: str, source: Path
+) -> None:
+    ids, called = {"Padded": ("ids", "src_key_padding_mask")}.get(name, ("input_ids", "mask"))
+    inputs = {ids: "int64[batch,seq]:high=100", called: mask}
+    with pytest.raises(AttnportError) as caught:
+        export(f"{source}:{name}", source.parent / "out", inputs=inputs)
+    assert f"the module does not run with {told}" in caught.value.message
+    assert caught.value.hint == f"Declare it so: inputs={[written]}"
+
+
+@pytest.mark.parametrize(
+    ("name", "likely"),
+    [
+        ("Padded", ["ids=int64[batch,seq]:high=100", "src_key_padding_mask=bool[batch,seq]:padding"]),
+        ("OfScores", ["input_ids=int64[batch,seq]:high=100", "mask=bool[batch,1,1,seq]:padding"]),
+        ("Optional", ["x=float32[batch,seq,256]", "attention_mask=int64[batch,seq]:padding"]),
+    ],
+)
+def test_where_nothing_is_declared_the_hint_has_what_the_forward_takes(
+    name: str, likely: list[str], source: Path
+) -> None:
+    with pytest.raises(AttnportError, match="inputs are not known") as caught:
+        export(f"{source}:{name}", source.parent / "out")
+    assert caught.value.hint == f"Declare them: inputs={likely}"
+
+
+def test_a_mask_that_makes_items_meet_other_items_is_told_at_export(source: Path, tmp_path: Path) -> None:
+    said = list[str]()
+    inputs = ("x=float32[batch,seq,8]", "mask=int64[batch,1,seq]:padding")
+    export(f"{source}:Meeting", tmp_path / "out", inputs=inputs, tell=said.append)
+    assert any("has batch twice" in note and "fewer dims than mask=int64[batch,1,seq]?" in note for note in said)
 
 
 def test_two_dims_in_another_order_are_told_with_their_inputs(source: Path, tmp_path: Path) -> None:

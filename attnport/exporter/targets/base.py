@@ -238,7 +238,9 @@ class Lowering(abc.ABC):
             if written.note:
                 result.notes[current.name] = written.note
             if own:
-                result.costs[current.name] = f"the mean of all values for rows without a key, which others see: {own}"
+                result.costs[current.name] = (
+                    f"a query whose keys are all hidden gets the mean of all values, as in the module: {own}"
+                )
         clean_up(model)
         self._leave_out_rows(
             result, padding, hiding, left_out.get(REAL_TOKENS, ""), {str(one.node.name) for one in locals_}
@@ -295,9 +297,7 @@ class Lowering(abc.ABC):
             CannotLower: it has no form that can be written. Nothing reads the nodes that were written so far.
         """
         if own_rows and recognised.mask.gives != "mean":
-            raise CannotLower(
-                f"other rows see its rows without a key ({own_rows}), and no form has the module's numbers there"
-            )
+            raise CannotLower(f"no form has the module's numbers for a query whose keys are all hidden: {own_rows}")
         build.before, build.scope = recognised.last, recognised.name
         try:
             attention = attention_of(build, recognised)

@@ -171,7 +171,7 @@ def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: C
         graph: Before attentions are written, as `infer_sizes` leaves it: equal sizes have equal names.
 
     Returns:
-        By name of the attention, why: the node that lets other rows see them.
+        By name of the attention, why, and what may be done about it.
     """
     inputs = {value.name: value for value in graph.inputs}
     found: dict[str, str] = {}
@@ -181,13 +181,16 @@ def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: C
             continue
         keeps = [factor.keep for factor in mask.factors]
         if undeclared := sorted(hiding_inputs(keeps) & inputs.keys() - {spec.input for spec in masks}):
-            found[attention.name] = f"an item may have no key at all, as {undeclared[0]} is not declared as :padding"
+            found[attention.name] = (
+                f"{undeclared[0]} is not declared, so it may hide them all; if it is a mask of padding, export it as "
+                f"{undeclared[0]}=...:padding"
+            )
             continue
         if mask.empty == "none":
             continue
         padding = [spec for spec in masks if spec.input in inputs and hides_padding(keeps, spec)]
         if mask.empty == "any" or len(padding) != 1:
-            found[attention.name] = "rows that are no padding may be without a key"
+            found[attention.name] = "the mask may hide all keys of a real token"
             continue
         tokens = tokens_of(graph, inputs[padding[0].input])
         rows = _rows_of(attention, attention.q)
@@ -203,7 +206,7 @@ def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: C
         try:
             walk.from_output(graph, attention, {other.last: other for other in attentions}, hiding)
         except Mixed as err:
-            found[attention.name] = str(err)
+            found[attention.name] = f"other rows may read it, as {err}"
     return found
 
 
