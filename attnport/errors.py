@@ -53,8 +53,10 @@ def whole_cause(err: BaseException) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint that asks if the known word with the most similar spelling is meant; "" if none is similar."""
-    found = difflib.get_close_matches(word, list(known), 1)
+    """A hint that asks if the first known word that begins so is meant, or that with the most similar spelling; "" if
+    none is similar."""
+    words = list(known)
+    found = [each for each in words if each.startswith(word)] or difflib.get_close_matches(word, words, 1)
     return f"Is it {found[0]}?" if found else ""
 
 

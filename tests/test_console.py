@@ -148,7 +148,7 @@ def test_the_verdict_table_has_room_for_three_workloads_beside_a_target_that_nob
     unsure = dataclasses.replace(row, ratio=(0.4, 0.8, 1.2))
     shapes = latency.shapes | {"1 sentence": {"onnx_reference": unsure}}
     text = printed(ShipResult("out", 0, (), fusion, passed, dataclasses.replace(latency, shapes=shapes)))
-    assert "some ratios are known within 50% alone" in " ".join(text.split())
+    assert "the ratio of onnx_reference on 1 sentence is known within 50% alone" in " ".join(text.split())
 
 
 def test_what_was_not_run_stands_below_the_table_with_its_reason_and_what_was_proved_of_it_stays() -> None:

@@ -244,14 +244,21 @@ def _not_carried(name: str) -> str:
 
 
 def _of_plan(best: _Timed, fit: Sequence[_Timed], parity: ParityReport) -> list[str]:
-    """What the reader must know of a choice that does not compute in fp32: the time of the fastest that does."""
+    """What the reader must know of a choice that does not compute in fp32: its errors, and the fastest that does."""
     plain = [one for one in fit if one.plan == "fp32"]
     if best.plan == "fp32":
         return []
-    note = f"it computes in {best.plan}, within the bound of PyTorch in {best.plan}"
+    note = f"it computes in {best.plan}, within the bound of PyTorch in {best.plan}{_off(parity, best.name)}"
     if best.plan in INTEGERS:  # which PyTorch has no bound for
         note = f"it computes in {best.plan}: {parity.runtimes[best.name].reason}"
     if plain:
         nearest = min(plain, key=lambda one: one.mean)
         note += f"; in fp32 {nearest.name} is the fastest, at {nearest.over(best):.2f} times its medians"
+        note += _off(parity, nearest.name)
     return [note]
+
+
+def _off(parity: ParityReport, name: str) -> str:
+    """The largest error of a runtime over all cases, in words: bounds of two precisions cannot be compared."""
+    errors = [case.relative for case in parity.runtimes[name].cases if case.relative is not None]
+    return f", off by up to {max(errors):.1e} of the values" if errors else ""

@@ -125,7 +125,7 @@ def _page(report: ParityReport) -> Iterator[doc.Block]:
 
 
 def _matrix(report: ParityReport) -> doc.Table:
-    """Verdict and largest share of the bound, by runtime or form and by case; padding invariance is the last column."""
+    """Verdict, largest relative error, and share of the bound by case; padding invariance is the last column."""
     every = [*report.runtimes.values(), *report.forms.values()]
     batches: dict[str, set[str]] = {}
     for result in (result for judged in every for result in judged.cases):
@@ -136,7 +136,8 @@ def _matrix(report: ParityReport) -> doc.Table:
         if judged.verdict == "NOT_RUN" and not judged.cases:
             return doc.Row(first, judged.reason)
         cells = [_share([result for result in judged.cases if _column(result.case) == case]) for case in batches]
-        return doc.Row((*first, *cells, _padding(judged)))
+        errors = [result.relative for result in judged.cases if result.relative is not None]
+        return doc.Row((*first, scientific(max(errors, default=None)), *cells, _padding(judged)))
 
     groups = []
     for kind, title, members in _members(report):
@@ -146,8 +147,8 @@ def _matrix(report: ParityReport) -> doc.Table:
         (case, doc.Span(f"{len(members)} batches", "sub")) if len(members) > 1 else case
         for case, members in batches.items()
     )
-    columns = doc.columns("runtime or form", "verdict", *cases, "padding invariance")
-    caption = "Largest error as a part of its bound, by case (1 is the limit)"
+    columns = doc.columns("runtime or form", "verdict", "off by", *cases, "padding invariance")
+    caption = "Largest error as a part of the bound of its precision, by case (1 is the limit); off by: relative error"
     return doc.filled(doc.Table(caption, columns, tuple(groups), "kind", "matrix"))
 
 
@@ -192,7 +193,7 @@ def _details(title: str, id_: str, judged: RuntimeParity) -> doc.Folded:
     most = largest((*judged.cases, *judged.invariance))
     summary: tuple[doc.Line, ...] = (doc.Span(doc.Name(title), "what"), " ", doc.Verdict(judged.verdict))
     if most is not None:
-        told = times(most) if math.isnan(most) else f"at most {times(most)} of a bound"
+        told = times(most) if math.isnan(most) else f"at most {times(most)} of the bound of {judged.plan or NONE}"
         summary = (*summary, " ", doc.Span(told, "quiet"))
     facts = f"Precision plan {judged.plan or NONE}. Ran: {ran(judged.ran)}."
     blocks: list[doc.Block] = [doc.Text(f"{facts} {judged.reason}" if judged.reason else facts)]

@@ -409,6 +409,7 @@ def _blocks(result: ShipResult, detail: doc.Detail = "brief") -> Iterator[doc.Bl
         )  # fmt: skip
         why = f" ({chosen.measured_as}, {chosen.plan}, {fastest})"
         yield doc.Text(("to deploy: ", doc.Span(" and ".join(chosen.files), "strong"), why))
+        yield from map(doc.Text, advice.notes)
     if result.parity is not None:
         yield from _legend(result)
         yield from _others(result, result.parity)
@@ -491,10 +492,16 @@ def _legend(result: ShipResult) -> Iterator[doc.Block]:
     if result.latency is not None:
         baseline = result.latency.baseline
         yield from doc.quiet(f"ms: median, and its ratio to {baseline}; ~ where no difference was shown")
-        rows = [row for shape in result.latency.shapes.values() for row in shape.values()]
-        widest = max((half_width(row.ratio) for row in rows if row.ratio is not None), default=0.0)
+        widths = {
+            (half_width(row.ratio), name, shape)
+            for shape, rows in result.latency.shapes.items()
+            for name, row in rows.items()
+            if row.ratio is not None
+        }
+        widest, name, shape = max(widths, default=(0.0, "", ""))
         if widest > _UNSURE:
-            yield from doc.quiet(f"some ratios are known within {widest:.0%} alone: the report has each interval")
+            known = f"the ratio of {name} on {short_shape(shape)} is known within {widest:.0%} alone"
+            yield from doc.quiet(f"{known}: the report has each interval")
 
 
 def _others(result: ShipResult, parity: ParityReport) -> Iterator[doc.Block]:

@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnport.artifacts import Candidate, LatencyReport, LatencyRow, ParityReport, RuntimeParity, TuneReport, Verdict
+from attnport.artifacts import (
+    Candidate,
+    CaseResult,
+    LatencyReport,
+    LatencyRow,
+    ParityReport,
+    RuntimeParity,
+    TuneReport,
+    Verdict,
+)
 from attnport.latency.choice import choose, rank
 from attnport.reporting.choice import Choice, Deployable
 from attnport.verbs import _deployables
@@ -156,6 +165,18 @@ def test_half_precision_is_recommended_with_what_fp32_would_take() -> None:
         "it computes in bf16, within the bound of PyTorch in bf16; "
         "in fp32 ort_cpu is the fastest, at 1.31 times its medians",
     )
+    exact, rounded = (
+        dataclasses.replace(
+            BOTH.runtimes[name],
+            cases=(CaseResult("usual", "y", "PASS", "", 8, error, 1.0, error, 1.0, error, 1.0, 0),),
+        )
+        for name, error in (("ort_cpu", 1e-6), ("openvino", 1.1e-2))
+    )
+    measured = advice(
+        dataclasses.replace(BOTH, runtimes={"ort_cpu": exact, "openvino": rounded}), FAST, (FORMS[0], half)
+    )
+    assert "PyTorch in bf16, off by up to 1.1e-02 of the values; in fp32" in measured.notes[0]
+    assert measured.notes[0].endswith("times its medians, off by up to 1.0e-06 of the values")
     alone = advice(parity(openvino="PASS"), FAST, [half])
     assert alone.notes == ("it computes in bf16, within the bound of PyTorch in bf16",)
     assert not any("computes in" in note for note in advice(BOTH, FAST).notes)

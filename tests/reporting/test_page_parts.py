@@ -99,7 +99,7 @@ def test_the_worst_of_a_failure_without_a_finite_error_is_not_what_other_cases_h
     assert cells == {"broken": shown, "right": "0.46"}
     page = html(parity.section(ParityReport("FAIL", rows, {}), "out"))
     assert page.count('<span class="r">not finite</span>') == (shown == "not finite")
-    assert page.count("at most 0.46 of a bound") == 1
+    assert page.count("at most 0.46 of the bound of fp32") == 1
 
 
 def test_the_axis_holds_every_interval_and_the_line_at_one() -> None:
