@@ -100,7 +100,8 @@ class Budget:
         with contextlib.suppress(MemoryError):  # of a bound that was wrong
             known_well = len(self._known) > 1
             while not self.fits(sizes):
-                step = next(filter(self.fits, self._steps(sizes)), None)
+                steps = (step for step in self._steps(sizes) if _key(step) not in self._known and self.fits(step))
+                step = next(steps, None)  # each once: one that took more than was expected leads no further
                 if step is None and not known_well:  # the first run also took what libraries load once
                     step, known_well = dict(next(iter(self._known))), True
                 if step is None:
@@ -199,14 +200,14 @@ def limited_memory() -> Iterator[None]:
 
 def _usable_bytes() -> float:
     """The memory that trying one size may take; 0 if unknown."""
-    limits = [free_memory_bytes()]
+    limits = [SHARE * free_memory_bytes()]
     with contextlib.suppress(ImportError):  # another system than Unix
         import resource
 
         most = resource.getrlimit(resource.RLIMIT_AS)[0]
         if most != resource.RLIM_INFINITY:
             limits.append(max(1, most - memory_bytes("VmSize")))
-    return SHARE * min(filter(None, limits), default=0)
+    return min(filter(None, limits), default=0)
 
 
 def _level_bytes() -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,27 @@ def test_a_mask_of_the_wrong_rank_does_not_take_the_memory_of_the_machine(
     with pytest.raises(SpecError, match="is invalid for input of size"):  # the scores are of the square of the batch
         export(write(tmp_path, WRONG_RANK), tmp_path / "out", inputs=inputs)
     assert budget.memory_bytes("VmHWM") - level < 1_500_000_000
+
+
+def test_a_step_that_takes_more_than_expected_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, tried = budget.Budget(), []
+
+    @contextlib.contextmanager
+    def measured(own: budget.Budget, sizes: Mapping[str, int]) -> Iterator[None]:
+        yield
+        own._known[budget._key(sizes)] = budget.Cost(0.0, 1e6 if sizes["seq"] == 2 else 1e15)
+
+    def runs(sizes: Mapping[str, int]) -> bool:
+        tried.append(sizes["seq"])
+        assert len(tried) < 20
+        return True
+
+    monkeypatch.setattr(budget.Budget, "measured", measured)
+    assert known.reach({"seq": 2}, runs)
+    assert known.reach({"seq": 1 << 20}, runs) is None
+
+
+def test_within_the_limit_of_memory_as_much_may_be_taken_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "free_memory_bytes", lambda: 30_000_000_000)
+    with budget.limited_memory():
+        assert budget._usable_bytes() > 0.9 * budget.SHARE * 30_000_000_000
