@@ -670,7 +670,8 @@ def load_tested(folder: Path, threads: int | None = None, key: Path | None = Non
         failed = "; ".join(f"{row.check}: {row.detail}" for row in rows)
         kinds: tuple[type[BundleError], ...] = (IntegrityError, NumbersOff, RuntimeMissing)
         kind = next((each for each in kinds if each.exit_code == report.exit_code), BundleError)
-        raise kind(f"{folder} does not pass its self-test: {failed}.")
+        says = "cannot be opened here" if kind is RuntimeMissing else "does not pass its self-test"
+        raise kind(f"{folder} {says}: {failed.rstrip('.')}.")
     return load(folder, threads=threads, require_signature=key)
 
 

@@ -133,7 +133,7 @@ def _made_by(key: str, folder: Path, manifest: Manifest) -> str:
     if target in ENGINES:
         return f"Build an engine with: attnport build {quoted} --target {target}{plan and f' --precision {plan}'}"
     if plan in INTEGERS:
-        return f"Made by attnport tune {quoted} --text FILE, which keeps it only if it is the fastest."
+        return f"Made by attnport tune {quoted} --runtime {target} --text FILE, which keeps it if it is the fastest."
     return nearest(key, known) or f"Make it with: attnport fuse {quoted} --target {target}"
 
 

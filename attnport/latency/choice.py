@@ -127,7 +127,7 @@ def _slower(one: _Timed, best: _Timed) -> str:
     if decisive is None:
         return f"{over}, by medians alone"
     workload, (low, mid, high) = decisive
-    return f"{over}; decided by {workload}, where that takes {mid:.2f} [{low:.2f}, {high:.2f}] of its time"
+    return f"{over}; decided by {workload}, where the chosen one takes {mid:.2f} [{low:.2f}, {high:.2f}] of its time"
 
 
 def _no_faster(one: _Timed, best: _Timed) -> str:

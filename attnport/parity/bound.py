@@ -237,19 +237,20 @@ def _failure(bad: Sequence[CaseResult], cases: Sequence[CaseResult], sizes: Mapp
     """How many results fail, which where few of them do or do not, and the worst."""
     worst = max(bad, key=_farthest)
     several = len({one.output for one in cases}) > 1
-    failing, others = (
-        [f"{one.case}, {one.output}" if several else one.case for one in cases if (one.verdict == "FAIL") is which]
-        for which in (True, False)
+    failing, passing, unjudged = (
+        [f"{one.case}, {one.output}" if several else one.case for one in cases if one.verdict == verdict]
+        for verdict in ("FAIL", "PASS", "NOT_RUN")
     )
     which = ""
-    if 0 < len(others) <= _MOST_NAMED:
-        which = f" (all but {'; '.join(others)})" if len(failing) > 1 else ""
-    elif others and len(failing) > 1:
+    if 0 < len(passing) <= _MOST_NAMED:
+        which = f"; these pass: {'; '.join(passing)}" if len(failing) > 1 else ""
+    elif passing and len(failing) > 1:
         more = len(failing) - _MOST_NAMED
         which = f" ({'; '.join(failing[:_MOST_NAMED])}{f'; {more} more' if more > 0 else ''})"
     at = f" ({sizes[worst.case]})" if worst.case in sizes else ""
     told = f"case {worst.case}{at}, output {worst.output}: {worst.reason}"
-    return f"{len(bad)} of {len(cases)} results fail{which}; worst: {told}"
+    judged = f", {len(unjudged)} were not judged" if unjudged else ""
+    return f"{len(bad)} of {len(cases)} results fail{which}{judged}; worst: {told}"
 
 
 def report(

@@ -61,7 +61,8 @@ def serve(
         )
     elif not is_model:
         open_folder(artifact)  # which says what else it is
-    serving.engine_of(engine)
+    if artifact is not None:  # before an export that takes minutes
+        serving.engine_of(engine)
     if artifact is not None and is_model:
         spec, artifact = str(artifact), out or Path("out", artifact.name.rpartition(":")[2].partition(".")[0])
         tell(f"exporting {spec} to {artifact}, as far as that was not done before")

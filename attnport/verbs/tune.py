@@ -456,10 +456,17 @@ class Tuning:
         candidates = rank(timed, latency)
         with change(self.folder) as edit:
             forms = edit.manifest.forms
+            before = if_whole(read_report, TuneReport, self.folder, edit.manifest, FILE)
+            earlier = tuple(self._earlier(before, edit.manifest))
+            if before and before.chosen and before.chosen.form in {one.form for one in earlier}:
+                self.notes.append(
+                    f"{before.chosen.form} was chosen before, and was not asked for now: bundle takes what is chosen "
+                    f"now, or that one with --form {before.chosen.form}"
+                )
             report = TuneReport(
                 metric=self.metric.name if self.metric else "",
                 max_drop=self.max_drop,
-                candidates=(*candidates, *self._earlier(edit.manifest)),
+                candidates=(*candidates, *earlier),
                 latency=latency,
                 notes=tuple(self.notes),
             )
@@ -477,9 +484,8 @@ class Tuning:
         """Whether this run was asked to judge a form, and could."""
         return any(form.target == one.form and self._wanted(one, form.plan) for one in self.runtimes)
 
-    def _earlier(self, manifest: Manifest) -> Iterator[Candidate]:
+    def _earlier(self, report: TuneReport | None, manifest: Manifest) -> Iterator[Candidate]:
         """What earlier runs found of forms that this one was not asked for and that are still there, which stay."""
-        report = if_whole(read_report, TuneReport, self.folder, manifest, FILE)
         for one in report.candidates if report else ():
             form = manifest.forms.get(one.form)
             if form is None or self._tried(form):

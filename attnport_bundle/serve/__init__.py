@@ -13,16 +13,19 @@ import dataclasses
 import importlib
 import importlib.util
 import ipaddress
+import shlex
 import socket
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..arguments import LARGEST, integer, shown
 from ..errors import BundleError, FeedError, RuntimeMissing
 from ..format.files import read_trusted
+from ..format.manifest import Manifest, package_of
 
 ENGINES = {"kserve": "kserve", "ray": "ray-serve"}
 """The engines, each with the extra of this package that brings what it needs."""
@@ -173,9 +176,9 @@ def serve(
         BundleError: there is no such engine, nothing can listen there, or a bundle does not pass its self-test; see
             `model.load_tested`.
     """
-    chosen = engine_of(engine)
-    for folder in models.values():
-        manifest, _ = read_trusted(folder, None)
+    manifests = {folder: read_trusted(folder, None)[0] for folder in models.values()}
+    chosen = engine_of(engine, manifests)
+    for folder, manifest in manifests.items():
         if manifest.needs_tokenizers and importlib.util.find_spec("tokenizers") is None:
             raise RuntimeMissing(
                 f"{folder}: texts need the package tokenizers, which is not installed.", hint="pip install tokenizers"
@@ -183,8 +186,11 @@ def serve(
     chosen.run(models, options or Options(), key, tell)
 
 
-def engine_of(name: str) -> Any:
+def engine_of(name: str, bundles: Mapping[Path, Manifest] = MappingProxyType({})) -> Any:
     """The module of an engine.
+
+    Args:
+        bundles: What it is to serve, for the command that installs it.
 
     Raises:
         RuntimeMissing: a package that it needs is not installed.
@@ -198,9 +204,12 @@ def engine_of(name: str) -> Any:
         reader = Path(__file__).parents[1]  # pip takes a checkout by its folder, as the package is not on PyPI yet
         package = reader if (reader / "pyproject.toml").is_file() else "./attnport_bundle"
         missing = err.name if importlib.util.find_spec(name) else name
+        needed = {package_of(form.runtime) for manifest in bundles.values() for form in manifest.forms.values()}
+        extras = ",".join([*(sorted(needed & {"onnxruntime", "openvino"}) or ["onnxruntime"]), ENGINES[name]])
+        place = shlex.quote(str(next(iter(bundles), "app/")))
         raise RuntimeMissing(
             f"{missing} is not installed. A server has an environment of its own: its packages replace those of an "
             "exporter.",
-            hint=f'python -m venv serving && serving/bin/pip install "{package}[onnxruntime,{ENGINES[name]}]" && '
-            f"serving/bin/python -m attnport_bundle serve app/{'' if name == 'kserve' else f' --engine {name}'}",
+            hint=f'python -m venv serving && serving/bin/pip install "{package}[{extras}]" && '
+            f"serving/bin/python -m attnport_bundle serve {place}{'' if name == 'kserve' else f' --engine {name}'}",
         ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -97,6 +98,11 @@ def test_an_engine_that_is_not_installed_is_named_with_its_packages(app: Path, m
         # In an environment of its own, as docs/serve.md has it.
         install = f'serving/bin/pip install "{ROOT / "attnport_bundle"}[onnxruntime,{extra}]"'
         assert caught.value.hint.startswith(f"python -m venv serving && {install} && serving/bin/python")
+        assert f"serve {shlex.quote(str(app))}" in caught.value.hint
+        other: Any = SimpleNamespace(forms={"openvino": SimpleNamespace(runtime="openvino")})
+        with pytest.raises(RuntimeMissing) as caught:
+            serving.engine_of(engine, {Path("other"): other})
+        assert f"[openvino,{extra}]" in caught.value.hint
     with pytest.raises(BundleError, match="expected kserve or ray"):
         serve({"app": app}, "other")
 
@@ -111,7 +117,7 @@ def test_a_model_is_exported_checked_and_bundled_once_before_it_is_served(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10), tmp_path / "small.onnx"
     )
     served: list[dict[str, Path]] = []
-    monkeypatch.setattr(verb.serving, "engine_of", lambda name: None)
+    monkeypatch.setattr(verb.serving, "engine_of", lambda name, bundles=(): None)
     monkeypatch.setattr(verb.serving, "serve", lambda models, *more: served.append(dict(models)))
     monkeypatch.chdir(tmp_path)
     told: list[str] = []
@@ -130,7 +136,7 @@ def test_a_module_of_ones_own_is_served_or_refused_with_the_command_that_takes_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(serving, "engine_of", lambda name: None)
+    monkeypatch.setattr(serving, "engine_of", lambda name, bundles=(): None)
     monkeypatch.setattr(serving, "serve", lambda *given: None)
     monkeypatch.setattr(serving, "named", lambda *given: {})
     monkeypatch.setattr(verb, "bundle", lambda *given, **options: given[1])
@@ -166,7 +172,7 @@ def test_a_bundle_whose_texts_need_a_package_is_not_served_without_it(
     (other / "bundle.json").write_text(json.dumps(told))
     served: list[object] = []
     engine = SimpleNamespace(run=lambda models, *more: served.append(models))
-    monkeypatch.setattr(serving, "engine_of", lambda name: engine)
+    monkeypatch.setattr(serving, "engine_of", lambda name, bundles=(): engine)
     serve({"other": other})
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     serve({"app": app})

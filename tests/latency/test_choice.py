@@ -73,7 +73,8 @@ def test_the_workload_that_decides_is_told_with_its_ratio_and_interval() -> None
     alone = ranked(candidate("ort_cpu", "fp32", 10), candidate("openvino", "fp32", 4))
     assert alone[0].reason == f"by {SHAPE} alone"
     assert re.fullmatch(
-        rf"2\.5\d times the chosen one's; decided by {SHAPE}, where that takes 0\.40 \[0\.\d\d, 0\.4\d\] of its time",
+        rf"2\.5\d times the chosen one's; decided by {SHAPE}, where the chosen one takes 0\.40 "
+        r"\[0\.\d\d, 0\.4\d\] of its time",
         alone[1].reason,
     )
     rows = {
@@ -84,7 +85,7 @@ def test_the_workload_that_decides_is_told_with_its_ratio_and_interval() -> None
     found = rank(both, {1: LatencyReport("", {}, rows, {}, {})})
     assert [(one.form, one.verdict) for one in found] == [("openvino", "chosen"), ("ort_cpu", "slower")]
     assert found[0].reason == "the least mean over 2 workloads"
-    assert "decided by long, where that takes 0.33 [" in found[1].reason
+    assert "decided by long, where the chosen one takes 0.33 [" in found[1].reason
 
 
 def test_what_is_refused_is_not_chosen_though_it_is_faster() -> None:

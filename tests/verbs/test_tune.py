@@ -131,6 +131,7 @@ def test_what_is_not_asked_for_stays_with_its_line(
         assert (chosen.form, chosen.verdict) == ("ort_cpu", "chosen")
         assert (earlier.form, earlier.verdict, earlier.ms) == ("ort_cpu.int8", "earlier", first.ms)
         assert "chosen in an earlier run" in earlier.reason
+        assert any(note.startswith("ort_cpu.int8 was chosen before") for note in report.notes) == (not options)
         assert earlier.score == (None if options else first.score)
         assert {name for rows in report.latency[1].shapes.values() for name in rows} == {"ort_cpu", "torch_eager"}
         assert "ort_cpu.int8" in open_folder(folder).forms
