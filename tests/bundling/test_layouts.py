@@ -123,6 +123,7 @@ def test_what_was_laid_out_is_told_with_its_size_and_what_opens_it(made_artifact
         rf"next: tritonserver --model-repository {re.escape(str(out))}",
         told[-1],
     )
+    assert told[:-1] == ["ort_cpu: golden cases were run in ONNX Runtime and are within the bound"]
 
 
 def test_what_the_proof_of_a_layout_lacks_is_told_once_with_what_installs_it(made_bundle: Path, tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ class Packed:
                 f"{what} computes other numbers: {failed.case} {failed.output}: {failed.reason}.",
                 hint="Nothing was written. Name another form with --form.",
             )
+        self.tell(f"{form}: golden cases were run in {what} and are within the bound")
         return run
 
     def items(self, form: str, run: Run) -> Dim | None:
