@@ -306,6 +306,14 @@ def test_many_labels_are_cut() -> None:
     assert values_of(many, io) == "1000 classes: c0, c1, ... c999"
 
 
+def test_a_mask_is_shown_with_its_meaning_and_lengths_with_none() -> None:
+    mask, lengths = TensorSpec("mask", "int64", ("B", "S")), TensorSpec("n", "int64", ("B",))
+    masks = MaskSpec(("padding",), "mask", "hide"), MaskSpec(("padding",), "n", carries="lengths")
+    io = IO((mask, lengths), (), (), masks)
+    assert values_of(mask, io) == "padding mask, hide"
+    assert values_of(lengths, io) == "padding lengths"
+
+
 def test_a_count_of_one_is_no_plural() -> None:
     def told(attentions: int) -> str:
         manifest = cast(
