@@ -293,7 +293,7 @@ def test_an_export_shows_masks_and_limits_of_ids() -> None:
     manifest = cast("Manifest", SimpleNamespace(name="m", opset=23, attentions=(), io=io))
     lines = [line.split() for line in render(exported(manifest)).splitlines()]
     assert ["ids", "input", "int64", "[B,", "T]", "0", "to", "99"] in lines
-    assert ["mask", "input", "int64", "[B,", "T]", "padding", "mask"] in lines
+    assert ["mask", "input", "int64", "[B,", "T]", "padding", "mask,", "keep"] in lines
     assert ["computed", "masks:", "causal"] in lines
 
 
