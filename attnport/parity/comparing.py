@@ -666,8 +666,8 @@ class Comparison:
         names = " and ".join(dict.fromkeys(str(mask.input) for mask in self.io.padding_masks()))
         notes = [
             f"{output}: padding beside an item changes its rows in the module itself, {spread}: the module does not "
-            f"honour the mask that is declared, {names}. A runtime that computes the same passes, and these rows are "
-            "not compared with other padding"
+            f"honour {names}, which is declared as a mask of padding. A runtime that computes the same passes, and "
+            "these rows are not compared with other padding"
             + (
                 "; they are taken to be the first rows, as many as the output's size gives for the item's length"
                 if output in own.by_size
