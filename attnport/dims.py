@@ -45,10 +45,11 @@ def said_by(dim: Symbol | int) -> str:
 
 
 def values_of(spec: TensorSpec, io: IO) -> str:
-    """What a tensor's elements are, as far as its contract says: `padding mask`, `0 to 30521`, `negative, positive`; of
-    whole numbers that go in without a limit, that there is none."""
+    """What a tensor's elements are, as far as its contract says: `padding mask, keep`, `0 to 30521`, `negative,
+    positive`; of whole numbers that go in without a limit, that there is none."""
     if masks := [mask for mask in io.masks if mask.input == spec.name]:
-        return f"{'+'.join(masks[0].kinds)} {masks[0].carries}"
+        held = f"{'+'.join(masks[0].kinds)} {masks[0].carries}"
+        return f"{held}, {masks[0].polarity}" if masks[0].carries == "mask" else held
     if len(spec.labels) > _MOST_LABELS:
         return f"{len(spec.labels)} classes: {', '.join(spec.labels[:2])}, ... {spec.labels[-1]}"
     if spec in io.inputs and spec.dtype in ("int32", "int64") and not spec.high:

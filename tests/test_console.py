@@ -293,7 +293,7 @@ def test_an_export_shows_masks_and_limits_of_ids() -> None:
     manifest = cast("Manifest", SimpleNamespace(name="m", opset=23, attentions=(), io=io))
     lines = [line.split() for line in render(exported(manifest)).splitlines()]
     assert ["ids", "input", "int64", "[B,", "T]", "0", "to", "99"] in lines
-    assert ["mask", "input", "int64", "[B,", "T]", "padding", "mask"] in lines
+    assert ["mask", "input", "int64", "[B,", "T]", "padding", "mask,", "keep"] in lines
     assert ["computed", "masks:", "causal"] in lines
 
 
@@ -304,6 +304,14 @@ def test_many_labels_are_cut() -> None:
     )
     assert values_of(few, io) == "c0, c1, c2"
     assert values_of(many, io) == "1000 classes: c0, c1, ... c999"
+
+
+def test_a_mask_is_shown_with_its_meaning_and_lengths_with_none() -> None:
+    mask, lengths = TensorSpec("mask", "int64", ("B", "S")), TensorSpec("n", "int64", ("B",))
+    masks = MaskSpec(("padding",), "mask", "hide"), MaskSpec(("padding",), "n", carries="lengths")
+    io = IO((mask, lengths), (), (), masks)
+    assert values_of(mask, io) == "padding mask, hide"
+    assert values_of(lengths, io) == "padding lengths"
 
 
 def test_a_count_of_one_is_no_plural() -> None:

@@ -33,10 +33,13 @@ from attnport.artifacts import (
 )
 from attnport.cases.choosing import of_all_tokens
 from attnport.cases.inputs import Array, Case, batch_dim, cases, untried
+from attnport.dims import TensorSpec
 from attnport.errors import ArtifactError, BundleError, IntegrityError, ParityFailed, UnavailableError, whole_cause
 from attnport.exporter.targets import base as lowerings
 from attnport.folder.portable import portable
 from attnport.folder.workspace import MODEL, by_metric, graph_digest, to_open
+from attnport.masks import MaskSpec
+from attnport.options import advised
 from attnport.parities import OPPOSITE
 from attnport.parity import bound as parity
 from attnport.parity.evaluate import (
@@ -52,6 +55,8 @@ from attnport.parity.invariance import ON_THE_LEFT, Spread, untold
 from attnport.processes.isolated import ChildError, IsolatedSession, reason_of_failure
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
+from attnport.sources.parsing import text_of
+from attnport.sources.structure import Input, Leaf
 from attnport_bundle.feeds import check_shapes
 
 EAGER = "torch_eager"
@@ -626,28 +631,28 @@ class Comparison:
             return frozenset(key for key in own.spreads if key[0] in names), by_size
         opposite = self._opposite_masks()
         if opposite:
-            right = ", ".join(f"{mask}:{polarity}" for mask, polarity in opposite.items())
-            self.notes.append(
-                f"the module takes {', '.join(opposite)} {OPPOSITE}: with {right}, padding changes no valid row"
-            )
+            specs = {spec.name: spec for spec in self.io.inputs}
+            right = advised("inputs", [_declared(specs[str(mask.input)], mask) for mask in opposite])
+            taken = ", ".join(str(mask.input) for mask in opposite)
+            self.notes.append(f"the module takes {taken} {OPPOSITE}: with {right}, padding changes no valid row")
         return frozenset(), {} if opposite else changed
 
-    def _opposite_masks(self) -> dict[str, str]:
-        """The padding masks of one meaning that the module takes in the other, with that: so padding changes no row."""
+    def _opposite_masks(self) -> list[MaskSpec]:
+        """The padding masks of one meaning that the module takes in the other, as such: so padding changes no row."""
         turned = {"keep": "hide", "hide": "keep"}
         masks = [mask for mask in self.io.padding_masks() if mask.carries == "mask" and mask.polarity in turned]
         other = {mask: replace(mask, polarity=turned[mask.polarity]) for mask in masks}
         io = replace(self.io, masks=tuple(other.get(mask, mask) for mask in self.io.masks))
         padded = next((case for case in cases(io) if case.name == "right padding"), None)
         if padded is None or not masks:
-            return {}
+            return []
         with self.eager.session("fp32") as session:
             found = SessionErrors(session.ran)
             measure_items(session, io, padded, session.run(padded.feeds), found, _FEW_ITEMS)
         spreads = {key: one for key, one in found.spreads.items() if not key[0].startswith(ON_THE_LEFT)}
         pairs = parity.judge_invariance(spreads, self.eager.yardstick("fp32"), [padded.name])
         passed = pairs and all(pair.verdict == "PASS" for pair in pairs)
-        return {str(mask.input): turned[str(mask.polarity)] for mask in masks} if passed else {}
+        return list(other.values()) if passed else []
 
     def _padding_notes(self, own: SessionErrors) -> list[str]:
         """What was not compared with other padding, and why."""
@@ -658,9 +663,11 @@ class Comparison:
         changed: dict[str, Spread] = {}
         for (_, output), spread in self._not_compared.items():
             changed[output] = max(changed.get(output, spread), spread, key=lambda each: each.largest)
+        names = " and ".join(dict.fromkeys(str(mask.input) for mask in self.io.padding_masks()))
         notes = [
-            f"{output}: padding beside an item changes its rows in the module itself, {spread}, so that these are not "
-            "compared with other padding"
+            f"{output}: padding beside an item changes its rows in the module itself, {spread}: the module does not "
+            f"honour {names}, which is declared as a mask of padding. A runtime that computes the same passes, and "
+            "these rows are not compared with other padding"
             + (
                 "; they are taken to be the first rows, as many as the output's size gives for the item's length"
                 if output in own.by_size
@@ -682,6 +689,12 @@ class Comparison:
 
     def _saying(self, label: str) -> Progress:
         return lambda message: self.means.progress(f"{label}: {message}")
+
+
+def _declared(spec: TensorSpec, mask: MaskSpec) -> str:
+    """How a mask is declared, with its polarity also where that is the usual one."""
+    text = text_of(Leaf((spec.name,), Input(spec, mask)))
+    return text if f":{mask.polarity}" in text else f"{text}:{mask.polarity}"
 
 
 def few_sentences(tried: Sequence[Case], tokens: int) -> tuple[list[Case], int]:

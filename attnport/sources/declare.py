@@ -32,7 +32,7 @@ from attnport.sources.parsing import (
     text_of,
 )
 from attnport.sources.plain import CAST_HINT, in_float32, plain_module, precision_notes, precision_of
-from attnport.sources.ranges import bound_dims, found_ranges, usual_range
+from attnport.sources.ranges import bound_dims, found_ranges, refuse_sizes, usual_range
 from attnport.sources.seeds import seeded
 from attnport.sources.structure import Arguments, Input, Leaf, Observed, adapted, flat_outputs, of_leaves
 from attnport.user_code import raised_in
@@ -296,6 +296,7 @@ def observed_spec(
             hint = f"It runs at {at}. {_LITERAL}; or take that size alone: {advised('dims', frozen)}"
             raise FrozenError(err.message, hint=hint, dims=frozen, why=first_line(err.__cause__ or err)) from err
         raise
+    refuse_sizes(text, named, ranges, runs, budget, lambda: problem)
     usual = {dim.name: dim.opt for dim in named}
     _refuse_random(text, module, (partial(run, distinct_sizes(named)), partial(run, usual, varied=True)))
     if call.adapts:

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attnport.dims import Symbol, TensorSpec, said_by
 from attnport.errors import SpecError, first_line
 from attnport.sources.examples import SYMBOL
+from attnport.user_code import raised_in
 from attnport_bundle.format.contract import evaluate
 
 _LONG = 120
@@ -36,7 +37,7 @@ class Trials:
 
     Attributes:
         tensors: The examples, by the name of the input.
-        problem: What the module raised in the last run that failed.
+        problem: What the module raised in the last run that failed, and the line of its code.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], call: Callable[..., Any]) -> None:
@@ -54,7 +55,8 @@ class Trials:
             with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
                 return {name: tuple(output.shape) for name, output in self._call(**feeds).items()}
         except Exception as err:  # the user's forward may raise anything
-            self.problem = first_line(err)
+            said = first_line(err)
+            self.problem = (said if len(said) <= _LONG else f"{said[: _LONG - 1]}…") + raised_in(err)
             return None
 
     def feeds(self, dims: Dims, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
@@ -179,7 +181,7 @@ def in_truth(
     found = {name: tuple(own) for name, own in dims.items()}
     why_fixed = _asking(trials, found)
     fixed = dict(known)
-    failed: set[tuple[Axis, ...]] = set()
+    failed: dict[tuple[Axis, ...], str] = {}
 
     for name in trials.sizes(found):
         chosen = any(said_by(dim) == "user" and dim.name == name for own in found.values() for dim in own)
@@ -192,11 +194,12 @@ def in_truth(
     for axis, size in trials.axes().items():
         if not isinstance(found[axis[0]][axis[1]], int) or axis in kept or axis in known:
             continue
-        groups = [group for group in trials.groups(axis) if size > 1 and group not in failed]
-        tried, why = _moved_with(found, axis, groups, kept, why_fixed)
+        groups = trials.groups(axis) if size > 1 else []
+        tried, reasons = _moved_with(found, axis, [each for each in groups if each not in failed], kept, why_fixed)
         if tried is None:
-            failed |= set(groups)
-            fixed[axis] = _declared_with(found, axis, groups, kept, why_fixed) or fixed.get(axis) or why
+            failed |= reasons
+            declared = _declared_with(found, axis, groups, kept, why_fixed)
+            fixed[axis] = declared or fixed.get(axis) or _why(groups, failed)
         else:
             found = tried
     widened, limited = _widened(found, trials)
@@ -234,27 +237,37 @@ def _moved_with(
     groups: Sequence[tuple[Axis, ...]],
     kept: Collection[Axis],
     why_fixed: Callable[[Dims, str], str | None],
-) -> tuple[dict[str, tuple[Any, ...]] | None, str]:
-    """The dims with one at an axis and the fewest others that have to be as long; None and the reason if none moves.
+) -> tuple[dict[str, tuple[Any, ...]] | None, dict[tuple[Axis, ...], str]]:
+    """The dims with one at an axis and the fewest others that have to be as long; None if none moves, and why not, by
+    group.
 
     Args:
         groups: The axes to try, see `Trials.groups`.
         why_fixed: Why a dim has one size; None where it takes others.
     """
-    why = ""
+    reasons: dict[tuple[Axis, ...], str] = {}
     for group in groups:
         tried, name = _as_one(dims, group, axis, kept)
         problem = why_fixed(tried, name) if name else "it goes with others"
         if problem is not None:
-            why = why or problem  # of the axis alone
+            reasons[group] = problem
             continue
         for other in group:  # some are as long by chance
             fewer = tuple(each for each in group if each != other)
             smaller, name = _as_one(dims, fewer, axis, kept)
             if other != axis and name and why_fixed(smaller, name) is None:
                 group, tried = fewer, smaller
-        return tried, ""
-    return None, why or "it is broadcast"
+        return tried, {}
+    return None, reasons
+
+
+def _why(groups: Sequence[tuple[Axis, ...]], reasons: Mapping[tuple[Axis, ...], str]) -> str:
+    """Why an axis has one size: what the module raised as it was moved with the equal ones at its place.
+
+    Moved alone, it is no longer as long as those of other inputs, which hides what is wrong with all of them.
+    """
+    told = [reasons[group] for group in groups[:2] if reasons.get(group)]
+    return told[-1] if told else "it is broadcast"
 
 
 def _declared_with(
@@ -308,10 +321,13 @@ def _with_size(dim: Any, name: str, size: int) -> Any:
 
 
 def _fixed_note(fixed: Mapping[Axis, str], trials: Trials) -> tuple[str, ...]:
-    sizes = trials.axes()
+    """What users are told of axes with one size: those of the batch first, the width of features behind them."""
+    sizes, places = trials.axes(), dict[tuple[int, int, str], list[str]]()
+    for (name, axis), why in fixed.items():
+        places.setdefault((axis, sizes[name, axis], why), []).append(name)
     told = [
-        f"axis {axis} of {name} at {sizes[name, axis]} ({why if len(why) <= _LONG else f'{why[: _LONG - 1]}…'})"
-        for (name, axis), why in fixed.items()
+        f"axis {axis} of {' and '.join(names)} at {size}: {why}"
+        for (axis, size, why), names in sorted(places.items(), key=lambda each: each[0][0])
     ]
     return ("fixed, as the module takes no other size: " + "; ".join(told),) if told else ()
 

@@ -152,9 +152,15 @@ def marked(spec: TensorSpec, marks: Iterable[str], dtype: str = "") -> Input:
             example = mark.removeprefix(_EXAMPLE)
         else:
             of_mask.append(mark)
+    mask = _mask_of(spec, of_mask)
+    if mask and spec.high and mask.carries in ("mask", "marks"):
+        raise UsageError(
+            f"input {spec}: got high={spec.high} and {', '.join(of_mask)}; a mask has no limit of its values.",
+            hint=f"A limit is for ids: leave out :high={spec.high}, or the marks of a mask if {spec.name} is none.",
+        )
     if dtype and not spec.high:
         spec = dataclasses.replace(spec, high=NARROW[dtype])
-    return Input(spec, _mask_of(spec, of_mask), dtype, example)
+    return Input(spec, mask, dtype, example)
 
 
 def text_of(leaf: Leaf) -> str:
@@ -431,7 +437,7 @@ def _content(spec: TensorSpec, kinds: Sequence[str]) -> str:
 
 def _check_tensor(spec: TensorSpec, mask: MaskSpec) -> None:
     """Raises UsageError if the dtype or the rank does not fit the mask."""
-    rank, problem = len(spec.dims), ""
+    rank, problem, hint = len(spec.dims), "", ""
     pairs = [kind for kind in mask.kinds if kind in _ALONE]
     if mask.carries in OF_INTEGERS and spec.dtype not in _INTEGERS:
         problem = f"got dtype {spec.dtype} for {mask.carries}; expected one of {', '.join(_INTEGERS)}"
@@ -443,9 +449,18 @@ def _check_tensor(spec: TensorSpec, mask: MaskSpec) -> None:
         problem = f"got rank {rank} for {' and '.join(pairs)}; expected {alone}, or a mask of rank 3 or 4"
     elif mask.carries == "mask" and not 1 <= rank <= 4:
         problem = f"got rank {rank} for a mask; expected 1 to 4, the keys last"
+    elif mask.carries == "mask" and {*mask.kinds} <= {"causal", "window"} and _of_keys_alone(spec):
+        problem = f"got {' and '.join(mask.kinds)}, of queries and keys; its dims have no queries, as [seq,seq] has"
+        declared = advised("inputs", [f"{spec}:padding"])
+        hint = f"A mask of keys hides padding: {declared}. What the module computes itself needs no mark."
     elif mask.polarity == "additive" and "float" not in spec.dtype:
         problem = f"got dtype {spec.dtype} for an additive mask; expected a float"
     elif "bias" in mask.kinds and mask.carries == "mask" and mask.polarity != "additive":
         problem = f"got {mask.polarity} for a bias, which is added"
     if problem:
-        raise UsageError(f"input {spec}: {problem}.")
+        raise UsageError(f"input {spec}: {problem}.", hint=hint)
+
+
+def _of_keys_alone(spec: TensorSpec) -> bool:
+    """Whether a mask has an element for each key, and not for each pair of a query and a key."""
+    return len(spec.dims) == 1 or (len(spec.dims) == 2 and spec.dims[0] == "batch") or spec.dims[-2] == 1

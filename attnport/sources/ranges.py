@@ -1,14 +1,15 @@
-"""The range of a dim for which the user declared none: the part of a usual range at which the module runs."""
+"""The range of a dim for which the user declared none, the part of a usual range at which the module runs; and a check
+of those that are declared."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from attnport.budget import Budget
-from attnport.dims import Dim, prime
+from attnport.dims import Dim, distinct_sizes, prime
 from attnport.errors import SpecError
 from attnport.options import advised
 
@@ -96,6 +97,43 @@ def found_ranges(
         joint = _in_steps([wanted[name] for name in lengths if name in free], start, tries)
         wanted, usual = wanted | joint, usual | joint
     return tuple(wanted.values()), _left_out(wanted, usual, budget)
+
+
+def refuse_sizes(
+    text: str,
+    dims: Sequence[Dim],
+    declared: Collection[str],
+    runs: Callable[[Sizes], bool],
+    budget: Budget,
+    problem: Callable[[], str],
+) -> None:
+    """Raises SpecError for a declared range with an end at which the module does not run, beside small sizes of others.
+
+    A trace, or a run of the graph, would fail later, and with less to say. A size that may not fit is left to these.
+
+    Args:
+        text: What errors call the module.
+        dims: All dims; the module runs at their `distinct_sizes`.
+        declared: The names of those that are declared.
+        runs, budget: As of `found_ranges`.
+        problem: What the module raised in the last run that failed.
+    """
+    base = distinct_sizes(dims)
+    small = {dim.name: dim.at_least(1 if dim.name == _BATCH else 2) for dim in dims}
+    for dim in dims:
+
+        def may_run(size: int, others: Sizes = base, name: str = dim.name) -> bool:
+            return budget.reach({**others, name: size}, runs) is not False
+
+        if dim.name not in declared or (may_run(dim.min) and may_run(dim.max, small)):
+            continue
+        told, found = problem(), range_by_trying(dim, base[dim.name], may_run)
+        if (found.min, found.max) != (dim.min, dim.max):
+            end = dim.max if found.max < dim.max else dim.min
+            raise SpecError(
+                f"{text}: dim {dim}: the module does not run at {dim.name}={end}: {told}",
+                hint=f"It runs at {found.span}: {advised('dims', [found])}. Without that option, it is found.",
+            )
 
 
 def bound_dims(names: Sequence[str], runs: Callable[[Sizes], bool]) -> tuple[str, str] | None:

@@ -47,4 +47,4 @@ def test_by_the_kernel_alone_it_would_fail(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(comparing.Eager, "_own_way", lambda self, plan: self.session(plan))
     found = checked(folder)
     assert found.verdict == "FAIL"
-    assert "worst: case large values (batch=4, seq=32), output y: RMS error" in found.reason
+    assert "worst: case large values (batch=4, seq=32), output 'y': RMS error" in found.reason

@@ -256,24 +256,28 @@ def result(case: str, error: float | None, output: str = "y") -> CaseResult:
 def test_a_failure_names_what_passes_where_little_does_and_the_worst_with_its_sizes() -> None:
     found = [result(name, 3.0) for name in "abcd"] + [result("worst", 9.0), result("zeros", 0.1)]
     told = parity.conclude(FP32, None, found, sizes={"worst": "batch=4, seq=32"}).reason
+<<<<<<< HEAD
     assert told == "5 of 6 results fail; these pass: zeros; worst: case worst (batch=4, seq=32), output y: error 9.0"
+=======
+    assert told == "5 of 6 results fail (all but zeros); worst: case worst (batch=4, seq=32), output 'y': error 9.0"
+>>>>>>> wt/na
 
 
 def test_a_failure_names_what_fails_where_little_does() -> None:
     found = [result(name, 0.1) for name in "abcde"] + [result("large", 2.0), result("zeros", 3.0)]
     told = parity.conclude(FP32, None, found).reason
-    assert told == "2 of 7 results fail (large; zeros); worst: case zeros, output y: error 3.0"
+    assert told == "2 of 7 results fail (large; zeros); worst: case zeros, output 'y': error 3.0"
     told = parity.conclude(FP32, None, [*found[:6], result("a", 4.0, "z")]).reason
-    assert told == "2 of 7 results fail (large, y; a, z); worst: case a, output z: error 4.0"
+    assert told == "2 of 7 results fail (large, y; a, z); worst: case a, output 'z': error 4.0"
 
 
 def test_a_failure_names_the_first_where_many_do_both_and_an_error_that_is_no_number_is_the_worst() -> None:
     found = [result(f"pass {n}", 0.1) for n in range(5)] + [result(f"fail {n}", 2.0) for n in range(5)]
     told = parity.conclude(FP32, None, [*found, result("raised", None)]).reason
     which = "6 of 11 results fail (fail 0; fail 1; fail 2; fail 3; 2 more)"
-    assert told == f"{which}; worst: case raised, output y: error None"
+    assert told == f"{which}; worst: case raised, output 'y': error None"
     all_fail = parity.conclude(FP32, None, found[5:]).reason
-    assert all_fail == "5 of 5 results fail; worst: case fail 0, output y: error 2.0"
+    assert all_fail == "5 of 5 results fail; worst: case fail 0, output 'y': error 2.0"
 
 
 def test_the_report_fails_with_any_and_passes_only_with_a_runtime_that_passes() -> None:

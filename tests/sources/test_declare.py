@@ -33,6 +33,8 @@ DECLARED = {
     "m=bool[batch,1,seq,seq]:causal:padding": MaskSpec(("causal", "padding"), "m"),
     "m=bool[batch,1,seq,seq]:causal:window=3:hide": MaskSpec(("causal", "window"), "m", "hide", window=3),
     "m=bool[batch,1,seq,seq]:documents": MaskSpec(("documents",), "m"),
+    "m=bool[seq,seq]:causal": MaskSpec(("causal",), "m"),
+    "m=int64[batch,seq]:padding:causal": MaskSpec(("padding", "causal"), "m"),
     "m=float32[batch,1,seq,seq]:explicit:additive": MaskSpec(("explicit",), "m", "additive"),
 }
 REFUSED = {
@@ -56,6 +58,9 @@ REFUSED = {
     "m=int64[batch,seq]:global:hide": "got polarity hide for marks; only a mask has one",
     "m=int64[batch,seq]:padding:keys=seq": "only lengths count the keys of a dim",
     "m=int64[batch]:padding:prefix": "lengths cannot say padding, prefix",
+    "m=int64[batch,seq]:high=1000:padding": "got high=1000 and padding; a mask has no limit of its values",
+    "m=int64[batch,seq]:causal": "got causal, of queries and keys; its dims have no queries",
+    "m=int64[batch,1,1,seq]:causal:window=3": "got causal and window, of queries and keys; its dims have no queries",
     "m=bool[a,b,c,d,e]:padding": "got rank 5 for a mask; expected 1 to 4",
 }
 

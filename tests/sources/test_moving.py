@@ -79,6 +79,20 @@ def test_what_python_makes_of_a_size_stays_dynamic(kind: type[Layer]) -> None:
     assert inputs_of(Given(kind().eval(), (X,)).spec()) == ["x=float32[batch,seq,32]"]
 
 
+class OfTwo(Layer):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.heads(x, 3, x.shape[1]) * mask[:, None, :, None]
+
+
+def test_the_note_of_a_size_that_is_written_in_the_module_has_the_line_and_comes_before_the_width() -> None:
+    (note,) = Given(OfTwo().eval(), (X, torch.ones(3, 9))).spec().notes
+    batch, width = note.split("; ")
+    assert batch.startswith("fixed, as the module takes no other size: axis 0 of x and mask at 3: shape '[3, 9, 4, 8]'")
+    assert "(test_moving.py, line" in batch
+    assert "self.layer(x).reshape" in batch
+    assert width.startswith("axis 2 of x at 32: mat1 and mat2")
+
+
 def test_axes_that_have_to_be_equal_move_together_and_others_do_not() -> None:
     spec = Given(OfMask().eval(), (X, torch.ones(3, 9))).spec()
     assert inputs_of(spec) == ["x=float32[batch,seq,32]", "mask=float32[batch,seq]"]
@@ -87,7 +101,7 @@ def test_axes_that_have_to_be_equal_move_together_and_others_do_not() -> None:
 def test_an_axis_that_is_fixed_by_what_is_declared_of_another_is_told_so() -> None:
     spec = Given(OfMask().eval(), inputs={"x": "float32[batch,9,32]"}, args=(X, torch.ones(3, 9))).spec()
     assert inputs_of(spec) == ["x=float32[batch,9,32]", "mask=float32[batch,9]"]
-    assert "axis 1 of mask at 9 (it is as long as axis 1 of x, which is declared so)" in " ".join(spec.notes)
+    assert "axis 1 of mask at 9: it is as long as axis 1 of x, which is declared so" in " ".join(spec.notes)
 
 
 class Unmasked(Layer):
@@ -207,7 +221,7 @@ class AnyPixels(nn.Module):
 def test_an_axis_of_which_more_is_cut_off_is_fixed_and_told(flat: bool) -> None:
     spec = Given(Pixels(flat).eval(), (torch.randn(2, 3, 64, 64),)).spec()
     assert inputs_of(spec) == ["image=float32[batch,3,64,64]"]
-    assert "axis 2 of image at 64 (The size of tensor a" in " ".join(spec.notes)
+    assert "axis 2 of image at 64: The size of tensor a" in " ".join(spec.notes)
 
 
 def test_an_axis_that_takes_multiples_of_a_number_is_found_to_do_so() -> None:
@@ -300,7 +314,7 @@ def test_what_is_fixed_goes_out_of_the_sums_that_it_is_in() -> None:
     assert found["a"] == (4,)
     assert found["b"][0].name == "4 + t"
     assert found["c"][0].name == "t"
-    assert "axis 0 of a at 4 (four)" in notes[0]
+    assert "axis 0 of a at 4: four" in notes[0]
 
 
 class Pairs(nn.Module):

@@ -131,6 +131,18 @@ def test_what_is_not_the_module_in_float64_is_not_kept(kind: type[nn.Module], tm
     assert not (tmp_path / "out" / CODE).exists()
 
 
+class Undefined(modules.Attend):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x) * torch.nan
+
+
+def test_a_module_that_gives_nan_as_its_program_does_is_kept(tmp_path: Path) -> None:
+    notes: list[str] = []
+    attnport.export(Undefined(), tmp_path / "out", args=(torch.randn(2, 3, 16),), tell=notes.append)
+    assert not any("cannot be written as a program" in note for note in notes)
+    assert (tmp_path / "out" / CODE).exists()
+
+
 class WithSparseBuffer(nn.Module):
     """As Whisper, which keeps the heads that align words in a buffer that its forward does not use."""
 

@@ -6,10 +6,13 @@ import math
 from collections.abc import Callable, Mapping
 
 import pytest
+import torch
+from torch import nn
 
 from attnport.budget import Budget, Cost
 from attnport.dims import Dim
 from attnport.errors import SpecError
+from attnport.folder.given import Given
 from attnport.sources.ranges import bound_dims, found_ranges
 
 Sizes = Mapping[str, int]
@@ -41,6 +44,28 @@ def test_a_single_size_is_no_range(size: int) -> None:
 
 def test_a_batch_may_be_limited_too() -> None:
     assert found(lambda sizes: sizes["batch"] <= 4, "batch", "seq") == ["batch=1:4:4", "seq=1:128:512"]
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.zeros(24, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.avg_pool1d((x + self.places[: x.shape[1]]).mT, 4, 1)
+
+
+@pytest.mark.parametrize("range_and_size", [("4:12:25", 25), ("1:12:24", 1)])
+def test_a_declared_range_beyond_what_the_module_takes_is_refused_with_what_it_takes(
+    range_and_size: tuple[str, int],
+) -> None:
+    wanted, size = range_and_size
+    given = Given(Table(), inputs=("x=float32[batch,seq,4]",), dims=(f"seq={wanted}",))
+    with pytest.raises(
+        SpecError, match=rf"dim seq={wanted}: the module does not run at seq={size}: .*test_ranges.py, line"
+    ) as caught:
+        given.spec()
+    assert "dims=['seq=4:12:24']" in caught.value.hint
 
 
 def test_a_declared_range_stays_and_its_usual_size_is_tried() -> None:
