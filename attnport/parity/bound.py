@@ -248,14 +248,9 @@ def _failure(bad: Sequence[CaseResult], cases: Sequence[CaseResult], sizes: Mapp
         more = len(failing) - _MOST_NAMED
         which = f" ({'; '.join(failing[:_MOST_NAMED])}{f'; {more} more' if more > 0 else ''})"
     at = f" ({sizes[worst.case]})" if worst.case in sizes else ""
-<<<<<<< HEAD
-    told = f"case {worst.case}{at}, output {worst.output}: {worst.reason}"
+    told = f"case {worst.case}{at}, output {worst.output!r}: {worst.reason}"
     judged = f", {len(unjudged)} were not judged" if unjudged else ""
     return f"{len(bad)} of {len(cases)} results fail{which}{judged}; worst: {told}"
-=======
-    told = f"case {worst.case}{at}, output {worst.output!r}: {worst.reason}"
-    return f"{len(bad)} of {len(cases)} results fail{which}; worst: {told}"
->>>>>>> wt/na
 
 
 def report(

@@ -256,11 +256,8 @@ def result(case: str, error: float | None, output: str = "y") -> CaseResult:
 def test_a_failure_names_what_passes_where_little_does_and_the_worst_with_its_sizes() -> None:
     found = [result(name, 3.0) for name in "abcd"] + [result("worst", 9.0), result("zeros", 0.1)]
     told = parity.conclude(FP32, None, found, sizes={"worst": "batch=4, seq=32"}).reason
-<<<<<<< HEAD
-    assert told == "5 of 6 results fail; these pass: zeros; worst: case worst (batch=4, seq=32), output y: error 9.0"
-=======
-    assert told == "5 of 6 results fail (all but zeros); worst: case worst (batch=4, seq=32), output 'y': error 9.0"
->>>>>>> wt/na
+    worst = "case worst (batch=4, seq=32), output 'y': error 9.0"
+    assert told == f"5 of 6 results fail; these pass: zeros; worst: {worst}"
 
 
 def test_a_failure_names_what_fails_where_little_does() -> None:
