@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -52,8 +53,14 @@ def test_a_target_that_nothing_here_can_prove_is_not_proven_and_names_no_place(
     assert (table.proved_by, table.fused, str(table)) == (None, 0, "not proven")
     assert table.items[0].reason == "not proven: libx.so cannot be loaded"
     assert json.loads((folder / "fusion.json").read_text())["targets"]["ort_cpu"]["proved_by"] is None
-    with pytest.raises(FusionMissing, match="not proven"):
-        require_fused({"ort_cpu": report.targets["ort_cpu"]})
+    with pytest.raises(UnavailableError, match=r"cannot be told here: ort_cpu: libx\.so cannot be loaded\.$"):
+        require_fused({"ort_cpu": table})
+    # What is not fused wherever it runs is told first.
+    kept = dataclasses.replace(table.items[0], form="as exported")
+    with pytest.raises(FusionMissing):
+        require_fused({"ort_cpu": dataclasses.replace(table, items=(kept,))})
+    with pytest.raises(FusionMissing):
+        require_fused({"ort_cpu": table, "other": dataclasses.replace(table, unavailable="")})
 
 
 def test_tables_that_were_changed_are_made_again_and_taken_by_nobody(folder: Path) -> None:
