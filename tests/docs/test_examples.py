@@ -196,9 +196,9 @@ def test_the_commands_of_a_guide_run(guide: str, readers: Path, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_gate_of_speed_for_two_environments_tells_of_a_version_that_is_the_same(
-    readers: Path, tmp_path: Path
+    tiny_artifact: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(readers / "out", tmp_path / "out")
+    shutil.copytree(tiny_artifact, tmp_path / "out")
     for side in ("before", "after"):
         (tmp_path / side).mkdir()
         (tmp_path / side / "bin").symlink_to(Path(sys.executable).parent)
