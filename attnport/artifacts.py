@@ -345,6 +345,7 @@ class FusionTable(Printed):
             an attention that is not fused here may be fused on the target's machine.
         padding: By padding mask: "" if the form computes the real tokens alone (its outputs are zero in rows of
             padding), otherwise why it computes padding as well. Empty for forms that always compute it.
+        unavailable: Why nothing that could prove the form is available on this machine; "" if something is.
     """
 
     attentions: int
@@ -354,6 +355,7 @@ class FusionTable(Printed):
     plan: str
     proved_by: str | None
     padding: Mapping[str, str] = field(default_factory=dict)
+    unavailable: str = ""
 
     def __str__(self) -> str:
         """`6/6`, or `not proven`."""

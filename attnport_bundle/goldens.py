@@ -102,10 +102,12 @@ class GoldenCases:
             case for case in sizes if not form.profiles or any(each.admits(sizes[case]) for each in form.profiles)
         }
         found = [bound for bound in plan if bound.case in admitted]
+        if not plan:
+            raise BundleError(f"no golden case is in {form.plan}, the precision of {form.file}.")
         if not found:
-            raise BundleError(f"there is no golden case of plan {form.plan} in the profiles of {form.file}.")
+            raise BundleError(f"no golden case in {form.plan} has sizes that {form.file} takes.")
         if not any(self._arrays[f"{bound.case}/out/{bound.output}"].size for bound in found):
-            raise BundleError(f"no golden case of plan {form.plan} has an output with an element to compare.")
+            raise BundleError(f"no golden case in {form.plan} has an output with an element to compare.")
         return found
 
 

@@ -14,6 +14,7 @@ import inspect
 import itertools
 import logging
 import math
+import os
 import traceback
 import types
 import warnings
@@ -47,7 +48,11 @@ _SIBLINGS = 100
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silences torch's exporter: its messages of progress, and its warnings about its own code."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch.fx")]
+    names = ["torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch.fx"]
+    # This one always logs, for a file that these variables ask for; pytest shows it with each test that fails.
+    if not any(map(os.environ.get, ("TORCH_TRACE", "TORCH_DTRACE", "TORCH_COMPILE_DEBUG"))):
+        names.append("torch.__trace")
+    loggers = [logging.getLogger(name) for name in names]
     with alone(), warnings.catch_warnings():  # warnings are those of the whole process
         levels = [logger.level for logger in loggers]
         try:

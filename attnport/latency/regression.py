@@ -44,8 +44,8 @@ class ChangeRow:
 
     Attributes:
         verdict: `slower`, `faster` or `no difference shown`; `could not tell` where no difference is shown and a
-            slowdown of the limit is not excluded either; `NOT_COMPARED`; `baseline` for the baseline, whose own change
-            is taken as that of the machine.
+            slowdown of the limit is not excluded either; `NOT_COMPARED`; `baseline` for the baseline, which is not
+            judged beside another runtime, nor where its own change is taken as that of the machine.
         reason: Why it is not compared, or could not be told.
         before_ns, after_ns: The median call; of several pairs of runs, the median of theirs.
         change: Low, middle and high of after / before; above 1 is slower. The confidence is that of all intervals of a
@@ -101,7 +101,7 @@ def compare(before: Path, after: Path, *more: tuple[Path, Path], limit: float = 
         hint = f"Write one with: attnport bench FOLDER --save {shlex.quote(str(gone))}"
         raise ArtifactError(f"{gone} cannot be read: it is not a file.", hint=hint)
     reports = [read(LatencyReport, path) for path in paths]
-    if more and any(one == other for one, other in itertools.combinations(reports, 2)):
+    if any(one == other for one, other in itertools.combinations(reports, 2)):
         raise UsageError(
             "a report is given twice, or is a copy of another: each has to be of a run of its own.",
             hint="Measure each anew: bench --force --save FILE.",
@@ -116,14 +116,12 @@ def raise_for(report: RegressionReport) -> None:
         raise LatencyRegressed(f"slower than before: {', '.join(slower)}.")
     untold = [row for row in report.rows if row.verdict == report.verdict and row.reason]
     reasons = "; ".join(dict.fromkeys(row.reason for row in untold)) or "no row has times"
-    hint = (
-        f"It is not shown to be slower either. Measure again, on a quiet machine, in {FEWEST_PAIRS} pairs of runs or "
-        "with --starts 5."
-    )
     if report.verdict == "NOT_COMPARED":
+        hint = f"Both runs have to time the same workloads in one runtime at least, besides {report.baseline}."
         raise CouldNotTell(f"nothing could be compared, so that no slowdown would show: {reasons}.", hint=hint)
     if report.verdict == UNTOLD:
         places = ", ".join(f"{row.runtime} on {row.workload}" for row in untold)
+        hint = "It is not shown to be slower either; the last of the notes says how to measure more surely."
         raise CouldNotTell(f"whether {places} became slower could not be told: {reasons}.", hint=hint)
 
 
@@ -155,13 +153,15 @@ def regression(
     relative, notes = grounds[0]
     places = dict.fromkeys(place for run in runs for report in run for place in _timed(report))
     problems = {place: next(filter(None, (_problem(*run, *place) for run in runs)), "") for place in places}
-    base = before.baseline if relative else ""
-    confidence = family_confidence(sum(not why and place[1] != base for place, why in problems.items()))
+    base = before.baseline
+    # What an application runs is judged. The baseline alone is there where nobody named another runtime.
+    judged = {runtime for _, runtime in places} - {base} or ({base} if not relative else set())
+    confidence = family_confidence(sum(not why and place[1] in judged for place, why in problems.items()))
     rows = [
-        _change(runs, place, why, base, confidence, seed + number, limit)
+        _change(runs, place, why, base if relative else "", place[1] in judged, confidence, seed + number, limit)
         for number, (place, why) in enumerate(problems.items())
     ]
-    notes += _machine(rows)
+    notes += _machine(rows) if relative else []
     verdicts = {row.verdict for row in rows}
     verdict = "REGRESSION" if "slower" in verdicts else UNTOLD if UNTOLD in verdicts else "no regression shown"
     if verdicts <= {"NOT_COMPARED", "baseline"}:
@@ -169,10 +169,12 @@ def regression(
     told = [row.change for row in rows if row.change and row.verdict not in ("baseline", UNTOLD)]
     widest = max(map(half_width, told), default=0.0)
     if widest > WIDE:
+        notes.append(f"some changes are only known within {widest:.0%}, so that a smaller slowdown may not show")
+    if widest > WIDE or verdict == UNTOLD:
+        pairs = "more" if len(runs) >= FEWEST_PAIRS else str(FEWEST_PAIRS)
         notes.append(
-            f"some changes are only known within {widest:.0%}, so that a smaller slowdown may not show; "
-            + ("measure more pairs of runs" if more else "give bench more time (--budget)")
-            + ", or use a machine that does nothing else"
+            f"to be surer, measure {pairs} pairs of runs, before and after in turns, or one pair with --starts 5 on a "
+            "machine that does nothing else"
         )
     return RegressionReport(verdict, after.model, after.baseline, relative, tuple(rows), tuple(notes), len(runs))
 
@@ -240,6 +242,7 @@ def _change(
     place: tuple[str, str],
     problem: str,
     base: str,
+    judged: bool,
     confidence: float,
     seed: int,
     limit: float,
@@ -249,6 +252,7 @@ def _change(
     Args:
         problem: Why it is not compared; "" if it is.
         base: The baseline, whose own change is taken as that of the machine; "" if times are compared directly.
+        judged: Whether the change counts in the verdict of the report.
     """
     workload, runtime = place
     found = [[_row(report, *place) for report in run] for run in runs]
@@ -275,12 +279,12 @@ def _change(
     shown: Interval | None = change
     reason = ""
     if verdict == "no difference shown" and change[2] >= limit:
-        verdict, more = UNTOLD, "take more pairs of runs" if len(runs) > 1 else "give bench more time (--budget)"
+        verdict = UNTOLD
         if 1 < len(runs) < FEWEST_PAIRS:
             shown, reason = None, f"too few pairs of runs for an interval ({len(runs)} of {FEWEST_PAIRS} needed)"
-        elif runtime != base:
-            reason = f"it may be {limit:g} times as slow: {more}, or use a machine that does nothing else"
-    return ChangeRow(*place, "baseline" if runtime == base else verdict, reason, before_ns, after_ns, shown)
+        elif judged:
+            reason = f"it may be {limit:g} times as slow"
+    return ChangeRow(*place, verdict if judged else "baseline", reason, before_ns, after_ns, shown)
 
 
 def _median(rows: Sequence[LatencyRow | None]) -> float | None:

@@ -30,6 +30,7 @@ from attnport.errors import (
     BundleError,
     EngineBuildError,
     FusionMissing,
+    UnavailableError,
     UsageError,
     refuse_list,
 )
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 FILE = "fusion.json"
 ENGINE = "engine"
 """The name of the prover that is a TensorRT engine and not a runtime."""
+AS_EXPORTED = "as exported"
+"""The form of an attention that was not lowered."""
 MOST_TRIES = 20
 """Forms that are tried to find the part that a runtime refuses."""
 Rewrite = Callable[["ir.Model", Collection[str]], None]
@@ -70,7 +73,10 @@ def fuse(
     precision: Annotated[
         str | None, Option("The precision of targets that have it; default: each target's own.", "--dtype --precision")
     ] = None,
-    require: Annotated[bool, Option("Exit 5 if an attention is not fused.", "--fail-on-unfused --require")] = False,
+    require: Annotated[
+        bool,
+        Option("Exit 5 if an attention is not fused, 3 if that cannot be told here.", "--fail-on-unfused --require"),
+    ] = False,
     force: Force = False,
     progress: Progress = lambda message: None,
 ) -> FusionReport:
@@ -83,6 +89,7 @@ def fuse(
     Raises:
         UsageError: a target is unknown, or does not have the precision.
         FusionMissing: `require`, and an attention is not fused, or none was counted.
+        UnavailableError: `require`, and what could prove a target that was named is not available here.
         ArtifactError, IntegrityError: the folder is not an artifact, its model was changed, or a runtime cannot run a
             model that has no attention.
         ExportError: an operator has no form at a target's opset.
@@ -127,16 +134,24 @@ def numbered(progress: Progress, number: int, count: int) -> Progress:
 
 
 def require_fused(tables: Mapping[str, FusionTable]) -> None:
-    """Raises FusionMissing unless these tables have attentions, and all are fused; names the first that are not."""
+    """Raises unless these tables have attentions, and all are fused; names the first that are not.
+
+    Raises:
+        FusionMissing: an attention is not fused, or none was counted.
+        UnavailableError: nothing but the proof is missing, as what could give it is not available here.
+    """
     if none := [key for key, one in tables.items() if not one.attentions]:
         raise FusionMissing(
             f"{', '.join(none)}: no attention was counted, so there is none that is fused.",
             hint="What is counted is a softmax of products of queries and keys, with a product with values behind it.",
         )
-    few = [f"{key} {one}" for key, one in tables.items() if not one.fused == one.attentions == len(one.items)]
+    # What stayed as exported is not fused, whether or not the rest could be proved.
+    unproved = {key: one for key, one in tables.items() if one.unavailable and all(map(_is_lowered, one.items))}
+    judged = {key: one for key, one in tables.items() if key not in unproved}
+    few = [f"{key} {one}" for key, one in judged.items() if not one.fused == one.attentions == len(one.items)]
     missing = [
         f"{key}: {item.attention}: {item.reason}"
-        for key, table in tables.items()
+        for key, table in judged.items()
         for item in table.items
         if not item.fused
     ]
@@ -145,6 +160,16 @@ def require_fused(tables: Mapping[str, FusionTable]) -> None:
             f"attentions are not fused: {', '.join(few)}. {'; '.join(missing[:3])}",
             hint=f"{FILE} has every attention, with the reason.",
         )
+    if unproved:
+        reasons = dict.fromkeys(one.unavailable.rstrip(".") for one in unproved.values())
+        raise UnavailableError(
+            f"whether attentions are fused cannot be told here: {', '.join(unproved)}: {'; '.join(reasons)}.",
+            hint="The forms are written. Run this where their runtime is; attnport doctor says what is missing here.",
+        )
+
+
+def _is_lowered(item: FusionItem) -> bool:
+    return item.form != AS_EXPORTED
 
 
 def fuse_form(
@@ -338,7 +363,7 @@ class _Fusing:
             _Refused: the prover cannot open or run the form.
         """
         manifest = open_folder(self.folder)
-        problem = refusal or "no runtime on this machine can prove it"
+        problem, unavailable = refusal or "no runtime on this machine can prove it", ""
         with tempfile.TemporaryDirectory(prefix="attnport-proof-") as scratch:
             model = storage.light_copy(self.folder / form.file, Path(scratch))
             for prover in self.lowering.proved_by if not refusal else ():
@@ -363,8 +388,10 @@ class _Fusing:
                         raise _Refused(said, hint=err.hint) from err
                     if err.exit_code == UsageError.exit_code:  # as a full disk, which is not a result about the form
                         raise
-                    problem = portable(f"not proven: {err.message}", model.parent)
-        return _table(form, _items(manifest, lowered, {}, problem), None)
+                    lacks = portable(err.message, model.parent)
+                    problem = f"not proven: {lacks}"
+                    unavailable = lacks if err.exit_code == UnavailableError.exit_code else ""
+        return dataclasses.replace(_table(form, _items(manifest, lowered, {}, problem), None), unavailable=unavailable)
 
 
 def _table(form: Form, items: tuple[FusionItem, ...], proved_by: str | None) -> FusionTable:
@@ -383,7 +410,7 @@ def _items(
         items.append(
             FusionItem(
                 attention=name,
-                form=lowered.forms.get(name, "as exported"),
+                form=lowered.forms.get(name, AS_EXPORTED),
                 mask=lowered.masks.get(name, "unknown"),
                 kernel=proof.kernel if proof else None,
                 fused=proof is not None,

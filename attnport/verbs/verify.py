@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -112,9 +112,15 @@ def raise_for(result: VerifyResult) -> None:
     Raises:
         IntegrityError: a file is not the one that was written.
         ParityFailed: a golden case exceeds its bound.
-        ArtifactError: a model cannot be opened.
+        ArtifactError: a model cannot be opened, or an earlier bundle has nothing to compare it with.
         UnavailableError: the files are unchanged, but none of its models could run here.
     """
+    apart = [row for row in result.rows if row.verdict == "NOT_RUN" and _AGAINST in row.check]
+    if result.verdict == "NOT_RUN" and result.exit_code == ArtifactError.exit_code:
+        raise ArtifactError(
+            f"{result.path} cannot be compared with the earlier bundle: {_told(apart)}",
+            hint="Give a bundle of a model with these inputs and outputs, with a form in the same precision.",
+        )
     if result.verdict == "NOT_RUN":
         missing = [row for row in result.rows if row.verdict == "NOT_RUN" and row.check != "signature"]
         raise UnavailableError(
@@ -124,17 +130,14 @@ def raise_for(result: VerifyResult) -> None:
         )
     if result.exit_code:
         bad = [row for row in result.rows if row.verdict == "FAIL"]
-        more = f" ({len(bad) - 1} more)" if len(bad) > 1 else ""
-        what = f"{bad[0].check}: {bad[0].detail.rstrip('.')}{more}."
+        what = _told(bad)
         if all(_AGAINST in row.check for row in bad):
-            if result.exit_code == ParityFailed.exit_code:
-                raise ParityFailed(
-                    f"{result.path} does not give the numbers of the earlier bundle: {what}",
-                    hint="Weights, code or a form changed. If that is meant, compare the next ones with this one.",
-                )
-            raise ArtifactError(
-                f"{result.path} cannot be compared with the earlier bundle: {what}",
-                hint="Give a bundle of a model with these inputs and outputs, with a form in the same precision.",
+            if result.exit_code != ParityFailed.exit_code:
+                raise IntegrityError(f"the earlier bundle is not what was written: {what}", hint="Restore it.")
+            raise ParityFailed(
+                f"{result.path} does not give the numbers of the earlier bundle: {what}",
+                hint="Weights, code or a form changed. If that is meant, copy this bundle to where the last release's "
+                "stands, in its place: the next ones are then compared with it.",
             )
         if result.exit_code == ParityFailed.exit_code:
             raise ParityFailed(
@@ -145,6 +148,12 @@ def raise_for(result: VerifyResult) -> None:
             f"{result.path} is not what was written: {what}",
             hint="Restore it from where it was made, or make it again.",
         )
+
+
+def _told(rows: Sequence[VerifyRow]) -> str:
+    """The first of some rows as a sentence, with how many more there are."""
+    more = f" ({len(rows) - 1} more)" if len(rows) > 1 else ""
+    return f"{rows[0].check}: {rows[0].detail.rstrip('.')}{more}."
 
 
 def _bundle(path: Path, key: Path | None, against: Path | None, timeout_s: float) -> VerifyResult:

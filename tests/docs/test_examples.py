@@ -22,7 +22,7 @@ import pytest
 import torch
 from decoders import exported, saved
 from encoder_decoders import saved as saved_pair
-from pages import PAGES, SCRIPTS, python_blocks, shell_lines
+from pages import PAGES, SCRIPTS, blocks, python_blocks, shell_lines
 from scripts import ROOT
 
 from attnport.folder.machine import find_gpus
@@ -191,6 +191,21 @@ def test_the_commands_of_a_guide_run(guide: str, readers: Path, tmp_path: Path) 
     for line in shell_lines(page(f"docs/{guide}.md")):
         if "$" not in line:  # of a loop in a workflow
             run(line, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_gate_of_speed_for_two_environments_tells_of_a_version_that_is_the_same(
+    tiny_artifact: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_artifact, tmp_path / "out")
+    for side in ("before", "after"):
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "bin").symlink_to(Path(sys.executable).parent)
+    (gate,) = (code for _, code in blocks(page("docs/ci.md")) if "$side/bin/attnport" in code)
+    said = run(gate, tmp_path)
+    assert "each of the 5 pairs of runs is one observation" in said
+    assert "too few pairs" not in said
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from scripts import ROOT
 
 from attnport.sources.parsing import parse_input
 
-BUILT = {"docs/embedding-cpp.md": ("cpp", "cmake"), "docs/web.md": ("js",)}
-"""What tests/cpp/test_cpp_readme.py compiles and runs, and tests/layouts/test_web.py."""
+BUILT = {"docs/embedding-cpp.md": ("cpp", "cmake"), "docs/web.md": ("js",), "docs/ci.md": ("bash",)}
+"""What tests/cpp/test_cpp_readme.py compiles and runs, tests/layouts/test_web.py, and test_examples.py beside this."""
 NOT_RUN = {
     "make ": "sets up environments, and takes minutes; it runs these tests",
     "pip install ./attnport_bundle ": "the tests run in such an environment",

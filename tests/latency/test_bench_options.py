@@ -110,11 +110,21 @@ def test_pinning_and_what_ended_a_workload_are_recorded(saved: Path) -> None:
     assert settings["precision"] == 1
 
 
-def test_a_report_compared_with_itself_shows_no_regression(saved: Path) -> None:
-    done = call("--compare", saved, saved.parent / "tiny", "--fail-on-regression")
+def test_a_run_with_the_same_times_shows_no_regression(saved: Path, tmp_path: Path) -> None:
+    again = json.loads(saved.read_text())
+    again["settings"]["seed"] = "that of another run"
+    (tmp_path / "again.json").write_text(json.dumps(again))
+    done = call("--compare", saved, tmp_path / "again.json", "--fail-on-regression")
     assert done.exit_code == 0, done.output
     assert "no regression shown" in done.output
     assert max(map(len, done.output.splitlines())) <= 80
+
+
+def test_a_report_is_not_compared_with_itself_or_its_copy(saved: Path) -> None:
+    for copy in (saved, saved.parent / "tiny"):
+        done = call("--compare", saved, copy)
+        assert done.exit_code == 2, done.output
+        assert "given twice" in done.output
 
 
 def test_a_regression_is_said_and_fails_only_where_that_was_asked_for(saved: Path, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_with_another_torch_times_are_compared_as_they_are_and_it_is_said() -> N
     before, after = report(1, ort_cpu=0.5), slowed(report(2, ort_cpu=0.5), 1.3)
     found = regression(before, replace(after, settings=SETTINGS | {"version torch": "3"}))
     assert not found.relative
-    assert {row.verdict for row in found.rows} == {"slower"}
+    assert {row.runtime: row.verdict for row in found.rows} == {"torch_eager": "baseline", "ort_cpu": "slower"}
     assert any("torch: 2.13 before, 3 after" in note for note in found.notes)
     assert any("not the same before and after" in note for note in found.notes)
 
@@ -116,7 +116,8 @@ def test_a_module_with_other_code_that_is_slower_everywhere_is_no_change_of_the_
     assert regression(before, after).verdict == "no regression shown"  # of one module: the machine is slower
     found = regression(before, replace(after, code="each layer twice"))
     assert found.verdict == "REGRESSION"
-    assert {row.verdict for row in found.rows} == {"slower"}
+    assert {row.runtime: row.verdict for row in found.rows} == {"torch_eager": "baseline", "ort_cpu": "slower"}
+    assert not any("taken as a change of the machine" in note for note in found.notes)
     assert any("code of the model is not the same" in note for note in found.notes)
 
 
@@ -129,7 +130,21 @@ def test_versions_and_weights_that_differ_are_said() -> None:
 
 def test_a_model_that_is_slower_in_pytorch_too_is_slower() -> None:
     before, after = report(1, ort_cpu=0.5), replace(slowed(report(2, ort_cpu=0.5), 2.0), weights="other")
-    assert verdicts(before, after) == {"torch_eager": "slower", "ort_cpu": "slower"}
+    assert verdicts(before, after) == {"torch_eager": "baseline", "ort_cpu": "slower"}
+    assert verdicts(report(1), replace(slowed(report(2), 2.0), weights="other")) == {"torch_eager": "slower"}
+
+
+@pytest.mark.parametrize("spread", [0, 1_500_000], ids=["slower", "could-not-tell"])
+def test_a_gate_is_not_of_pytorch_where_another_runtime_was_timed(spread: int) -> None:
+    before, after = report(1, ort_cpu=0.5), replace(report(2, ort_cpu=0.2), weights="other")
+    samples = 2_000_000 + spread * np.random.default_rng(0).random(60) ** 8
+    eager = replace(after.shapes["batch=1"]["torch_eager"], samples_ns=tuple(map(int, samples)))
+    after = replace(after, shapes={"batch=1": {**after.shapes["batch=1"], "torch_eager": eager}})
+    found = regression(before, after, limit=1.1)
+    assert {row.runtime: row.verdict for row in found.rows} == {"torch_eager": "baseline", "ort_cpu": "faster"}
+    assert found.rows[0].change
+    assert found.verdict == "no regression shown"
+    raise_for(found)
 
 
 def test_a_change_that_is_not_known_is_no_verdict_and_no_gate_passes_by_it() -> None:
@@ -156,8 +171,10 @@ def test_a_gate_passes_only_where_a_slowdown_of_its_limit_is_excluded_for_every_
         assert change is not None
         assert 1.05 < change[2] < 1.5
         assert next(row.verdict for row in found.rows if row.runtime == "openvino") == "no difference shown"
-    with pytest.raises(CouldNotTell, match=r"whether ort_cpu on batch=1 became slower .*1.05 times as slow"):
+    with pytest.raises(CouldNotTell, match=r"whether ort_cpu on batch=1 became slower .*1.05 times as slow\.$"):
         raise_for(found)
+    assert [note for note in found.notes if "to be surer" in note] == [found.notes[-1]]
+    assert "measure 5 pairs of runs" in found.notes[-1]
     raise_for(regression(before, before))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
-from attnport.artifacts import FusionTable
+from attnport.artifacts import FusionItem, FusionTable
 from attnport.errors import ArtifactError, FusionMissing, IntegrityError, UnavailableError
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.targets import base as lowerings
@@ -52,8 +53,19 @@ def test_a_target_that_nothing_here_can_prove_is_not_proven_and_names_no_place(
     assert (table.proved_by, table.fused, str(table)) == (None, 0, "not proven")
     assert table.items[0].reason == "not proven: libx.so cannot be loaded"
     assert json.loads((folder / "fusion.json").read_text())["targets"]["ort_cpu"]["proved_by"] is None
-    with pytest.raises(FusionMissing, match="not proven"):
-        require_fused({"ort_cpu": report.targets["ort_cpu"]})
+    assert table.unavailable == "libx.so cannot be loaded"
+
+
+def test_a_proof_that_is_not_available_here_is_no_missing_fusion_unless_something_else_is() -> None:
+    item = FusionItem("one", "Attention", "padding", None, False, "not proven: no GPU")
+    table = FusionTable(1, 0, (item,), "model.ort_cuda.onnx", "fp32", None, unavailable="no GPU.")
+    with pytest.raises(UnavailableError, match=r"cannot be told here: ort_cuda: no GPU\.$"):
+        require_fused({"ort_cuda": table})
+    kept = dataclasses.replace(table, items=(dataclasses.replace(item, form="as exported"),))
+    unfused = dataclasses.replace(table, unavailable="", proved_by="ort_cpu")
+    for tables in ({"ort_cuda": kept}, {"ort_cuda": table, "ort_cpu": unfused}):
+        with pytest.raises(FusionMissing):
+            require_fused(tables)
 
 
 def test_tables_that_were_changed_are_made_again_and_taken_by_nobody(folder: Path) -> None:

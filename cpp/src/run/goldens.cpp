@@ -176,16 +176,18 @@ bool admitted(const Manifest& manifest, const Form& form, const Arrays& arrays, 
 /// The bounds of a form's plan, of the cases that one of its profiles admits.
 std::vector<const Bound*> bounds_of(const Manifest& manifest, const Form& form, const Arrays& arrays) {
     std::vector<const Bound*> found;
+    bool in_plan = false;
     for (const Bound& bound : manifest.goldens.bounds) {
-        if (bound.plan == form.plan && admitted(manifest, form, arrays, bound.case_)) found.push_back(&bound);
+        if (bound.plan != form.plan) continue;
+        in_plan = true;
+        if (admitted(manifest, form, arrays, bound.case_)) found.push_back(&bound);
     }
-    if (found.empty()) {
-        throw Error("there is no golden case of plan " + form.plan + " in the profiles of " + form.file + ".");
-    }
+    if (!in_plan) throw Error("no golden case is in " + form.plan + ", the precision of " + form.file + ".");
+    if (found.empty()) throw Error("no golden case in " + form.plan + " has sizes that " + form.file + " takes.");
     if (std::all_of(found.begin(), found.end(), [&arrays](const Bound* bound) {
             return arrays.at(part(bound->case_, "out", bound->output)).size() == 0;
         })) {
-        throw Error("no golden case of plan " + form.plan + " has an output with an element to compare.");
+        throw Error("no golden case in " + form.plan + " has an output with an element to compare.");
     }
     return found;
 }
