@@ -325,7 +325,7 @@ def test_their_file_goes_through_the_verbs_as_the_guide_says(tmp_path: Path) -> 
 def test_texts_are_generated_as_their_guide_says(tmp_path: Path) -> None:
     saved("llama", tmp_path / "path" / "to" / "decoder")
     saved_pair("t5", tmp_path / "path" / "to" / "t5")
-    told = [run(line, tmp_path) for line in shell_lines(page("docs/decode.md"))]
+    told = [run(f"({line}) 2>&1", tmp_path) for line in shell_lines(page("docs/decode.md"))]  # figures are on stderr
     generated = [text for text in told if " tokens in ort_cpu" in text]
     assert len(generated) == 2
     assert "The port of" in generated[0]
