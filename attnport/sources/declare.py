@@ -53,7 +53,7 @@ _SIZES_TRIED = 60
 
 
 class FrozenError(SpecError):
-    """A module runs at one size of some dims alone.
+    """Some dims of a module have one size only.
 
     Args:
         message, hint: As of any error.
@@ -560,6 +560,10 @@ def _of_declarations(
         The error; None where the module does not fail for that.
     """
 
+    used = names_of([held.spec for held in arguments.inputs])
+    dims = [ranges.get(name) or usual_range(name) for name in used]
+    small = [{dim.name: dim.at_least(unit * prime(index)) for index, dim in enumerate(dims)} for unit in (1, 8)]
+
     def runs_with(inputs: Mapping[str, Input], sizes: Sizes) -> bool:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -568,35 +572,34 @@ def _of_declarations(
             return budget.cheap(sizes) and bool(_run(call, specs, text, examples, sizes))
         return False
 
-    used = names_of([held.spec for held in arguments.inputs])
-    dims = [ranges.get(name) or usual_range(name) for name in used]
-    if (masks := _of_masks(text, arguments, dims, runs_with)) is not None:
+    # Sizes that all differ; a module may take multiples of eight alone.
+    declared = {held.spec.name: held for held in arguments.inputs}
+    failing = [sizes for sizes in small if not runs_with(declared, sizes)]
+
+    def mends(inputs: Mapping[str, Input]) -> bool:
+        return any(runs_with(inputs, sizes) for sizes in failing)
+
+    if failing and (masks := _of_masks(text, arguments, mends)) is not None:
         return masks
     fixed = {name: dim.opt for name, dim in ranges.items() if dim.min == dim.max}
     bound = bound_dims([name for name in used if name not in fixed],
                        lambda sizes: budget.runs_cheaply({**fixed, **sizes}, runs))  # fmt: skip
-    return _of_bound_dims(text, arguments, *bound) if bound else _of_numbers(text, arguments, dims, runs_with)
+    if bound:
+        return _of_bound_dims(text, arguments, *bound)
+    return _of_numbers(text, arguments, list(used), mends) if failing else None
 
 
-def _small_sizes(dims: Sequence[Dim]) -> list[dict[str, int]]:
-    """Sizes that all differ, and the same for modules that take multiples of eight alone."""
-    return [{dim.name: dim.at_least(unit * prime(index)) for index, dim in enumerate(dims)} for unit in (1, 8)]
-
-
-def _of_masks(
-    text: str, arguments: Arguments, dims: Sequence[Dim], runs: Callable[[Mapping[str, Input], Sizes], bool]
-) -> SpecError | None:
-    """Says that a mask has other dims or another type than it is declared with, with which the module runs.
+def _of_masks(text: str, arguments: Arguments, mends: Callable[[Mapping[str, Input]], bool]) -> SpecError | None:
+    """The error of a mask that is declared with the wrong dims or type, which names the right ones.
 
     Args:
-        dims, runs: As of `_of_numbers`.
+        mends: As of `_of_numbers`.
 
     Returns:
         The error; None where that is not why the module fails.
     """
     inputs = {held.spec.name: held for held in arguments.inputs}
-    failing = [sizes for sizes in _small_sizes(dims) if not runs(inputs, sizes)]
-    for path, held in arguments.leaves if failing else ():
+    for path, held in arguments.leaves:
         if not isinstance(held, Input) or held.dtype or not (held.mask or called_a_mask(held.spec.name)):
             continue
         own, kept = held.spec, held.mask is None or held.mask.carries == "mask"
@@ -609,7 +612,7 @@ def _of_masks(
         dtypes = [own.dtype] if own.dtype.startswith("float") else [own.dtype, "bool", "int64"]
         for dtype, shape in itertools.product(dict.fromkeys(dtypes), dict.fromkeys(shapes)):
             other = held._replace(spec=dataclasses.replace(own, dtype=dtype, dims=shape), example="")
-            if other.spec != own and any(runs({**inputs, own.name: other}, sizes) for sizes in failing):
+            if other.spec != own and mends({**inputs, own.name: other}):
                 ranks = f" of {len(own.dims)} dims", f", of {len(shape)}"
                 at, instead = ranks if len(shape) != len(own.dims) else ("", "")
                 return SpecError(
@@ -649,18 +652,13 @@ def _of_bound_dims(text: str, arguments: Arguments, dim: str, size: str) -> Spec
 
 
 def _of_numbers(
-    text: str,
-    arguments: Arguments,
-    dims: Sequence[Dim],
-    runs: Callable[[Mapping[str, Input], Sizes], bool],
+    text: str, arguments: Arguments, names: Sequence[str], mends: Callable[[Mapping[str, Input]], bool]
 ) -> SpecError | None:
-    """Says that an input declares a number where another one declares a name, and the module needs them to be equal.
-
-    The module runs, at sizes at which it did not, where the number is replaced by the name.
+    """The error of a number in place of the name of a dim, where the module needs both to be equal.
 
     Args:
-        dims: The named dims.
-        runs: Whether the module runs, with its inputs declared so, at sizes of the named dims.
+        names: Of the dims.
+        mends: Whether the module runs with inputs declared so, at sizes at which it does not as they are declared.
 
     Returns:
         The error; None where that is not why the module fails.
@@ -679,17 +677,16 @@ def _of_numbers(
         for several in (1, 2)  # a batch of one and a length may both be numbers
         for chosen in itertools.combinations(groups, several)
         if len({*itertools.chain(*chosen)}) == sum(map(len, chosen))
-        for given in itertools.product([dim.name for dim in dims], repeat=several)
+        for given in itertools.product(names, repeat=several)
     )
-    failing = [sizes for sizes in _small_sizes(dims) if not runs(inputs, sizes)]
-    for chosen, given in itertools.islice(ways, _SIZES_TRIED) if failing else ():
+    for chosen, given in itertools.islice(ways, _SIZES_TRIED):
         changed = dict(inputs)
         for group, dim in zip(chosen, given, strict=True):
             for name, axis in group:
                 spec = changed[name].spec
                 renamed = dataclasses.replace(spec, dims=(*spec.dims[:axis], dim, *spec.dims[axis + 1 :]))
                 changed[name] = changed[name]._replace(spec=renamed, example="")
-        if any(runs(changed, each) for each in failing):
+        if mends(changed):
             break
     else:
         return None

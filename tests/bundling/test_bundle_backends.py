@@ -213,8 +213,9 @@ def test_an_engine_is_named_by_its_form_as_well(artifact: Path, tmp_path: Path) 
     with change(artifact) as edit:
         engines, forms = edit.manifest.engines, edit.manifest.forms
         wide = dataclasses.replace(engines[NAME], form="tensorrt_rtx.bf16")
-        more = {"engines": {**engines, "wide": wide}, "forms": {**forms, "tensorrt_rtx.bf16": forms[FORM]}}
-        edit.manifest = dataclasses.replace(edit.manifest, **more)  # type: ignore[arg-type]
+        edit.manifest = dataclasses.replace(
+            edit.manifest, engines={**engines, "wide": wide}, forms={**forms, "tensorrt_rtx.bf16": forms[FORM]}
+        )
         edit.finish("build", "2")
     with pytest.raises(UsageError) as caught:
         bundle(artifact, tmp_path / "app", forms=["tensorrt_rtx"])

@@ -302,8 +302,10 @@ def test_what_tune_chose_is_recommended_whatever_else_was_timed_before_but_for_a
     monkeypatch.setattr(_deployables, "of_folder", lambda *given: forms)
     monkeypatch.setattr(_deployables, "if_whole", lambda *given: ours)
 
+    manifest: Any = None  # which is read by what is replaced above
+
     def recommended(timed: LatencyReport) -> str:
-        return chosen(_deployables.advise(Path("out"), None, checked, timed))  # type: ignore[arg-type]
+        return chosen(_deployables.advise(Path("out"), manifest, checked, timed))
 
     assert recommended(FAST) == "ort_cpu.int8", "though openvino was faster, which was not to be tried"
     assert recommended(latency(tensorrt_rtx=(1, 2), openvino=(4, 8))) == "tensorrt_rtx"
