@@ -49,7 +49,7 @@ _SIBLINGS = 100
 def quiet() -> Iterator[None]:
     """Silences torch's exporter: its messages of progress, and its warnings about its own code."""
     names = ["torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch.fx"]
-    # This one always logs, for a file that these variables ask for; pytest shows it with each test that fails.
+    # It logs even where no variable asks for its file, and pytest prints that with each test that fails.
     if not any(map(os.environ.get, ("TORCH_TRACE", "TORCH_DTRACE", "TORCH_COMPILE_DEBUG"))):
         names.append("torch.__trace")
     loggers = [logging.getLogger(name) for name in names]

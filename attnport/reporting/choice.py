@@ -109,7 +109,7 @@ def _against_baseline(row: LatencyRow, baseline: str) -> doc.Line:
 
 @doc.blocks.register(TuneReport)
 def tuned(report: TuneReport, detail: doc.Detail = "brief") -> Iterator[doc.Block]:
-    """A table of candidates, the chosen one first, with the reasons of the others; what to do with the chosen one.
+    """A table of the candidates, the chosen one first, and why each other was not chosen; then the next command.
 
     MiB: of the files that a bundle has of it, the model and its weights.
     """

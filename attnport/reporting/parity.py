@@ -72,7 +72,7 @@ def forms(rows: Mapping[str, RuntimeParity]) -> Iterator[doc.Block]:
 def limits(report: ParityReport) -> Iterable[doc.Block]:
     """A line for each thing that was not compared though it could be: padding without a mask, text without sentences.
 
-    What cannot be compared of nearly any model, such as padding on the left where positions move with it, is left out.
+    Limits that nearly every model has are left out, such as padding on the left where positions move with it.
     """
     return doc.warnings(note for note in report.notes if re.search(r"(was|these are) not compared", note))
 

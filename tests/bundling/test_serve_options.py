@@ -95,7 +95,7 @@ def test_an_engine_that_is_not_installed_is_named_with_its_packages(app: Path, m
         monkeypatch.setitem(sys.modules, engine, None)
         with pytest.raises(RuntimeMissing, match=f"^{engine} is not installed") as caught:
             serve({"app": app}, engine)
-        # In an environment of its own, as docs/serve.md has it.
+        # The command of docs/serve.md, which makes an environment for the server.
         install = f'serving/bin/pip install "{ROOT / "attnport_bundle"}[onnxruntime,{extra}]"'
         assert caught.value.hint.startswith(f"python -m venv serving && {install} && serving/bin/python")
         assert f"serve {shlex.quote(str(app))}" in caught.value.hint
