@@ -3,11 +3,12 @@
     python benchmarks/sweep_hf.py [TYPE ...] [--side SIDE] [--again wrong|older|all] [--jobs 2]
 
 A type is made tiny, with random weights (`tiny_hf.py`), and saved as a folder. Each side makes a graph of it, which
-ONNX Runtime runs at five sets of sizes; the numbers are compared with the transformers module itself. A type that
-generates text is also exported with its cache, and its tokens are compared. Each side of
-each type has a process of its own, with one processor and a limit of memory and time. Results are kept in
-`sweep_hf.json` with the versions of the packages and a digest of the code: what was measured with these versions is
-not measured again, unless `--again` says so. `docs/make_models.py` makes the page of it.
+ONNX Runtime runs at five sets of sizes; the numbers are compared with the transformers module itself. A type whose
+heads can share keys and values, or that has windows, is made a second time, the other way about. A type that generates
+text is also exported with its cache, and its tokens are compared. Each side of each type has a process of its own, with
+one processor and a limit of memory and time. Results are kept in `sweep_hf.json` with the versions of the packages and
+a digest of the code: what was measured with these versions is not measured again, unless `--again` says so.
+`docs/make_models.py` makes the page of it.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 from sweep_contract import compared, of_contract  # noqa: E402  # it lies beside this file
 from sweep_generate import class_of, compared_tokens  # noqa: E402  # it lies beside this file
 from sweep_judge import wrong  # noqa: E402  # it lies beside this file
+from tiny_configs import has_other  # noqa: E402  # it lies beside this file
 
 RESULTS = HERE / "sweep_hf.json"
 MEMORY_BYTES = 10 << 30
@@ -96,7 +98,7 @@ def measure(wanted: Mapping[str, str], given: argparse.Namespace) -> None:
     for kind, class_name in wanted.items():
         for side in given.side or SIDES:
             wanted_class = class_of(kind) if side == CACHED else class_name
-            if wanted_class is None:
+            if wanted_class is None or (side == OTHER and not has_other(kind)):
                 continue
             known = read(given.to).get(kind, {}).get(side)
             if not due(known, digest(side), given.again or ("all" if given.types else None)):
@@ -124,7 +126,7 @@ def line(kind: str, side: str, result: Mapping[str, Any]) -> str:
     """A result as it is printed."""
     said = "right" if result["right"] else result["reason"][:200]
     fused = f" {result['fused']}/{result['attentions']}" if result.get("attentions") is not None else ""
-    return f"{kind:28} {side:9} {result['seconds']:5.0f} s{fused}  {said}"
+    return f"{kind:28} {side:9} {result['processor_s']:5.0f} s{fused}  {said}"
 
 
 def due(result: Mapping[str, Any] | None, of: str, again: str | None) -> bool:
@@ -182,10 +184,11 @@ def preload() -> None:
 
 
 def measured(task: Callable[[], dict[str, Any]], limit_s: int) -> dict[str, Any]:
-    """What one side makes of one type, in a process of its own.
+    """What one side makes of one type, in a process of its own, and the processor's seconds.
 
     Args:
-        limit_s: The processor's seconds, which other work on the machine does not change.
+        task: Makes the result.
+        limit_s: The most seconds of the processor, which other work on the machine does not change.
     """
     began = time.monotonic()
     reading, writing = os.pipe()
@@ -198,14 +201,14 @@ def measured(task: Callable[[], dict[str, Any]], limit_s: int) -> dict[str, Any]
     text, late = _read_until(reading, began + PATIENCE * limit_s)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
+    _, status, used = os.wait4(child, 0)
     late = late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU)
     if text:
         result = json.loads(text)
     else:
         reason = f"it took more than {limit_s} s" if late else f"its process ended with status {status}"
         result = {"made": True, "exported": False, "right": False, "reason": reason}
-    return {**result, "seconds": round(time.monotonic() - began, 1)}
+    return {**result, "processor_s": round(used.ru_utime + used.ru_stime, 1)}
 
 
 def _child(writing: int, task: Callable[[], dict[str, Any]], limit_s: int) -> None:
@@ -321,7 +324,7 @@ def _better(kind: str, class_name: str, ways: Sequence[Callable[[Any, Path], Non
         return first
 
 
-def through_attnport(kind: str, class_name: str) -> dict[str, Any]:
+def through_attnport(kind: str, class_name: str, *, other: bool = False) -> dict[str, Any]:
     """`attnport export hf:FOLDER` and `attnport fuse`, without a flag; with `--input` only if no inputs are found.
 
     Where random values do not fit what is declared, it is given examples, as torch.onnx alone always is.
@@ -358,7 +361,7 @@ def through_attnport(kind: str, class_name: str) -> dict[str, Any]:
         ]
         return wrong(out / "model.ort_cpu.onnx", made.model, values, compared(manifest.io.outputs))
 
-    return _compared(kind, class_name, compare)
+    return _compared(kind, class_name, compare, other=other)
 
 
 def with_cache(kind: str, class_name: str) -> dict[str, Any]:
@@ -366,9 +369,11 @@ def with_cache(kind: str, class_name: str) -> dict[str, Any]:
     return _compared(kind, class_name, compared_tokens)
 
 
-def _compared(kind: str, class_name: str, compare: Callable[[Any, Path, dict[str, Any]], str]) -> dict[str, Any]:
+def _compared(
+    kind: str, class_name: str, compare: Callable[[Any, Path, dict[str, Any]], str], *, other: bool = False
+) -> dict[str, Any]:
     """The result of a type, with what `compare` adds to it; that returns what is wrong, or ""."""
-    with tiny(kind, class_name) as (made, folder, failure):
+    with tiny(kind, class_name, other=other) as (made, folder, failure):
         if failure:
             return failure
         result: dict[str, Any] = {"made": True, "exported": False, "right": False, "reason": ""}
@@ -380,17 +385,23 @@ def _compared(kind: str, class_name: str, compare: Callable[[Any, Path, dict[str
         return result
 
 
-CACHED = "cached"
+def on_other_config(kind: str, class_name: str) -> dict[str, Any]:
+    """The same on the type's other config: heads that share keys and values where they did not, other windows."""
+    return through_attnport(kind, class_name, other=True)
+
+
+CACHED, OTHER = "cached", "other"
 SIDES: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "torch": torch_alone,
     "exporters": by_transformers,
     "attnport": through_attnport,
+    OTHER: on_other_config,
     CACHED: with_cache,
 }
 
 
 @contextlib.contextmanager
-def tiny(kind: str, class_name: str) -> Iterator[tuple[Any, Path, dict[str, Any]]]:
+def tiny(kind: str, class_name: str, *, other: bool = False) -> Iterator[tuple[Any, Path, dict[str, Any]]]:
     """The type made tiny, as it is after having been saved, its folder, and the result if that fails."""
     import tiny_hf
     import transformers
@@ -398,7 +409,7 @@ def tiny(kind: str, class_name: str) -> Iterator[tuple[Any, Path, dict[str, Any]
     folder = Path(tempfile.mkdtemp(prefix=f"{kind}-"))
     try:
         try:
-            made = tiny_hf.make(kind, class_name)
+            made = tiny_hf.make(kind, class_name, other=other)
             tiny_hf.save(made, folder / "model")
             cls = getattr(transformers, class_name)
             made.model = cls.from_pretrained(folder / "model", dtype="float32", trust_remote_code=False).eval()

@@ -109,6 +109,9 @@ _LAYERS = re.compile(
     r"|(en|de)coder_num_hidden_layers|num_encoder_blocks_|conf_num_hidden_layers|conv_layers|resampler_depth)$"
 )
 _HEADS = re.compile(r"(^|_)(num_attention_heads|num_heads|n_heads?|attention_heads|heads|resampler_n_heads)$")
+_WINDOW = re.compile(r"(sliding|attention)_window(_size)?$|^(local_attention|attention_chunk_size|index_topk)$")
+SHORT, LONG, LONGEST_TEXT = 8, 48, 33
+"""Windows shorter and longer than the texts at which a model is tried (`tiny_inputs.SIZES`)."""
 _KV_HEADS = re.compile(r"(num_key_value_heads|num_kv_heads|n_kv_heads|num_key_value_groups)$")
 _HIDDEN = re.compile(
     r"^((\w+_)?hidden_size|d_model|dim|n_embd|embed_dim|embedding_size|out_hidden_size|(\w+_)?projection_dim"
@@ -155,6 +158,8 @@ class Preset:
     heads: bool = True
     filled: bool = False
     """Whether numbers that the config leaves open are given: the defaults of some types make no model."""
+    other: bool = False
+    """Whether heads share keys and values where they did not, and the reverse, and short windows are long."""
 
 
 PRESETS = tuple(
@@ -189,6 +194,17 @@ def tiny_config(kind: str, preset: Preset) -> Any:
         shrunk.pop(key, None)
     _merge(shrunk, EXCEPTIONS.get(kind, {}))
     return cls(**shrunk)
+
+
+def has_other(kind: str) -> bool:
+    """Whether a type has another config: heads that can share keys and values, or windows."""
+    for preset in PRESETS:
+        try:
+            first, second = (tiny_config(kind, dataclasses.replace(preset, other=other)) for other in (False, True))
+        except Exception:  # whatever a config raises of numbers that do not fit
+            continue
+        return bool(first.to_dict() != second.to_dict())
+    return False
 
 
 def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
@@ -244,7 +260,8 @@ def shrink(values: Mapping[str, Any], preset: Preset, cls: Any = None, vocabular
         elif re.search(r"_token_(id|index)$|_(index|id)$", key) and value >= VOCABULARY:
             found[key] = min(next(special), VOCABULARY - 1)
         else:
-            found[key] = _number(key, value, values, kept, preset, vocabulary)
+            number = _number(key, value, values, kept, preset, vocabulary)
+            found[key] = _other(key, number, values) if preset.other else number
     if "vocab_size" in found and found["vocab_size"] is None:
         found["vocab_size"] = vocabulary
     if preset.widths:
@@ -324,6 +341,17 @@ def _number(
     if preset.widths and (key in _EXACT or _WIDE.search(key) or _HIDDEN.match(key)):
         return min(value, _EXACT.get(key, 96 if _WIDE.search(key) else 64))
     return value
+
+
+def _other(key: str, number: int, values: Mapping[str, Any]) -> int:
+    """The number of the other config of a type: of heads that share keys and values, or of a window."""
+    heads = values.get("num_attention_heads") or values.get("num_heads")
+    if _KV_HEADS.search(key) and isinstance(heads, int):
+        heads = min(heads, 4)
+        return heads if number < heads else max(1, heads // 2)
+    if _WINDOW.search(key):
+        return LONG if number == SHORT else SHORT if number > LONGEST_TEXT else number
+    return number
 
 
 def _list(key: str, value: list[Any], values: Mapping[str, Any], kept: Sequence[int], preset: Preset) -> list[Any]:

@@ -50,8 +50,13 @@ def types() -> dict[str, str]:
     return found
 
 
-def make(kind: str, class_name: str) -> Made:
+def make(kind: str, class_name: str, *, other: bool = False) -> Made:
     """The model of a type.
+
+    Args:
+        kind: The model type, as in `config.json`.
+        class_name: The class of the model.
+        other: Make its other config: heads that share keys and values where they did not, windows of another length.
 
     Raises:
         ValueError: no preset gives a model that computes finite numbers; the message has the last reason.
@@ -63,7 +68,7 @@ def make(kind: str, class_name: str) -> Made:
     seen: set[str] = set()
     for preset in PRESETS:
         try:
-            config = tiny_config(kind, preset)
+            config = tiny_config(kind, dataclasses.replace(preset, other=other))
             written = str(sorted(config.to_dict().items(), key=str))
             if written in seen:
                 continue
