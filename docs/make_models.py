@@ -16,7 +16,7 @@ RESULTS = HERE.parent / "benchmarks" / "sweep_hf.json"
 PAGE = HERE / "models.md"
 LONGEST = 160
 PEERS = {"torch": "torch.onnx alone", "exporters": "transformers.exporters"}
-CACHED = "cached"
+CACHED, OTHER_CONFIG = "cached", "other"
 NOT_CAUSAL = "attend to what comes behind them"
 
 VALUES, RANDOM, TIME, OTHER = "values", "random", "time", "other"
@@ -28,21 +28,28 @@ CAUSES = {
 }
 """The headings of the reasons."""
 
+ONE_DAY = "All results of attnport on a type's first config are of the same code; others are of the code of their day."
+OWN_DAYS = "Each result of attnport is of the code of its day."
+
 INTRODUCTION = """\
 # Hugging Face models
 
-Measured with {versions}, while the exporter was being worked on: each result of attnport is of the code of its day.
+Measured with {versions}. {day}
 
 Every model type below was made tiny from its own config, with random weights, and exported by `attnport export
 hf:FOLDER` without a flag; by `torch.onnx.export` alone, with the shapes by hand, at opset 23 and at its own; and by
 transformers' own `transformers.exporters`, with every axis automatic and with the shapes by hand. Of two ways, the
 better counts. **right**: ONNX Runtime on CPU gives the numbers of the transformers module
 itself at five sets of sizes (batch, sequence, padding), within {bound} of their RMS. **fused**: attentions that one
-kernel of ONNX Runtime covers, of those counted in the torch graph. A dim behind "right", such as `seq=128`, has this
+kernel of ONNX Runtime covers, of those counted in the torch graph. **s**: the seconds of one processor, of the whole:
+the model made, exported, fused and compared. A dim behind "right", such as `seq=128`, has this
 one size, as the type's code makes a constant of it; `export` says so, and `--dim` chooses another. With `--input`
 behind "right", no inputs are found, and they were declared by hand, as they are for torch.onnx; with `--examples`,
 random values do not fit them, and they were found from example tensors, which torch.onnx always has. A type that is not
 right has its first reason below the table.
+
+**other config**: the same once more, where heads of the type can share keys and values or attend within a window: heads
+share them if they did not, and the reverse; a window is longer than the texts if it was shorter, and the reverse.
 
 **cache** and **generate** are of types that write text: whether `attnport export --with-past` takes them, and whether
 24 tokens of `attnport generate` for three prompts are those of the module, run on all tokens at every step. Of an
@@ -64,13 +71,20 @@ def page(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         if sides["attnport"]["made"]
     }
     versions = sorted({word for sides in tried.values() for word in named_versions(sides["attnport"]["of"])})
-    text = INTRODUCTION.format(versions=", ".join(versions), bound="1e-3")
+    codes = {sides["attnport"]["of"].rpartition(" ")[2] for sides in tried.values()}
+    day = ONE_DAY if len(codes) == 1 else OWN_DAYS
+    text = INTRODUCTION.format(versions=", ".join(versions), day=day, bound="1e-3")
     text += "".join(f"{line}\n" for line in [*counts(made, len(tried) - len(made)), "", *table(made)])
     for title, cause in CAUSES.items():
         found_reasons = [f"{line}\n" for line in reasons(made, cause)]
         text += f"\n## {title}\n\n{''.join(found_reasons)}" if found_reasons else ""
     for title, state in (("Without a cache", (False, False)), ("Not right with a cache", (True, False))):
         text += listed(title, {kind: sides[CACHED]["reason"] for kind, sides in made.items() if cached(sides) == state})
+    others = {kind: sides[OTHER_CONFIG] for kind, sides in made.items() if OTHER_CONFIG in sides}
+    different = {
+        kind: other["reason"] for kind, other in others.items() if made[kind]["attnport"]["right"] > other["right"]
+    }
+    text += listed("Right, and not on the other config", different)
     missing = {kind: sides["attnport"]["reason"] for kind, sides in tried.items() if kind not in made}
     text += listed(
         "Could not be made",
@@ -103,8 +117,9 @@ def counts(made: Mapping[str, Mapping[str, Mapping[str, Any]]], missing: int) ->
         f"- {len(made) + missing} types were tried; {missing} could not be made. Of the {len(made)} others, attnport "
         f"gets **{right}** right. {no_graph} do not fit into a graph: values of their inputs decide sizes or branches, "
         f"or they draw random numbers. Of the rest, {100 * right / max(1, len(made) - no_graph):.1f} % are right.",
-        *(against(made, side) for side in PEERS),
+        *(against(made, side) for side in PEERS if any(side in sides for sides in made.values())),
         f"- Of {len(fused)} types with attention, every attention is fused in {whole}.",
+        *on_other_configs(made),
     ]
     states = [state for sides in made.values() if (state := cached(sides)) is not None]
     lines += (
@@ -116,6 +131,23 @@ def counts(made: Mapping[str, Mapping[str, Mapping[str, Any]]], missing: int) ->
         else []
     )
     return lines
+
+
+def on_other_configs(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
+    """How many are right on another config too."""
+    both = [
+        (sides["attnport"]["right"], sides[OTHER_CONFIG]["right"]) for sides in made.values() if OTHER_CONFIG in sides
+    ]
+    if both:
+        right = (
+            sum(first for first, _ in both),
+            sum(other for _, other in both),
+            sum(first and other for first, other in both),
+        )
+        yield (
+            f"- Types with another config that could be made: {len(both)}. Right on the first config: {right[0]}; on "
+            f"the other one: {right[1]}; on both: {right[2]}."
+        )
 
 
 def against(made: Mapping[str, Mapping[str, Mapping[str, Any]]], peer: str) -> str:
@@ -131,18 +163,27 @@ def against(made: Mapping[str, Mapping[str, Mapping[str, Any]]], peer: str) -> s
 
 def table(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
     """A row for each type."""
-    yield f"| type |{''.join(f' {name} | s |' for name in PEERS.values())} attnport | fused | s | cache | generate |"
-    yield f"|{'-|' * (6 + 2 * len(PEERS))}"
+    peers = [peer for peer in PEERS if any(peer in sides for sides in made.values())]
+    yield (
+        f"| type |{''.join(f' {PEERS[peer]} | s |' for peer in peers)} attnport | fused | s | other config "
+        "| cache | generate |"
+    )
+    yield f"|{'-|' * (7 + 2 * len(peers))}"
     for kind, sides in sorted(made.items()):
         ours, cells = sides["attnport"], [f"`{kind}`"]
-        for peer in (sides.get(name) for name in PEERS):
-            cells += [cell(peer), f"{peer['seconds']:.0f}"] if peer else ["", ""]
+        for peer in (sides.get(name) for name in peers):
+            cells += [cell(peer), seconds(peer)] if peer else ["", ""]
         cells.append(cell(ours))
         fused = f"{ours['fused']}/{ours['attentions']}" if ours.get("attentions") is not None else ""
         state = cached(sides)
-        cells += [fused, format(ours["seconds"], ".0f")]
+        cells += [fused, seconds(ours), cell(sides[OTHER_CONFIG]) if OTHER_CONFIG in sides else ""]
         cells += [("refused", "yes")[state[0]], ("", ("**wrong**", "right")[state[1]])[state[0]]] if state else ["", ""]
         yield f"| {' | '.join(cells)} |"
+
+
+def seconds(result: Mapping[str, Any]) -> str:
+    """The processor's seconds; "" of an older result, whose seconds are the clock's."""
+    return format(result["processor_s"], ".0f") if "processor_s" in result else ""
 
 
 def cached(sides: Mapping[str, Mapping[str, Any]]) -> tuple[bool, bool] | None:

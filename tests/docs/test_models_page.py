@@ -12,7 +12,7 @@ OF = "torch 2.13.0+cpu transformers 5.23.0 onnxruntime 1.31.1 abc"
 
 
 def result(*, right: bool = True, **changed: Any) -> dict[str, Any]:
-    known = {"made": True, "exported": True, "right": right, "reason": "" if right else "it is off", "seconds": 3.2}
+    known = {"made": True, "exported": True, "right": right, "reason": "" if right else "it is off", "processor_s": 3.2}
     return {**known, "of": OF, **changed}
 
 
@@ -26,15 +26,21 @@ def test_what_torch_gets_right_and_attnport_does_not_is_named() -> None:
         "bert": {"torch": result(), "attnport": result(attentions=2, fused=2)},
         "odd": {"torch": result(), "attnport": result(right=False)},
         "hard": {"torch": result(right=False), "attnport": result(right=False, exported=False)},
+        "two": {"attnport": result(), "other": result(right=False, reason="it is off at seq 33")},
         "lost": {"attnport": result(right=False, made=False, exported=False, reason="no config")},
     }
     text = make.page(found)
-    assert "4 types were tried; 1 could not be made. Of the 3 others, attnport gets **1** right." in text
+    assert "5 types were tried; 1 could not be made. Of the 4 others, attnport gets **2** right." in text
     assert "torch.onnx alone was measured on 3 of them: it gets 2 right, attnport 1." in text
     assert "Right there and not here: 1: `odd`." in text
     assert "every attention is fused in 1." in text
-    assert "| `odd` | right | 3 |  |  | **wrong** |  | 3 |  |  |" in text
-    assert "| `hard` | **wrong** | 3 |  |  | refused |  | 3 |  |  |" in text
+    assert (
+        "1 types have another config that could be made: 1 of them are right on the first one, 0 on the other" in text
+    )
+    assert "| `odd` | right | 3 | **wrong** |  | 3 |  |  |  |" in text
+    assert "| `hard` | **wrong** | 3 | refused |  | 3 |  |  |  |" in text
+    assert "| `two` |  |  | right |  | 3 | **wrong** |  |  |" in text
+    assert "## Right, and not on the other config\n\n- `two`: it is off at seq 33\n" in text
     assert "- `odd`: it is off" in text
     assert "- `lost`: no config" in text
 
@@ -48,7 +54,7 @@ def test_what_writes_text_says_whether_its_cache_gives_the_same_tokens() -> None
     assert "Of 3 types that write text, 2 go with `--with-past`; 1 give the module's tokens." in text
     said = {"a": "yes | right", "b": "yes | **wrong**", "c": "refused | ", "d": " | ", "e": " | "}
     for kind, cells in said.items():
-        assert f"| `{kind}` |  |  |  |  | right |  | 3 | {cells} |" in text
+        assert f"| `{kind}` | right |  | 3 |  | {cells} |" in text
     assert "## Without a cache\n\n- `c`: it is off\n" in text
     assert "## Not right with a cache\n\n- `b`: it is off\n" in text
 

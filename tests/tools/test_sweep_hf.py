@@ -214,3 +214,17 @@ def test_layers_of_every_kind_are_kept(tiny: ModuleType) -> None:
     config = tiny.tiny_config("qwen3_next", tiny.PRESETS[0])
     assert set(config.layer_types) == {"linear_attention", "full_attention"}
     assert config.num_hidden_layers == len(config.layer_types) == 2
+
+
+def test_the_other_config_shares_keys_and_values_and_has_another_window(tiny: ModuleType) -> None:
+    configs = sys.modules["tiny_configs"]
+    pairs = {}
+    for kind in ("mistral", "falcon"):
+        first, other = (tiny.make(kind, tiny.types()[kind], other=other).model.config for other in (False, True))
+        pairs[kind] = (first, other)
+    first, other = pairs["mistral"]
+    assert (first.num_key_value_heads, first.sliding_window) == (2, 8)
+    assert (other.num_key_value_heads, other.sliding_window) == (4, 48)
+    first, other = pairs["falcon"]
+    assert (first.num_kv_heads, other.num_kv_heads) == (4, 2)
+    assert not configs.has_other("bert")
