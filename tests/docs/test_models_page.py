@@ -34,9 +34,7 @@ def test_what_torch_gets_right_and_attnport_does_not_is_named() -> None:
     assert "torch.onnx alone was measured on 3 of them: it gets 2 right, attnport 1." in text
     assert "Right there and not here: 1: `odd`." in text
     assert "every attention is fused in 1." in text
-    assert (
-        "1 types have another config that could be made: 1 of them are right on the first one, 0 on the other" in text
-    )
+    assert "Types with another config that could be made: 1. Right on the first config: 1; on the other one: 0;" in text
     assert "| `odd` | right | 3 | **wrong** |  | 3 |  |  |  |" in text
     assert "| `hard` | **wrong** | 3 | refused |  | 3 |  |  |  |" in text
     assert "| `two` |  |  | right |  | 3 | **wrong** |  |  |" in text
