@@ -164,10 +164,9 @@ def made(kind: str) -> dict[str, Any]:
         for old in [*base.glob("out-*"), *base.glob("app-*")]:
             shutil.rmtree(old)
         text = base / "texts.txt"
-        ask = queries()
-        lines = [
-            f"{ask[at % QUERIES]}\t{each}" if kind == "rerank" else each for at, each in enumerate(passages()[::2])
-        ]
+        lines = passages()[::2]
+        if kind == "rerank":
+            lines = [f"{query}\t{each}" for query in queries() for each in lines]
         text.write_text("\n".join(lines), encoding="utf-8")
         run("export", f"hf:{folder}", "-o", str(out))
         # Which writes every form of these runtimes, also those in integers.

@@ -6,6 +6,7 @@ A metric is given a session and returns a score, the larger the better; `artifac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +33,8 @@ _MOST_VECTORS = 2048
 """Of which each is compared with every other one."""
 _MOST_NUMBERS = 1 << 25
 """That are kept of all items to measure a difference by; of more, some that are evenly spread over each item."""
+_BEST = 10
+"""Documents of a query whose order counts."""
 FEWEST_TOKENS = 200
 """Tokens that must be scored, at least."""
 
@@ -53,18 +56,23 @@ class Metric(Protocol):
 class Agreement:
     """How much of a model's answers stays the same as those of the session that is scored first.
 
-    One logit for each item, as of a reranker: the correlation. More logits: the share of positions with the same
-    largest. Otherwise, vectors of one item each, or of each of its tokens: the mean cosine, or how
-    much less alike, by float32, the neighbours are that it finds for each item among the others, whichever is less. The
-    share of neighbours that stay the same is told and not judged: of 100 items even bf16 changes one, for another that
-    is as near. Otherwise: 1 - the norm of the difference as a share of the norm. The least over outputs counts.
+    One logit for each item, as of a reranker: the correlation, or the nDCG at 10 of the documents of each query,
+    whichever is less. More logits: the share of positions with the same largest. Otherwise, vectors of one item each,
+    or of each of its tokens: the mean cosine, or how much less alike, by float32, the neighbours are that it finds for
+    each item among the others, whichever is less. The share of neighbours that stay the same is told and not judged: of
+    100 items even bf16 changes one, for another that is as near. Otherwise: 1 - the norm of the difference as a share
+    of the norm. The least over outputs counts.
     """
 
-    def __init__(self, io: IOContract, items: Sequence[Case], *, near: bool = False) -> None:
+    def __init__(
+        self, io: IOContract, items: Sequence[Case], *, queries: Sequence[str] = (), near: bool = False
+    ) -> None:
         """Takes the items to run.
 
         Args:
+            io: The contract of the model.
             items: Batches of one item each.
+            queries: Where items are pairs of a query and a document, the query of each.
             near: Measure the norm of the difference in any case, which tells small changes apart.
 
         Raises:
@@ -76,6 +84,8 @@ class Agreement:
                 hint=f"Half of the given items are for ranges; give {2 * FEWEST} or more, as they occur in use.",
             )
         self._io, self._items = io, items
+        at = {query: [place for place, each in enumerate(queries) if each == query] for query in dict.fromkeys(queries)}
+        self._lists = [places for places in at.values() if len(places) > 1]
         self._expected: dict[str, list[Array]] | None = None
         logits = [spec.name for spec in io.outputs if spec.name == "logits" or spec.name.endswith("_logits")]
         measures: dict[Callable[..., Score], list[str]] = {
@@ -90,7 +100,8 @@ class Agreement:
         self._outputs = measures[self._measure]
         if not self._outputs:
             raise UsageError("the model has no floating-point output.", hint="Give --metric FILE.py:FUNCTION.")
-        self.name = _NAMES[self._measure]
+        self._ranks = bool(self._lists) and self._measure is _correlation
+        self.name = "order of each query's documents" if self._ranks else _NAMES[self._measure]
 
     def __call__(self, session: Session) -> Score:
         """The agreement; 1 for the session that is scored first."""
@@ -106,7 +117,8 @@ class Agreement:
             self._expected = found
         if not finite:
             return Score(float("-inf"), {"finite": 0.0})
-        scores = [self._measure(found[name], self._expected[name]) for name in self._outputs]
+        measure = partial(_ranking, lists=self._lists) if self._ranks else self._measure
+        scores = [measure(found[name], self._expected[name]) for name in self._outputs]
         return min(scores, key=lambda score: score.value)
 
     def _kept(self, rows: Array) -> Array:
@@ -131,6 +143,28 @@ def _correlation(found: Sequence[Array], expected: Sequence[Array]) -> Score:
     if np.linalg.norm(wanted) <= 1e-9 * whole:
         return _nearness(found, expected)
     return Score(float(got @ wanted) / max(float(np.linalg.norm(got) * np.linalg.norm(wanted)), 1e-30))
+
+
+def _ranking(found: Sequence[Array], expected: Sequence[Array], lists: Sequence[Sequence[int]]) -> Score:
+    """`_correlation`, or the mean nDCG at 10 of each query's documents if that is less.
+
+    The gains are those of the expected best, 10 down to 1.
+
+    Args:
+        found: A number for each item.
+        expected: The same in float32.
+        lists: The places of each query's documents among the items.
+    """
+    got, wanted = (np.concatenate([row.reshape(-1) for row in rows]) for rows in (found, expected))
+    shares, same = [], 0
+    for places in lists:
+        best, order = ((-scores[places]).argsort(kind="stable")[:_BEST] for scores in (wanted, got))
+        gains, discounts = np.zeros(len(places)), 1 / np.log2(np.arange(2, len(best) + 2))
+        gains[best] = np.arange(len(best), 0, -1)
+        shares.append(float((gains[order] * discounts).sum() / (gains[best] * discounts).sum()))
+        same += int(best[0] == order[0])
+    parts = {"correlation": _correlation(found, expected).value, "nDCG at 10": float(np.mean(shares))}
+    return Score(min(parts.values()), parts, {"first documents": (same, len(lists))})
 
 
 def _tokens_agree(found: Sequence[Array], expected: Sequence[Array]) -> Score:

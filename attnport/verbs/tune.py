@@ -143,7 +143,7 @@ def tune(
     beside = None
     if metric and data and not decoder_roles(manifest.io):
         with contextlib.suppress(UsageError):  # for too few items, or outputs that cannot be compared
-            beside = Agreement(manifest.io, data.scored)
+            beside = Agreement(manifest.io, data.scored, queries=data.queries)
     if data is None:
         tell(_NO_INTEGERS)
     counts = tuple(dict.fromkeys(threads or (physical_cores(),)))
@@ -207,8 +207,9 @@ def _data(folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Pa
         items = text_cases(manifest.io, texts, folder / manifest.tokenizer, batch=1)
     else:
         return None
+    pairs = () if inputs is not None or not any("\t" in each for each in sentences) else sentences[:_MOST_ITEMS]
     items = items[:_MOST_ITEMS]
-    return Data(tuple(items[::2]), tuple(items[1::2]))
+    return Data(tuple(items[::2]), tuple(items[1::2]), tuple(each.partition("\t")[0] for each in pairs[1::2]))
 
 
 def _metric(folder: Path, manifest: Manifest, data: Data | None, metric: str | None) -> Metric | None:
@@ -221,8 +222,9 @@ def _metric(folder: Path, manifest: Manifest, data: Data | None, metric: str | N
     if data is None:
         return None
     roles = decoder_roles(manifest.io)
-    kind = Perplexity if roles and not roles.context else Agreement
-    return kind(manifest.io, data.scored)
+    if roles and not roles.context:
+        return Perplexity(manifest.io, data.scored)
+    return Agreement(manifest.io, data.scored, queries=data.queries)
 
 
 def _write_plain(
@@ -270,10 +272,17 @@ def _digest(
 
 @dataclass(frozen=True)
 class Data:
-    """What forms in integers are made and judged by: batches of one item each, for ranges and for the metric."""
+    """What forms in integers are made and judged by: batches of one item each, for ranges and for the metric.
+
+    Attributes:
+        ranged: The items for ranges.
+        scored: Those for the metric.
+        queries: Of pairs of texts, the first text of each scored item.
+    """
 
     ranged: tuple[Case, ...]
     scored: tuple[Case, ...]
+    queries: tuple[str, ...] = ()
 
 
 @dataclass

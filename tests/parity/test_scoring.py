@@ -118,6 +118,30 @@ def test_one_logit_is_judged_by_its_order_and_distances() -> None:
     assert (first.value, other.value) == pytest.approx((1, 0.9))
 
 
+def test_the_documents_of_each_query_are_judged_by_their_order() -> None:
+    io = contract("logits", 1)
+    rows = np.random.default_rng(0).normal(size=(ITEMS, 1, WIDTH)).astype(np.float32)
+    rows[:, 0, 2] = 5 * (np.arange(ITEMS) // 10)  # one query's documents have larger numbers than another's
+    given = [case(io, f"{at}", "given", {"x": row}) for at, row in enumerate(rows)]
+
+    def noisy(x: Array) -> Array:
+        return x[:, :1] + 0.3 * x[:, 1:2] + x[:, 2:3]
+
+    def scored(queries: list[str]) -> tuple[Agreement, list[Score]]:
+        metric = Agreement(io, given, queries=queries)
+        functions = (lambda x: x[:, :1] + x[:, 2:3], lambda x: 3 * x[:, :1] + 3 * x[:, 2:3] + 1, noisy)
+        return metric, [metric(Fake("logits", function)) for function in functions]
+
+    alone, (_, _, by_correlation) = scored([str(at) for at in range(ITEMS)])
+    assert alone.name == "correlation of scores"
+    assert by_correlation.value > 0.99
+    metric, (first, same, other) = scored([f"query {at // 10}" for at in range(ITEMS)])
+    assert metric.name == "order of each query's documents"
+    assert (first.value, same.value) == pytest.approx((1, 1))
+    assert same.counts == {"first documents": (4, 4)}
+    assert other.value == other.parts["nDCG at 10"] < by_correlation.value == other.parts["correlation"]
+
+
 def test_vectors_of_tokens_are_judged_as_vectors() -> None:
     def tokens(share: float) -> Callable[[Array], Array]:
         return lambda x: np.stack([x + share * np.roll(x, 1, axis=-1), 2 * x], 1)

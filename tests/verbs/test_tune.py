@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from text_artifact import WORDS, write_tokenizer
 
 from attnport.bundling import golden
 from attnport.bundling.write import GOLDENS
@@ -116,6 +117,29 @@ def test_a_form_in_int8_that_is_chosen_is_checked_by_its_metric_and_bundled(
     judged = [each for each in selftest(app).rows if "int8" in each.check]
     assert judged
     assert {each.verdict for each in judged} == {"PASS"}
+
+
+def test_a_reranker_is_judged_by_the_order_of_each_querys_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+        num_labels=1, max_position_embeddings=64,
+    )  # fmt: skip
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "reranker")
+    write_tokenizer(tmp_path / "reranker" / "tokenizer.json")
+    lines = [f"w{query} w9\tw{at % 40} w{at * 7 % 40} w{at * at % 40}" for query in range(3) for at in range(20)]
+    text = tmp_path / "pairs.txt"
+    text.write_text("\n".join(lines))
+    export(f"hf:{tmp_path / 'reranker'}", tmp_path / "out")
+    prefer(monkeypatch, "int8")
+    report = run(tmp_path / "out", None, text=text, shapes=(), max_drop=0.9)
+    assert report.metric == "order of each query's documents"
+    assert report.chosen is not None
+    assert report.chosen.form == "ort_cpu.int8"
+    assert set(report.chosen.score.parts) == {"correlation", "nDCG at 10"}
+    assert report.chosen.score.counts["first documents"][1] == 3
 
 
 def test_what_is_not_asked_for_stays_with_its_line(
