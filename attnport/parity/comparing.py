@@ -51,7 +51,7 @@ from attnport.parity.evaluate import (
     measure_items,
     measure_session,
 )
-from attnport.parity.invariance import ON_THE_LEFT, Spread, untold
+from attnport.parity.invariance import ON_THE_LEFT, Spread, not_tried, untold
 from attnport.processes.isolated import ChildError, IsolatedSession, reason_of_failure
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
@@ -353,6 +353,7 @@ class Comparison:
         self.eager = self._processor if self.wanted.eager == EAGER else self._eager_on_gpu
         self._graphs: dict[tuple[str, str, str], tuple[str, _Measured]] = {}
         self._passed: dict[tuple[Path, str], tuple[str, _Measured]] = {}
+        self._referred = False
         self._moved: frozenset[tuple[str, str]] = frozenset()
         self._not_compared: dict[tuple[str, str], Spread] = {}
 
@@ -362,8 +363,38 @@ class Comparison:
         Raises:
             ParityFailed: the reference of a GPU is not what the processor computes.
         """
-        if not chosen and not forms:
-            return parity.report({}, {}, self.notes)
+        runtimes: dict[str, RuntimeParity | _Measured] = {}
+        for runtime in chosen:
+            runtimes.update(self._runtime(runtime))
+        if any(isinstance(row, _Measured) for row in runtimes.values()):
+            self._measure_eager(runtimes.values())
+        for name, row in runtimes.items():
+            if isinstance(row, _Measured) and row.model is not None and self._judged(row).verdict == "PASS":
+                self._passed[row.model, row.plan] = name, row
+        graphs = {name: self._form(name, form) for name, form in forms.items()}
+        measured = [row for row in (*runtimes.values(), *graphs.values()) if isinstance(row, _Measured)]
+        if measured:
+            own = self._measure_eager(measured)
+            self.notes += self.eager.notes()
+            if self._eager_on_gpu is not self.eager:
+                self.notes += self._eager_on_gpu.notes()
+            if self._moved:
+                self.notes.append(
+                    "padding on the left moves the module's own rows, as positions do, and is not compared"
+                )
+            self.notes += self._padding_notes(own)
+            self.notes += untried(self.io)
+        return parity.report(
+            {name: self._judged(tried) for name, tried in runtimes.items()},
+            {name: self._judged_graph(forms[name], tried) for name, tried in graphs.items()},
+            self.notes,
+        )
+
+    def _refer(self) -> None:
+        """Makes the float64 references, once, before the first session is measured by them."""
+        if self._referred:
+            return
+        self._referred = True
         if self.eager is not self._processor:
             self._check_reference()
         with self.eager.session("fp32", float64=True) as session:
@@ -382,27 +413,6 @@ class Comparison:
                 "items whose keys are all hidden are not compared, as they hold padding alone, and forms may give "
                 f"other numbers there than the module: {', '.join(left)}"
             )
-        runtimes: dict[str, RuntimeParity | _Measured] = {}
-        for runtime in chosen:
-            runtimes.update(self._runtime(runtime))
-        self._measure_eager(runtimes.values())
-        for name, row in runtimes.items():
-            if isinstance(row, _Measured) and row.model is not None and self._judged(row).verdict == "PASS":
-                self._passed[row.model, row.plan] = name, row
-        graphs = {name: self._form(name, form) for name, form in forms.items()}
-        own = self._measure_eager([*runtimes.values(), *graphs.values()])
-        self.notes += self.eager.notes()
-        if self._eager_on_gpu is not self.eager:
-            self.notes += self._eager_on_gpu.notes()
-        if self._moved:
-            self.notes.append("padding on the left moves the module's own rows, as positions do, and is not compared")
-        self.notes += self._padding_notes(own)
-        self.notes += untried(self.io)
-        return parity.report(
-            {name: self._judged(tried) for name, tried in runtimes.items()},
-            {name: self._judged_graph(forms[name], tried) for name, tried in graphs.items()},
-            self.notes,
-        )
 
     def _measure_eager(self, rows: Iterable[RuntimeParity | _Measured]) -> SessionErrors:
         """Measures what the results of these rows are judged by; returns PyTorch eager's errors in float32."""
@@ -443,6 +453,7 @@ class Comparison:
         if isinstance(openings, str):
             return {name: self._not_run(openings, plan)}
         if name == self.wanted.eager:
+            self._refer()
             return {name: _Measured(plan, self.eager.measured(plan), "PyTorch eager, the yardstick of the others")}
         forms = {self.folder / form.file: form for form in self.manifest.forms.values() if form.integers}
         rows: dict[str, RuntimeParity | _Measured] = {}
@@ -503,6 +514,7 @@ class Comparison:
 
     def _measured(self, runtime: Runtime, opening: Opening, form_note: str = "") -> RuntimeParity | _Measured:
         """Runs a session over the cases; `form_note` says that it stands in for a form's own target."""
+        self._refer()
         tried, notes = self.cases, [form_note] if form_note else []
         if not runtime.timed:
             tokens = 0 if not self.wanted.thorough else _SLOW_TOKENS if opening.plan == "fp32" else _SLOW_HALF_TOKENS
@@ -657,9 +669,7 @@ class Comparison:
     def _padding_notes(self, own: SessionErrors) -> list[str]:
         """What was not compared with other padding, and why."""
         if not own.spreads:
-            masked = bool(self.io.padding_masks())
-            why = "no item of a case can be run alone" if masked else "no input says which keys of an item are padding"
-            return [f"padding invariance was not compared: {why}"]
+            return [f"padding invariance was not compared: {not_tried(self.io)}"]
         changed: dict[str, Spread] = {}
         for (_, output), spread in self._not_compared.items():
             changed[output] = max(changed.get(output, spread), spread, key=lambda each: each.largest)

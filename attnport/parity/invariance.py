@@ -179,6 +179,22 @@ def untold(io: IOContract) -> list[TensorSpec]:
     ]
 
 
+def not_tried(io: IOContract) -> str:
+    """Why no item of any case was run with other padding."""
+    masks = io.padding_masks()
+    if not masks:
+        return "no input says which keys of an item are padding"
+    if not item_masks(io):
+        names = " and ".join(dict.fromkeys(str(mask.input) for mask in masks))
+        return f"the sizes of inputs do not tell which part of {names} is that of one item"
+    batch = io.dim(str(batch_dim(io)))
+    if batch.min > 1:
+        return f"an item has to run alone for it, and the model takes {batch.min} or more at a time ({batch.name})"
+    if len(untold(io)) == len(io.outputs):
+        return "the sizes of outputs do not tell which rows are those of one item"
+    return "no case has an item with padding on the right"
+
+
 def _computed(io: IOContract, tensor: TensorSpec) -> list[frozenset[str]]:
     """For each axis of a tensor, the dims of which its size is an expression; none for a dim or a number."""
     known = {dim.name for dim in io.dims}

@@ -108,6 +108,8 @@ class _Ship:
     on_bug: Callable[[Exception], None]
     begin: Callable[[str, str, int, int], None]
     stages: list[StageResult] = field(default_factory=list)
+    judged: bool = False
+    """Whether `check` wrote its report."""
 
     def run(self, stage: str, work: Callable[[], str]) -> None:
         """Runs a stage, and records how it ended."""
@@ -130,11 +132,6 @@ class _Ship:
                 detail, code = f"{type(err).__name__}: {err}", 1
                 self.on_bug(err)
         self.stages.append(StageResult(stage, status, round(time.monotonic() - began, 1), detail, code))
-
-    def reported(self, stage: str, *verdicts: type[AttnportError]) -> bool:
-        """Whether a stage wrote its report: it succeeded, or failed with one of `verdicts`."""
-        codes = {kind.exit_code for kind in verdicts} | {0}
-        return any(result.stage == stage and result.exit_code in codes for result in self.stages)
 
     def done(self, verb: str) -> Mapping[str, Stage | int]:
         """What tells whether a verb did something: the stages that the folder records, or which folder the bundle is.
@@ -222,6 +219,7 @@ class _Ship:
         from attnport.verbs.check import CaseOptions, check, raise_for, why_no_layers
 
         report = check(self.folder, runtimes=self.runtimes, **self._options())
+        self.judged = True
         problem = why_no_layers(
             self.folder, report, CaseOptions(self.text), Means(progress=self.progress), force=self.force
         )
@@ -366,14 +364,13 @@ def ship(
 
     for stage in names:
         run.run(stage, exporting if stage == "export" else getattr(run, stage))
-    codes = [stage.exit_code for stage in run.stages]
-    judged = run.reported("check", ParityFailed)
-    if not judged:  # then the bundle is refused as well, since there is no verdict; the first cause decides the code
-        codes = [code for code in codes if code != ParityFailed.exit_code]
+    # Without a verdict the bundle is refused as well; the first cause decides the code.
+    follows = () if run.judged else ("bundle", ParityFailed.exit_code)
+    codes = [stage.exit_code for stage in run.stages if (stage.stage, stage.exit_code) != follows]
     manifest = open_folder(folder)
     # Of a report that was changed, the stages have told.
-    parity = if_whole(read_parity, folder, manifest) if judged else None
-    timed = run.reported("bench")
+    parity = if_whole(read_parity, folder, manifest) if run.judged else None
+    timed = any(stage.stage == "bench" and not stage.exit_code for stage in run.stages)
     latency = if_whole(read_report, LatencyReport, folder, manifest, "latency.json") if timed else None
     return ShipResult(
         folder=str(folder),

@@ -9,7 +9,17 @@ from attnport.artifacts import IOContract
 from attnport.cases import inputs
 from attnport.dims import Dim, TensorSpec
 from attnport.masks import MaskSpec
-from attnport.parity.invariance import MORE, Spread, follows, item_masks, rows_of, tells_items, untold, variants
+from attnport.parity.invariance import (
+    MORE,
+    Spread,
+    follows,
+    item_masks,
+    not_tried,
+    rows_of,
+    tells_items,
+    untold,
+    variants,
+)
 from attnport_bundle.feeds import check_feeds
 
 IO = IOContract(
@@ -102,6 +112,20 @@ def test_a_middle_axis_that_nobody_explains_is_not_taken_for_queries() -> None:
     io = masked(TensorSpec("mask", "int64", ("batch", "chunks", "seq")), MaskSpec(("padding",), "mask"), dims=dims)
     assert item_masks(io) == []
     assert item_masks(dataclasses.replace(io, dims=(Dim("batch", 1, 8, 64),), inputs=IO.inputs, masks=())) == []
+
+
+def test_why_no_item_was_run_with_other_padding_is_told() -> None:
+    chunks = (*IO.dims, Dim("chunks", 1, 4, 8))
+    middle = masked(TensorSpec("mask", "int64", ("batch", "chunks", "seq")), IO.masks[0], dims=chunks)
+    reasons = {
+        "no input says which keys of an item are padding": dataclasses.replace(IO, masks=()),
+        "do not tell which part of mask is that of one item": middle,
+        "takes 2 or more at a time (batch)": dataclasses.replace(IO, dims=(Dim("batch", 2, 8, 64), IO.dims[1])),
+        "of outputs do not tell": dataclasses.replace(IO, outputs=(TensorSpec("y", "float32", ("batch*seq",)),)),
+        "no case has an item with padding on the right": IO,
+    }
+    for words, io in reasons.items():
+        assert words in not_tried(io)
 
 
 def test_several_masks_are_tested_one_after_another_and_rows_padded_by_the_others_are_left_out() -> None:

@@ -53,7 +53,9 @@ def run_real_tokens(model: ir.Model, mask: MaskSpec, hiding: Collection[str]) ->
     tokens = tokens_of(model.graph, given)
     region = _region(model.graph, tokens)
     if not region:
-        return f"nothing works on each token of {mask.input} alone"
+        return (
+            f"no product with weights computes each position of {mask.input} by itself, where padding could be left out"
+        )
     kept = mask.polarity == "keep"
     constants = constants_of_padding(model.graph, tokens, given, kept)
     try:
