@@ -11,16 +11,27 @@ from pathlib import Path
 from typing import Annotated
 
 from attnport import optional
-from attnport.artifacts import AUTO, EngineRecord, FusionReport, FusionTable, Manifest, plan_of
+from attnport.artifacts import AUTO, PLANS, EngineRecord, FusionReport, FusionTable, Manifest, plan_of
 from attnport.dims import Profile, parse_profile, profiles_digest
 from attnport.errors import UsageError
 from attnport.exporter.engine.build import FLAVOURS, build_engine, check_profiles, external_files
 from attnport.exporter.targets import base as lowerings
 from attnport.exporter.targets.base import Lowering
 from attnport.folder.loading import require
-from attnport.folder.workspace import change, check_files, fresh, open_folder, stage, toolchain
+from attnport.folder.workspace import (
+    change,
+    check_files,
+    fresh,
+    if_whole,
+    open_folder,
+    read_parity,
+    stage,
+    stage_of,
+    toolchain,
+)
 from attnport.jsonfile import digest_text
-from attnport.options import Folder, Force, Option, Progress
+from attnport.options import Folder, Force, Option, Progress, Tell
+from attnport.parities import FILE as PARITY
 from attnport.parity.comparing import EAGER, FAST_EVALUATOR, TYPED_EVALUATOR
 from attnport.parity.finer import BUDGET, plan_precision
 from attnport.runtimes import base
@@ -65,6 +76,7 @@ def build(
     ] = False,
     force: Force = False,
     progress: Progress = lambda message: None,
+    tell: Tell = lambda message: None,
 ) -> tuple[EngineRecord, FusionTable]:
     """Builds an engine into `engines/` and writes whether each attention is fused into `fusion.json`.
 
@@ -101,6 +113,12 @@ def build(
         fusing.fuse(folder, [f"{target}.{plan}"], progress=progress)
     manifest, sm = open_folder(folder), tuple(sorted(set(sm)))
     name = _engine_name(target, plan, sm, checked)
+    for file in (PARITY, stage_of("check", PARITY, plan, PLANS)[1]):
+        judged = if_whole(read_parity, folder, manifest, file)
+        row = judged.forms.get(key) if judged else None
+        if row is not None and row.verdict == "FAIL":
+            tell(f"{key} fails check, so that the engine will too: {row.reason}")
+            break
     with stage(folder, f"build:{key}", _inputs_digest(folder, manifest, key, checked, sm), force=force) as run:
         manifest = run.manifest
         form = manifest.forms[key]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import engine_graphs
 import pytest
+import tiny_attention as tiny
 from click.testing import CliRunner
 
 from attnport.artifacts import (
@@ -19,6 +20,8 @@ from attnport.artifacts import (
     FusionReport,
     FusionTable,
     Manifest,
+    ParityReport,
+    RuntimeParity,
     Source,
     SourceAttention,
 )
@@ -104,6 +107,17 @@ def test_the_command_prints_the_fusion_below_the_engine_and_one_json_document(tm
     words = ["build", str(folder), "--target", "tensorrt_rtx"]
     assert CliRunner().invoke(cli, words).stdout.endswith("\n1/1 attentions fused: _gemm_mha_v2\n")
     assert json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)["target"] == "tensorrt_rtx"
+
+
+@pytest.mark.parametrize("file", ["parity.json", "parity.fp16.json"])
+def test_a_form_that_failed_check_is_told_before_its_engine_is_built(tmp_path: Path, file: str) -> None:
+    folder, told = folder_with_form(tmp_path / "a"), list[str]()
+    row = RuntimeParity("FAIL", "fp16 overflows in layer 3", "fp16")
+    with change(folder) as edit:
+        edit.write(file, tiny.on(edit.manifest, ParityReport("FAIL", {}, {KEY: row})))
+        edit.finish("check", "1")
+    build(folder, "tensorrt-rtx", profiles=(TEXT,), tell=told.append)
+    assert told == [f"{KEY} fails check, so that the engine will too: fp16 overflows in layer 3"]
 
 
 def test_inspect_tells_of_an_engine_what_its_record_and_its_folder_know(tmp_path: Path) -> None:
