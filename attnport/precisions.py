@@ -19,6 +19,7 @@ class Plan:
         bits: The width of integers in the weights of linear layers; 0 = none are in integers.
         finer: For linear layers in integers: what those have that would lose too much.
         searched: Whether a search decides which parts stay finer: by a bound for `auto`, by a metric for integers.
+        weights: Whether integers are weights alone, each read by a `DequantizeLinear` of the graph, as engines have it.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Plan:
     bits: int = 0
     finer: str = ""
     searched: bool = False
+    weights: bool = False
 
     @property
     def cast(self) -> str:
@@ -52,6 +54,8 @@ _OF_INTEGERS = (
     Plan("int8", 2.0**-7, bits=8, finer="float32", searched=True),
     Plan("int4_bf16", 2.0**-7, "bfloat16", bits=4, finer="8 bits", searched=True),
     Plan("int4", 2.0**-7, bits=4, finer="8 bits", searched=True),
+    Plan("int8_fp16", 2.0**-7, "float16", bits=8, finer="float16", searched=True, weights=True),
+    Plan("int4_fp16", 2.0**-7, "float16", bits=4, finer="8 bits", searched=True, weights=True),
 )
 
 PLANS = {plan.name: plan for plan in (*_OF_FLOATS, *_OF_INTEGERS)}
@@ -60,7 +64,8 @@ CASTS = tuple(name for name, plan in PLANS.items() if not plan.searched)
 """The plans that are a cast of the module, or of q, k and v around its attentions."""
 _OTHERWISE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 INTEGERS = tuple(name for name, plan in PLANS.items() if plan.bits)
-"""Linear layers in int8 or with weights of 4 bits, all else in float32 or in bf16; `tune` writes them, by a metric."""
+"""Linear layers in int8 or with weights of 4 bits, all else in float32, bf16 or fp16; by a metric. `tune` writes them,
+and `build` those of engines."""
 
 
 def plan_of(text: str) -> str:

@@ -131,7 +131,8 @@ def _made_by(key: str, folder: Path, manifest: Manifest) -> str:
         return nearest(key, known)
     quoted = shlex.quote(str(folder))
     if target in ENGINES:
-        return f"Build an engine with: attnport build {quoted} --target {target}{plan and f' --precision {plan}'}"
+        of_plan = f" --precision {plan}{' --text FILE' * (plan in INTEGERS)}" if plan else ""
+        return f"Build an engine with: attnport build {quoted} --target {target}{of_plan}"
     if plan in INTEGERS:
         return f"Made by attnport tune {quoted} --runtime {target} --text FILE, which keeps it if it is the fastest."
     return nearest(key, known) or f"Make it with: attnport fuse {quoted} --target {target}"

@@ -420,7 +420,8 @@ def read_parity(folder: Path, manifest: Manifest, file: str = FILE) -> ParityRep
     }
     for key, each in manifest.forms.items():
         if each.integers and file == FILE:
-            names = [f"{one.name}.{each.plan}" for one in _openers(each.target) if one.form == one.name]
+            openers = [one for one in _openers(each.target) if one.form == one.name and one.opens != "engine"]
+            names = [f"{one.name}.{each.plan}" for one in openers]
             forms = {**forms, **_judged(forms, [key], each)}
             runtimes = {**runtimes, **_judged(runtimes, names, each)}
     verdict = overall(runtimes, forms)

@@ -20,6 +20,7 @@ import numpy as np
 
 from attnport.artifacts import (
     AUTO,
+    INTEGERS,
     PLANS,
     Capabilities,
     CaseResult,
@@ -459,6 +460,9 @@ class Comparison:
         rows: dict[str, RuntimeParity | _Measured] = {}
         for key, opening in openings.items():
             form = forms.get(opening.model) if opening.model else None
+            if form is None and opening.plan in INTEGERS:
+                rows[key] = self._not_run("an engine in integers is compared by the selftest of a bundle", opening.plan)
+                continue
             rows[key] = by_metric(form) if form else self._measured(runtime, opening)
         return rows
 

@@ -282,7 +282,7 @@ class Integers(Variants):
 
     Attributes:
         bits: 8 or 4.
-        finer: What the layers that are kept have: `float32` or `8 bits`.
+        finer: What the layers that are kept have: `float32`, `float16` or `8 bits`.
         layers: The number of weights of each layer by its name, in topological order.
     """
 
@@ -291,6 +291,7 @@ class Integers(Variants):
         folder: Path,
         manifest: Manifest,
         lowering: Lowering,
+        plan: str,
         runtime: Runtime,
         opening: Opening,
         items: Sequence[Case],
@@ -299,22 +300,26 @@ class Integers(Variants):
         """Lowers the model; for int8 runs it in float32 on `items` for the ranges. Other arguments as of `Variants`.
 
         Args:
-            opening: Its plan is one of `lowering.integers`.
+            plan: One of `lowering.integers`.
+            opening: In this plan; of an engine's in fp32, as a processor runs its graph.
             items: The user's inputs, of one item each.
         """
         model = storage.load(folder / MODEL)
         usual = manifest.io.profile().sizes("opt")
         lowering.lower(model, manifest.attentions, plan="fp32", masks=manifest.io.masks, sizes=usual)
         super().__init__(folder, model, runtime, opening, scratch)
-        self.bits, self.finer, self.items = PLANS[opening.plan].bits, PLANS[opening.plan].finer, items
+        self._plan, self.items = PLANS[plan], items
+        self.bits, self.finer = self._plan.bits, self._plan.finer
         found = integers.layers(model)
         self.layers = {layer.name: layer.weights for layer in found}
-        self._seen = self._ranges(found) if found and self.bits == 8 else {}
-        self._packed = integers.pack_all(model) if self.bits == 4 else {}
+        self._seen = self._ranges(found) if found and self.bits == 8 and not self._plan.weights else {}
+        self._packed = integers.pack_all(model) if self.bits == 4 and not self._plan.weights else {}
 
     def rewrite(self, model: ir.Model, kept: Collection[str]) -> None:
         """Writes the layers of the graph in integers, in place, but those `kept`, which are as `bits` says."""
-        if self.bits == 8:
+        if self._plan.weights:
+            integers.write_weights(model, self.bits, kept)
+        elif self.bits == 8:
             integers.write_int8(model, self._seen, kept)
         else:
             integers.write_int4(model, self._packed, kept)

@@ -110,7 +110,7 @@ def checked_model(opening: Opening) -> tuple[Path, onnx.ModelProto]:
     declared = {spec.name for spec in (*opening.io.inputs, *opening.io.outputs) if spec.dtype in _HALVES}
     plan = PLANS[opening.plan]
     # Beside integers, bf16 is a setting of the runtime.
-    wanted = {plan.half.upper()} if plan.half and not plan.bits else set()
+    wanted = {plan.half.upper()} if plan.half and (plan.weights or not plan.bits) else set()
     used = half_types(model, but=declared if half_types(model) != wanted else ())
     own = {kind for entry in model.metadata_props if entry.key == OWN_HALF for kind in entry.value.split(",")}
     wanted, used = wanted - own, used - own

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from attnport.artifacts import DEVICE_PARTS, EngineRecord, IOContract, Ran, Session
+from attnport.artifacts import AUTO, CASTS, DEVICE_PARTS, PLANS, EngineRecord, IOContract, Ran, Session
 from attnport.errors import (
     ArtifactError,
     BundleError,
@@ -55,7 +55,8 @@ class TensorRT(Runtime):
     def able(self) -> dict[str, Any]:
         """Runs engines on the first GPU."""
         device = _cuda.Device()
-        return {"devices": (f"{device.name} (SM {device.sm})",)}
+        plans = (*CASTS, AUTO, *(name for name, plan in PLANS.items() if plan.weights))
+        return {"devices": (f"{device.name} (SM {device.sm})",), "plans": plans}
 
     def session(self, opening: Opening) -> Session:
         """Checks the engine against its record, then deserialises it."""

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 from attnport import optional
-from attnport.artifacts import AUTO, PLANS, EngineRecord, FusionReport, FusionTable, Manifest, plan_of
+from attnport.artifacts import AUTO, INTEGERS, PLANS, EngineRecord, FusionReport, FusionTable, Manifest, plan_of
+from attnport.cases.choosing import read_sentences
 from attnport.dims import Profile, parse_profile, profiles_digest
-from attnport.errors import UsageError
+from attnport.errors import ParityFailed, UsageError
 from attnport.exporter.engine.build import FLAVOURS, build_engine, check_profiles, external_files
 from attnport.exporter.targets import base as lowerings
 from attnport.exporter.targets.base import Lowering
@@ -33,12 +34,14 @@ from attnport.jsonfile import digest_text
 from attnport.options import Folder, Force, Option, Progress, Tell
 from attnport.parities import FILE as PARITY
 from attnport.parity.comparing import EAGER, FAST_EVALUATOR, TYPED_EVALUATOR
-from attnport.parity.finer import BUDGET, plan_precision
+from attnport.parity.finer import BUDGET, Integers, plan_integers, plan_precision
 from attnport.runtimes import base
+from attnport.runtimes.base import Opening
 from attnport.sources.digests import TOOLCHAIN
 from attnport.verbs import fuse as fusing
 from attnport.verbs._arguments import verb
 from attnport.verbs.export import MODEL, WEIGHTS
+from attnport.verbs.tune import data_of, judged_by, metric_of, parse_share, write_own_golden
 
 DEFAULT_PLAN = "fp16"
 
@@ -50,8 +53,8 @@ def build(
     precision: Annotated[
         str,
         Option(
-            "fp16, bf16, fp32; fp16_islands, bf16_islands, which compute attention alone in half precision; or auto, "
-            "fp16 but for what has to be float32, which is searched.",
+            "fp16, bf16, fp32; fp16_islands, bf16_islands, which compute attention alone in half precision; auto, fp16 "
+            "but for what has to be float32, which is searched; int8_fp16 or int4_fp16, fp16 with weights in integers.",
             "--dtype --precision",
         ),
     ] = DEFAULT_PLAN,
@@ -71,6 +74,17 @@ def build(
         float | str | None,
         Option("With --precision auto: allowed error, as a multiple of PyTorch's own in fp16; default 2x."),
     ] = None,
+    text: Annotated[
+        Path | None,
+        Option("With integers: sentences, one in each line, by which they are judged; see tune."),
+    ] = None,
+    inputs: Annotated[Path | None, Option("Instead, an .npz of many items, an array for each input.")] = None,
+    metric: Annotated[
+        str | None, Option("Your own measure, the larger the better; see tune.", metavar="FILE.py:FUNCTION")
+    ] = None,
+    max_drop: Annotated[
+        float | str, Option("How much worse the metric may be than in float32, 0.5% or 0.005.", metavar="SHARE")
+    ] = "0.5%",
     trust_source: Annotated[
         bool, Option("With --precision auto: run the code that a folder from elsewhere names.")
     ] = False,
@@ -83,9 +97,14 @@ def build(
     It is skipped if the same engine was built before and its file is unchanged. The form is made first if it does not
     exist yet; of the plan `auto`, fp16 with the fewest parts in float32 that keep the bound, these are searched for.
 
+    With `int8_fp16` and `int4_fp16`, weights of linear layers are integers that the engine reads as such, but those
+    that cost more of the metric than is allowed: these stay in fp16, or have 8 bits in place of 4. The metric is that
+    of `tune`, of the same graph in float32 on the processor.
+
     Raises:
-        UsageError: the target or compute capability is unknown, or the budget is invalid or given without `auto`.
-        ParityFailed: with `auto`: no islands of float32 keep the bound.
+        UsageError: the target or compute capability is unknown; the budget is invalid or given without `auto`; or
+            nothing is given to judge integers by.
+        ParityFailed: with `auto`: no islands of float32 keep the bound; with integers: the metric falls too far.
         ProfileError: a profile does not fit the model.
         SpecError: with `auto`: the source has changed, or would run code that this user has not exported or trusted.
         ArtifactError, IntegrityError: the folder is not an artifact, or its files are not what was written.
@@ -99,6 +118,9 @@ def build(
     allowed = parse_budget(budget)
     if budget is not None and plan != AUTO:
         raise UsageError(f"--budget goes with --precision {AUTO}; got {plan}.")
+    given = [name for name, value in (("text", text), ("inputs", inputs), ("metric", metric)) if value is not None]
+    if given and plan not in INTEGERS:
+        raise UsageError(f"--{given[0]} goes with a precision in integers, int8_fp16 or int4_fp16; got {plan}.")
     manifest = open_folder(folder)
     parsed = tuple(parse_profile(item, manifest.io.dims) if isinstance(item, str) else item for item in profiles)
     checked = check_profiles(manifest.io, parsed)
@@ -108,11 +130,16 @@ def build(
     if plan == AUTO:
         require(manifest.source, given=trust_source)
         _write_searched_form(folder, lowering, allowed, force=force, progress=progress)
+    elif plan in lowering.integers and (given or key not in manifest.forms):
+        sentences = read_sentences(text) if text else []
+        _write_integers(folder, lowering, plan, sentences, inputs, metric, max_drop, force=force, progress=progress)
     elif key not in manifest.forms:
         progress(f"lowering for {key}")
         fusing.fuse(folder, [f"{target}.{plan}"], progress=progress)
     manifest, sm = open_folder(folder), tuple(sorted(set(sm)))
     name = _engine_name(target, plan, sm, checked)
+    if judged_by_metric := manifest.forms[key].integers:
+        tell(f"{key}: {judged_by_metric}")
     for file in (PARITY, stage_of("check", PARITY, plan, PLANS)[1]):
         judged = if_whole(read_parity, folder, manifest, file)
         row = judged.forms.get(key) if judged else None
@@ -180,6 +207,54 @@ def _write_searched_form(folder: Path, lowering: Lowering, budget: float, *, for
     fusing.fuse_form(folder, lowering, AUTO, kept, force=force, progress=progress)
     with change(folder, began_s) as edit:
         edit.finish(name, digest, extra=fusing.files_of(edit.manifest.forms[key], edit.manifest))
+
+
+def _write_integers(
+    folder: Path,
+    lowering: Lowering,
+    plan: str,
+    sentences: Sequence[str],
+    inputs: Path | None,
+    metric: str | None,
+    max_drop: float | str,
+    *,
+    force: bool,
+    progress: Progress,
+) -> None:
+    """Writes the form with weights in integers, unless it was judged by the same before.
+
+    Raises:
+        UsageError: there are no items to judge it by.
+        ParityFailed: the metric falls by more than `max_drop` with any layer in integers.
+    """
+    manifest = open_folder(folder)
+    most, data = parse_share(max_drop), data_of(folder, manifest, sentences, inputs)
+    judge = metric_of(folder, manifest, data, metric)
+    if data is None or judge is None:
+        raise UsageError(
+            f"--precision {plan}: integers are judged by items of yours, and there are none.",
+            hint="Give --text FILE, or many items with --inputs.",
+        )
+    key, digest = lowering.form_key(plan), judged_by(manifest, data, judge, most)
+    earlier = manifest.forms.get(key)
+    if not force and earlier is not None and earlier.integers is not None and earlier.integers.inputs == digest:
+        return
+    fusing.check_model(folder, manifest)
+    runtime = base.get(FAST_EVALUATOR)
+    base.available(runtime)
+    with tempfile.TemporaryDirectory(prefix="attnport-integers-") as scratch:
+        opening = Opening(manifest.io, "fp32")
+        graphs = Integers(folder, manifest, lowering, plan, runtime, opening, data.ranged, Path(scratch))
+        with graphs.open_plain() as session:
+            reference = judge(session)
+        found = plan_integers(
+            graphs, judge, reference, max_drop=most, scored=len(data.scored), inputs=digest,
+            progress=lambda step: progress(f"{key}: {step}"),
+        )  # fmt: skip
+        if isinstance(found, str):
+            raise ParityFailed(f"{key}: {found}.", hint="--max-drop allows more; fp16 loses less.")
+        write_own_golden(folder, graphs, found.kept, key)
+        fusing.fuse_form(folder, lowering, plan, found, graphs.rewrite, force=True, progress=progress)
 
 
 def _search_digest(manifest: Manifest, key: str, budget: float) -> str:

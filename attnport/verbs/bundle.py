@@ -179,10 +179,11 @@ def _own(backends: Sequence[Backend]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for backend in backends:
-        if backend.form.plan in INTEGERS and found.setdefault(backend.form.plan, backend.name) != backend.name:
+        plan, form = backend.form.plan, backend.engine.form if backend.engine else backend.name
+        if plan in INTEGERS and found.setdefault(plan, form) != form:
             raise UsageError(
-                f"{found[backend.form.plan]} and {backend.name} are both in {backend.form.plan}: a bundle takes one of "
-                "a precision in integers, as each is judged by what it gave itself.",
+                f"{found[plan]} and {form} are both in {plan}: a bundle takes one of a precision in integers, as each "
+                "is judged by what it gave itself.",
                 hint="Leave out one of them, or make a bundle of each.",
             )
     return found

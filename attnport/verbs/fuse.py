@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from attnport.artifacts import (
     AUTO,
+    PLANS,
     EngineRecord,
     Evidence,
     Form,
@@ -331,10 +332,10 @@ class _Fusing:
             lowered = self.lowering.lower(
                 storage.load(self.folder / MODEL),
                 changing.manifest.attentions,
-                plan="fp32" if integers else self.plan,
+                plan=(AUTO if PLANS[self.plan].weights else "fp32") if integers else self.plan,
                 masks=io.masks,
                 sizes=io.profile().sizes("opt"),
-                islands=islands.nodes if islands else None,
+                islands=islands.nodes if islands else () if integers else None,
                 without=without,
             )
             if integers:

@@ -137,9 +137,9 @@ def tune(
         raise UsageError(f"--runtime {other[0]}: tune tries {' and '.join(RUNTIMES)}.")
     sentences = read_sentences(text) if text else []
     # What cannot be read, or does not fit, is told before minutes of work.
-    data = _data(folder, manifest, sentences, inputs)
+    data = data_of(folder, manifest, sentences, inputs)
     todo = workloads(folder, manifest, shapes, sentences, seed, read_lengths(lengths) if lengths else {}, batch)
-    measure = _metric(folder, manifest, data, metric)
+    measure = metric_of(folder, manifest, data, metric)
     beside = None
     if metric and data and not decoder_roles(manifest.io):
         with contextlib.suppress(UsageError):  # for too few items, or outputs that cannot be compared
@@ -198,7 +198,7 @@ def parse_share(text: float | str) -> float:
     return share
 
 
-def _data(folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Path | None) -> Data | None:
+def data_of(folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Path | None) -> Data | None:
     """The user's items, of which every second one is for ranges; None if there are none."""
     if inputs is not None:
         items = items_of(manifest.io, inputs.name, read_feeds(inputs))
@@ -212,7 +212,7 @@ def _data(folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Pa
     return Data(tuple(items[::2]), tuple(items[1::2]), tuple(each.partition("\t")[0] for each in pairs[1::2]))
 
 
-def _metric(folder: Path, manifest: Manifest, data: Data | None, metric: str | None) -> Metric | None:
+def metric_of(folder: Path, manifest: Manifest, data: Data | None, metric: str | None) -> Metric | None:
     """What judges integers, and of the user's every form; None if there is none of the user's and there are no items.
 
     Raises as the metrics, for too few items too.
@@ -225,6 +225,13 @@ def _metric(folder: Path, manifest: Manifest, data: Data | None, metric: str | N
     if roles and not roles.context:
         return Perplexity(manifest.io, data.scored)
     return Agreement(manifest.io, data.scored, queries=data.queries)
+
+
+def judged_by(manifest: Manifest, data: Data, metric: Metric, max_drop: float) -> str:
+    """A digest of all that a search for integers depends on."""
+    arrays = [array for item in (*data.ranged, *data.scored) for array in item.feeds.values()]
+    parts = manifest.files[MODEL], metric.name, str(max_drop)
+    return digest_text(*parts, *(repr(array.tobytes()) for array in arrays))
 
 
 def _write_plain(
@@ -268,6 +275,18 @@ def _digest(
         [digest_file(file) if file is not None and file.is_file() else "" for file in files],
     ]
     return digest_text(json.dumps(parts, sort_keys=True, default=str), *sentences)
+
+
+def write_own_golden(folder: Path, graphs: Integers, kept: Sequence[str], key: str) -> None:
+    """Lets bundles judge a form in integers, before it is there: whoever reads the folder meanwhile finds either both,
+    or no such form."""
+    with change(folder) as edit:
+        fusing.drop_forms(edit, {key} & edit.manifest.forms.keys())  # an earlier one gave other numbers
+        if GOLDEN in edit.manifest.files:
+            check_files(folder, edit.manifest, GOLDEN)
+            with graphs.open(kept) as session:
+                set_own(session, edit.manifest.io, key, folder / GOLDEN, edit.path(GOLDEN))
+        edit.finish(f"{STAGE}:golden", "")
 
 
 @dataclass(frozen=True)
@@ -327,9 +346,7 @@ class Tuning:
         if self.data is None or self.metric is None:
             self.notes.append(_NO_INTEGERS)
         else:
-            arrays = [array for item in (*self.data.ranged, *self.data.scored) for array in item.feeds.values()]
-            judged_by = manifest.files[MODEL], self.metric.name, str(self.max_drop)
-            inputs = digest_text(*judged_by, *(repr(array.tobytes()) for array in arrays))
+            inputs = judged_by(manifest, self.data, self.metric, self.max_drop)
             for number, runtime in enumerate(self.runtimes):
                 self._find(runtime, self.data, self.metric, inputs, len(self.runtimes) - number)
         manifest = open_folder(self.folder)
@@ -409,7 +426,7 @@ class Tuning:
         self.progress(f"{runtime.name}: {plan}")
         with tempfile.TemporaryDirectory(prefix="attnport-tune-") as scratch:
             opening = Opening(manifest.io, plan, threads=max(self.threads))
-            graphs = Integers(self.folder, manifest, lowering, runtime, opening, data.ranged, Path(scratch))
+            graphs = Integers(self.folder, manifest, lowering, plan, runtime, opening, data.ranged, Path(scratch))
             if graphs.layers and (slower := self._slower(runtime, graphs, manifest)):
                 self.notes.append(f"{runtime.name}: int{bits} was not searched: {slower}")
                 return
@@ -427,7 +444,7 @@ class Tuning:
             if isinstance(found, str):
                 self.notes.append(f"{runtime.name}: no form in int{bits}: {found}")
                 return
-            self._write_golden(graphs, found.kept, lowering.form_key(plan))
+            write_own_golden(self.folder, graphs, found.kept, lowering.form_key(plan))
             fusing.fuse_form(self.folder, lowering, plan, found, graphs.rewrite, force=True, progress=self.progress)
 
     def _slower(self, runtime: Runtime, graphs: Integers, manifest: Manifest) -> str:
@@ -506,17 +523,6 @@ class Tuning:
             if self.metric is None or report is None or report.metric != self.metric.name:
                 one = replace(one, score=None, drop=None, reference=None)
             yield one
-
-    def _write_golden(self, graphs: Integers, kept: Sequence[str], key: str) -> None:
-        """Lets bundles judge a form, before it is there: whoever reads the folder meanwhile finds either both, or no
-        such form."""
-        with change(self.folder) as edit:
-            fusing.drop_forms(edit, {key} & edit.manifest.forms.keys())  # an earlier one gave other numbers
-            if GOLDEN in edit.manifest.files:
-                check_files(self.folder, edit.manifest, GOLDEN)
-                with graphs.open(kept) as session:
-                    set_own(session, edit.manifest.io, key, self.folder / GOLDEN, edit.path(GOLDEN))
-            edit.finish(f"{STAGE}:golden", "")
 
     def _timed(self) -> dict[int, LatencyReport]:
         """The latency of every candidate that is not refused, for each number of threads in a run of its own."""

@@ -12,6 +12,9 @@ round it 13 times as finely. Each 32 weights of an output have a scale of their 
 they are in the graph. ONNX Runtime's `MatMulNBits` computes that, on CPUs with activations rounded to int8 in blocks of
 32 as well; OpenVINO reads the operator too. The largest weight of a block is rounded to -8, or -128, which sets the
 scale (as in llama.cpp's Q4_0).
+
+In the graph of an engine weights alone are integers, and `DequantizeLinear` gives them their scale: in int8 one for
+each output, with 4 bits one for each 128, 64 or 32 weights of it. TensorRT keeps them so, and multiplies in fp16.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ SMOOTHING = 0.75
 with 0.75 and 0.920 with 0.95; the mean is best at 0.75 too."""
 BLOCK = 32
 """Weights of few bits that share a scale."""
+_BLOCKS = (128, 64, 32)
+"""The same in the graph of an engine: the first that divides a row."""
 _MERGED: dict[str, Callable[..., Any]] = {"ReduceMin": np.min, "ReduceMax": np.max, "ReduceMean": np.mean}
 """The operators that observe a layer's input, and how the results of several runs are merged."""
 _ROUNDS_ACTIVATIONS = 4
@@ -89,7 +94,7 @@ class Packed:
 
 
 def layers(model: ir.Model) -> tuple[Layer, ...]:
-    """The linear layers of a lowered graph in float32, in topological order."""
+    """The linear layers of a lowered graph in float32 or float16, in topological order."""
     by_input: dict[str, list[ir.Node]] = {}
     for node in model.graph:
         value = node.inputs[0] if node.inputs else None
@@ -106,13 +111,13 @@ def layers(model: ir.Model) -> tuple[Layer, ...]:
 
 
 def _is_linear(node: ir.Node) -> bool:
-    """Whether a node is a product of an activation in float32 with a weight `[K, N]`."""
+    """Whether a node is a product of an activation with a weight `[K, N]` in float32 or float16."""
     if node.op_type not in ("MatMul", "Gemm") or node.domain or len(node.inputs) < 2:
         return False
     value, weight = node.inputs[0], _stored(node)[0]
     if value is None or value.const_value is not None or weight is None:
         return False
-    if weight.dtype.name != "FLOAT" or len(weight.shape) != 2:
+    if weight.dtype.name not in ("FLOAT", "FLOAT16") or len(weight.shape) != 2:
         return False
     if node.op_type == "MatMul":
         return True
@@ -135,7 +140,7 @@ def _stored(node: ir.Node) -> tuple[ir.TensorProtocol | None, bool]:
 
 
 def _weight_of(node: ir.Node) -> Array:
-    """The weight of a linear layer as `[K, N]`, in float32."""
+    """The weight of a linear layer as `[K, N]`."""
     tensor, turned = _stored(node)
     assert tensor is not None
     array: Array = tensor.numpy()
@@ -367,3 +372,47 @@ def _write_int4(build: Builder, node: ir.Node, packed: Packed) -> None:
     product.shape = node.outputs[0].shape
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     build.replace(node.outputs[0], product if bias is None else build.op("Add", product, bias, name="biased"))
+
+
+def write_weights(model: ir.Model, bits: int, kept: Collection[str] = ()) -> None:
+    """Writes the weight of every layer in integers that `DequantizeLinear` reads, in place.
+
+    Args:
+        model: As lowered, in float32 or float16.
+        bits: 8 or 4.
+        kept: The names of the layers that have 8 bits in place of 4, or stay as they are in place of 8.
+    """
+    build = Builder(model)
+    for layer in layers(model):
+        if bits == 8 and layer.name in kept:
+            continue
+        for node in _nodes_of(model, layer)[1]:
+            _write_weight(build, node, 8 if layer.name in kept else bits)
+    clean_up(model)
+
+
+def _write_weight(build: Builder, node: ir.Node, bits: int) -> None:
+    weight_KN, value = _weight_of(node), node.inputs[0]
+    assert value is not None
+    width = len(weight_KN)
+    block = next((size for size in _BLOCKS if not width % size), 0) if bits == 4 else 0
+    bits, block = (4, block) if block else (8, width)  # one scale for a whole row is too coarse for 4 bits
+    largest = 127 if bits == 8 else 7
+    apart = weight_KN.astype(np.float32).reshape(width // block, block, -1)
+    scales = np.maximum(np.abs(apart).max(1) / largest, _TINY).astype(weight_KN.dtype)
+    whole = np.rint(apart / scales.astype(np.float32)[:, None]).clip(-largest, largest)
+    stored: Array = whole.reshape(weight_KN.shape).astype(np.int8 if bits == 8 else ir.DataType.INT4.numpy())
+    options: dict[str, Any] = {"axis": 1} if bits == 8 else {"axis": 0, "block_size": block}
+    build.before, build.scope, name = node, f"int{bits}", f"{node.name}/int{bits}"
+
+    def read() -> ir.Value:
+        of_blocks = build.stored(f"{name}/scales", scales[0] if bits == 8 else scales)
+        return build.op("DequantizeLinear", build.stored(name, stored), of_blocks, dtype=value.dtype, **options)
+
+    # Layers that share a weight share its integers.
+    weight = build.once(("whole", _weight_key(node), bits), read)
+    product = build.op("MatMul", value, weight, name=str(node.name), dtype=value.dtype)
+    product.shape = node.outputs[0].shape
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    result = product if bias is None else build.op("Add", product, bias, name="biased", dtype=value.dtype)
+    build.replace(node.outputs[0], result)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from attnport import registry
-from attnport.artifacts import AUTO, INTEGERS, MaskSpec, SourceAttention
+from attnport.artifacts import AUTO, INTEGERS, PLANS, MaskSpec, SourceAttention
 from attnport.errors import UsageError, whole_cause
 from attnport.exporter.builder import Builder, CannotLower, clean_up, inline_functions
 from attnport.exporter.forms.blocks import Local, to_blocks
@@ -84,6 +84,7 @@ class Lowering(abc.ABC):
         plans: The precision plans that it takes; the first is the default.
         proved_by: The runtimes that can prove fusion of this form, best first; "engine" = the TensorRT engine itself.
         integers: The plans with linear layers in integers, which `tune` writes; the runtime says which it can compute.
+            Those of engines have weights alone in integers, and `build` writes them.
         widens: Whether what the module itself casts to half precision is computed in float32, as the runtime does.
         real_tokens: Whether the form computes the real tokens of padded batches alone, where that is proved right, and
             one position alone where nothing else is read.
@@ -156,9 +157,10 @@ class Lowering(abc.ABC):
                 hint=f"Run: attnport build FOLDER --target {self.name} --precision {AUTO}",
             )
         if plan in INTEGERS and plan in self.integers:
+            verb = f"build FOLDER --target {self.name} --precision {plan}" if PLANS[plan].weights else "tune FOLDER"
             raise UsageError(
                 f"target {self.name}: precision {plan} needs inputs of yours, by which it is written and judged.",
-                hint="Run: attnport tune FOLDER --text FILE",
+                hint=f"Run: attnport {verb} --text FILE",
             )
         if plan not in self.plans and not (plan == AUTO and self.searched):
             others = [name for name in names() if plan in (*get(name).plans, *get(name).integers)]

@@ -47,6 +47,7 @@ class TensorRt(Lowering):
     opset = 23
     plans: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp16_islands", "bf16_islands", "fp32")
     proved_by: ClassVar[tuple[str, ...]] = ("engine",)
+    integers: ClassVar[tuple[str, ...]] = ("int8_fp16", "int4_fp16")
 
     def mask_writer(self, build: Builder) -> MaskWriter:
         """A writer that compares indices in int32, so that kernels compute the mask."""
