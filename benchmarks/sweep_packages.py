@@ -72,7 +72,7 @@ def main() -> None:
     for name in chosen[given.first :: given.every]:
         if given.make:
             result = measured(functools.partial(made_alone, MODULES[name]), given.limit_s)
-            print(f"{name:28} {result['seconds']:5.1f} s  {result['reason']}", flush=True)
+            print(f"{name:28} {result['processor_s']:5.1f} s  {result['reason']}", flush=True)
             continue
         for side in given.side or SIDES:
             of, known = digest(side), read(given.to).get(name, {}).get(side)
