@@ -91,7 +91,9 @@ def trace(
         for way in ways:
             if (read := _retraced(module, contract, feeds, **way)) is not None:
                 return read, guards(read, contract)
-        raise untraceable(err, "torch.export cannot trace the module") from err
+        lengths = [dim.name for dim in contract.dims if dim.name != "batch"]
+        fixed = _one_size(contract, lengths) if _OF_FLOATS in str(err) and lengths else ""
+        raise untraceable(err, "torch.export cannot trace the module", fixed) from err
     frozen = constants(program, contract)
     if (frozen or pinned(program, contract)) and (read := _retraced(module, contract, feeds, strict=True)) is not None:
         return read, guards(read, contract)
@@ -211,20 +213,28 @@ def untraceable(err: Exception, what: str, hint: str = "") -> ExportError:
     """What torch raised in a trace, told with the line of the module's code and what to write in its place.
 
     Args:
-        hint: What helps where nothing is known of the cause; "" = torch's own message.
+        err: What torch raised.
+        what: What failed.
+        hint: What helps where nothing is known of the cause, or beside that; "" = torch's own message.
     """
     place, said = raised_in(err), str(err)
-    reads = type(err).__name__ == "DataDependentOutputException" or any(
-        sign in said for sign in ("data-dependent", "FakeTensor", ".numpy()")
+    floats = _OF_FLOATS in said
+    reads = not floats and (
+        type(err).__name__ == "DataDependentOutputException"
+        or any(sign in said for sign in ("data-dependent", "FakeTensor", ".numpy()"))
     )
     cause = f"{type(err).__name__}: {first_line(err)}"
+    if floats:
+        cause = "its code decides by a float of a size, as a logarithm, and a graph has no such choice"
     if reads:
         cause = "its code needs the values of a tensor to go on, which a graph does not have"
     advice = _advice(place if reads else f"{cause}{place}", _VALUES if reads else _SIZES) or (_WHERE if reads else "")
     last = hint or "Run with --traceback for torch's full message."
-    return ExportError(f"{what}: {cause}{place}", hint=advice or last)
+    return ExportError(f"{what}: {cause}{place}", hint=f"{advice} {hint}".strip() if floats else advice or last)
 
 
+_OF_FLOATS = "zuf"
+"""How torch names a float of sizes that it cannot compute by, in its messages."""
 _USUAL_ADVICE = "Look for int(x.shape[i]), x.view with a literal size, or Python control flow on a size."
 _WHERE = "Compute both ways and choose with torch.where(condition, one, other), or multiply by a mask."
 _MASK = "For a length, keep the whole size: torch.arange(x.shape[1]) < length is a mask, for torch.where."

@@ -336,9 +336,8 @@ class Given:
             # The largest size may be special, as that of a whole table.
             less = {dim.name: dim.max - dim.step for dim in tried
                       if start[dim.name] == dim.max and dim.max - dim.step >= max(dim.min, 2)}  # fmt: skip
-            at = {**start, **less}
             here = tuple(
-                dataclasses.replace(dim, opt=at[dim.name]) if dim.takes(at[dim.name]) else dim for dim in tried
+                dataclasses.replace(dim, opt=start[dim.name]) if dim.takes(start[dim.name]) else dim for dim in tried
             )
             contract = IOContract(specs, (), here, masks)
             refuse_frozen(adapted(module, arguments, names), contract, trials.feeds(own, less))

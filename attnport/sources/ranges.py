@@ -92,6 +92,7 @@ def found_ranges(
         wanted[name] = found
     _fit_together(wanted, lengths, start, budget, runs)
     if len(lengths) > 1:
+        wanted |= _least_together(wanted, lengths, start, tries)
         together = _together(wanted, lengths, start, budget, runs)
         wanted, usual = wanted | together, usual | together
         joint = _in_steps([wanted[name] for name in lengths if name in free], start, tries)
@@ -182,6 +183,26 @@ def _fit_together(
         most = max(dim.opt for dim in longer)
         for dim in longer:
             dims[dim.name] = replace(dim, opt=min(dim.opt, dim.at_least(most // 2)))
+
+
+def _least_together(
+    dims: Mapping[str, Dim], lengths: Sequence[str], start: Sizes, runs: Callable[[Sizes], bool]
+) -> dict[str, Dim]:
+    """The ranges with twice their smallest lengths, and so on, until the module runs at all of these at once; none
+    where it does at none below `start`.
+
+    A norm over the pixels of a picture takes 1 by 2 pixels and 2 by 1, and not 1 by 1.
+    """
+    least = {name: dims[name].min for name in lengths}
+    while not runs({**start, **least}):
+        if all(size >= start[name] for name, size in least.items()):
+            return {}
+        least = {name: min(2 * size, max(start[name], size)) for name, size in least.items()}
+    return {
+        name: replace(dims[name], min=size, opt=max(dims[name].opt, size))
+        for name, size in least.items()
+        if size > dims[name].min
+    }
 
 
 def _together(

@@ -85,6 +85,15 @@ def test_lengths_that_share_a_table_are_halved_together() -> None:
     assert not found_ranges(["height", "width"], {}, runs)[1]
 
 
+def test_lengths_that_are_too_small_together_are_doubled_together() -> None:
+    def runs(sizes: Sizes) -> bool:  # a norm over the pixels of what strides of 32 leave
+        high, wide = sizes["height"] / 32, sizes["width"] / 32
+        return high.is_integer() and wide.is_integer() and high * wide > 1
+
+    found, _ = found_ranges(["height", "width"], {}, runs, start={"height": 64, "width": 64})
+    assert [str(dim) for dim in found] == ["height=64:128:512:32", "width=64:128:512:32"]
+
+
 def test_a_limit_is_no_declaration() -> None:
     limits = {"height": Dim("height", 1, 32, 32)}
     for limit in (limits, {"height": Dim("height", 8, 32, 32)}):

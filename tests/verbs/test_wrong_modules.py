@@ -16,6 +16,7 @@ from attnport.errors import AttnportError, ExportError
 from attnport.verbs.export import export
 
 SOURCE = """
+import math
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -54,6 +55,14 @@ class While(Base):
         while x.abs().sum() > 10:  # HERE
             x = x / 2
         return self.linear(x)
+
+class Power(Base):
+    def forward(self, x):
+        size = 2 ** math.ceil(math.log2(x.shape[1]))  # HERE
+        x = F.pad(self.linear(x), (0, 0, 0, size - x.shape[1]))
+        while size > 1:
+            x, size = x[:, ::2] + x[:, 1::2], size // 2
+        return x
 
 class Assert(Base):
     def forward(self, x, mask):
@@ -179,6 +188,7 @@ CASES = [
     ("IfValues", VALUES, "torch.where"),
     ("Inner", VALUES, "torch.where"),
     ("While", VALUES, "torch.where"),
+    ("Power", "decides by a float of a size", "Where one size is enough"),
     ("Assert", VALUES, "torch.compiler.is_exporting"),
     ("Item", "depends on the values", "torch.where"),
     ("Int", VALUES, "torch.arange"),
@@ -191,7 +201,13 @@ CASES = [
     ("Dtype", RAISED, "correct that line"),
     ("Name", "no attribute 'projection'", "correct that line"),
 ]
-QUICK = {("Inner", "declared"), ("Assert", "examples"), ("Int", "examples"), ("NoOperator", "declared")}
+QUICK = {
+    ("Power", "examples"),
+    ("Inner", "declared"),
+    ("Assert", "examples"),
+    ("Int", "examples"),
+    ("NoOperator", "declared"),
+}
 ONE_WAY = [("Count", "depends on the values", "torch.where"), ("ShapeOfIf", "seq > 20", "ranges of dims"),
            ("Literal", RAISED, "Look for a literal size")]  # fmt: skip
 
