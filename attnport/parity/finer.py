@@ -310,7 +310,7 @@ class Integers(Variants):
         super().__init__(folder, model, runtime, opening, scratch)
         self._plan, self.items = PLANS[plan], items
         self.bits, self.finer = self._plan.bits, self._plan.finer
-        found = integers.layers(model)
+        found = integers.layers(model, halves=self._plan.weights)
         self.layers = {layer.name: layer.weights for layer in found}
         self._seen = self._ranges(found) if found and self.bits == 8 and not self._plan.weights else {}
         self._packed = integers.pack_all(model) if self.bits == 4 and not self._plan.weights else {}

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from text_artifact import WORDS, write_tokenizer
 
 from attnport.bundling.write import GOLDENS
@@ -34,7 +35,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=len(WORDS), hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1040,
         max_position_embeddings=64,
     )  # fmt: skip
-    transformers.BertModel(config).save_pretrained(place / "model")
+    model = transformers.BertModel(config)
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.weight[:3] = 0  # has no scale
+        model.encoder.layer[0].output.dense.weight[3:6] *= 1e-9
+    model.save_pretrained(place / "model")
     write_tokenizer(place / "model" / "tokenizer.json")
     export(f"hf:{place / 'model'}", place / "out")
     check(place / "out", ["ort_cpu"])

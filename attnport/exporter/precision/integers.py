@@ -93,12 +93,18 @@ class Packed:
     scales: Array
 
 
-def layers(model: ir.Model) -> tuple[Layer, ...]:
-    """The linear layers of a lowered graph in float32 or float16, in topological order."""
+def layers(model: ir.Model, *, halves: bool = False) -> tuple[Layer, ...]:
+    """The linear layers of a lowered graph in float32, in topological order.
+
+    Args:
+        model: The graph.
+        halves: Also those in float16.
+    """
+    dtypes = ("FLOAT", "FLOAT16") if halves else ("FLOAT",)
     by_input: dict[str, list[ir.Node]] = {}
     for node in model.graph:
         value = node.inputs[0] if node.inputs else None
-        if value is not None and _is_linear(node):
+        if value is not None and _is_linear(node, dtypes):
             by_input.setdefault(str(value.name), []).append(node)
     made, seen = list[Layer](), Counter[str]()
     for reads, nodes in by_input.items():
@@ -110,14 +116,14 @@ def layers(model: ir.Model) -> tuple[Layer, ...]:
     return tuple(made)
 
 
-def _is_linear(node: ir.Node) -> bool:
-    """Whether a node is a product of an activation with a weight `[K, N]` in float32 or float16."""
+def _is_linear(node: ir.Node, dtypes: Collection[str]) -> bool:
+    """Whether a node is a product of an activation with a weight `[K, N]` of one of these types."""
     if node.op_type not in ("MatMul", "Gemm") or node.domain or len(node.inputs) < 2:
         return False
     value, weight = node.inputs[0], _stored(node)[0]
     if value is None or value.const_value is not None or weight is None:
         return False
-    if weight.dtype.name not in ("FLOAT", "FLOAT16") or len(weight.shape) != 2:
+    if weight.dtype.name not in dtypes or len(weight.shape) != 2:
         return False
     if node.op_type == "MatMul":
         return True
@@ -383,7 +389,7 @@ def write_weights(model: ir.Model, bits: int, kept: Collection[str] = ()) -> Non
         kept: The names of the layers that have 8 bits in place of 4, or stay as they are in place of 8.
     """
     build = Builder(model)
-    for layer in layers(model):
+    for layer in layers(model, halves=True):
         if bits == 8 and layer.name in kept:
             continue
         for node in _nodes_of(model, layer)[1]:
@@ -399,7 +405,8 @@ def _write_weight(build: Builder, node: ir.Node, bits: int) -> None:
     bits, block = (4, block) if block else (8, width)  # one scale for a whole row is too coarse for 4 bits
     largest = 127 if bits == 8 else 7
     apart = weight_KN.astype(np.float32).reshape(width // block, block, -1)
-    scales = np.maximum(np.abs(apart).max(1) / largest, _TINY).astype(weight_KN.dtype)
+    scales = (np.abs(apart).max(1) / largest).astype(weight_KN.dtype)
+    scales[scales == 0] = 1  # of zeros, or of what is too small for float16
     whole = np.rint(apart / scales.astype(np.float32)[:, None]).clip(-largest, largest)
     stored: Array = whole.reshape(weight_KN.shape).astype(np.int8 if bits == 8 else ir.DataType.INT4.numpy())
     options: dict[str, Any] = {"axis": 1} if bits == 8 else {"axis": 0, "block_size": block}
