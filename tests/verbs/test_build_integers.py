@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from decoders import exported
 from text_artifact import WORDS, write_tokenizer
 
 from attnport.bundling.write import GOLDENS
@@ -117,3 +118,14 @@ def test_integers_need_items_and_items_need_integers(folder: Path, text: Path, t
     assert "--text FILE" in raised.value.hint
     with pytest.raises(UsageError, match="--text goes with a precision in integers"):
         build(folder, "tensorrt_rtx", "fp16", text=text)
+
+
+def test_a_decoder_with_its_cache_is_judged_by_perplexity(tmp_path: Path) -> None:
+    folder = exported("llama", tmp_path)
+    text = tmp_path / "lines.txt"
+    text.write_text("\n".join(f"the port of {at} lies at {at * 7} miles" for at in range(60)))
+    record, _ = build(folder, "tensorrt_rtx", "int4_fp16", text=text, max_drop=0.9)
+    form = open_folder(folder).forms[record.form]
+    assert form.integers is not None
+    assert form.integers.metric == "perplexity"
+    assert dtypes(folder / form.file)["INT4"] > 0
