@@ -124,7 +124,8 @@ def test_a_decoder_with_its_cache_is_judged_by_perplexity(tmp_path: Path) -> Non
     folder = exported("llama", tmp_path)
     text = tmp_path / "lines.txt"
     text.write_text("\n".join(f"the port of {at} lies at {at * 7} miles" for at in range(60)))
-    record, _ = build(folder, "tensorrt_rtx", "int4_fp16", text=text, max_drop=0.9)
+    record, table = build(folder, "tensorrt_rtx", "int4_fp16", text=text, max_drop=0.9)
+    assert table.fused == table.attentions == 2
     form = open_folder(folder).forms[record.form]
     assert form.integers is not None
     assert form.integers.metric == "perplexity"

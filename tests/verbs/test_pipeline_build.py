@@ -11,6 +11,7 @@ import engine_graphs
 import pytest
 import tiny_attention as tiny
 from click.testing import CliRunner
+from decoders import exported
 
 from attnport.artifacts import (
     FORMAT,
@@ -107,6 +108,13 @@ def test_the_command_prints_the_fusion_below_the_engine_and_one_json_document(tm
     words = ["build", str(folder), "--target", "tensorrt_rtx"]
     assert CliRunner().invoke(cli, words).stdout.endswith("\n1/1 attentions fused: _gemm_mha_v2\n")
     assert json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)["target"] == "tensorrt_rtx"
+
+
+def test_a_step_and_a_prompt_of_a_decoder_are_fused_in_one_profile(tmp_path: Path) -> None:
+    folder = exported("llama", tmp_path)
+    for profiles in ((), ("batch=1:1:4,seq=1:1:1,past=0:16:31",)):
+        _, table = build(folder, "tensorrt_rtx", profiles=profiles)
+        assert table.fused == table.attentions == 2
 
 
 @pytest.mark.parametrize("file", ["parity.json", "parity.fp16.json"])

@@ -301,7 +301,7 @@ def _masked(
     bias: ir.Value | None,
     compute: ir.DataType,
 ) -> ir.Value:
-    keep = _keep(masks, attention)
+    keep = _keep(masks, attention, scores)
     sink = sink_bias(build, masks, attention, compute)
     low = -np.inf
     of_queries = any("i" in axes_of(factor.keep) for factor in attention.mask.factors)
@@ -323,8 +323,8 @@ def _masked(
     return scores
 
 
-def _keep(masks: MaskWriter, attention: Attention) -> ir.Value | None:
-    """The mask as it is, or as `Equal(mask, true)`.
+def _keep(masks: MaskWriter, attention: Attention, scores: ir.Value) -> ir.Value | None:
+    """The mask as it is, or as `Equal(mask, true)`; in sizes of the scores where these have other keys than queries.
 
     A mask of comparisons between indices bounds the tiles of a row and needs no map. A mask over queries and keys that
     an input contains is read by the kernel as it is; an operator on it would write it to memory again.
@@ -335,12 +335,39 @@ def _keep(masks: MaskWriter, attention: Attention) -> ir.Value | None:
         getattr(condition, "name", "") in ("Less", "LessOrEqual") and not reads_of(condition) for condition in factors
     )
     held = any(axes_of(read) >= {"i", "j"} for condition in factors for read in reads_of(condition))
-    if keep is None or compared or held:
+    if keep is None:
+        return None
+    if _has_cache(attention):
+        axes = set[str]().union(*(axes_of(condition) for condition in factors))
+        keep, compared = _sized(masks.build, keep, scores, axes), False
+    if compared or held:
         return keep
     true = masks.build.const(True)
     return masks.build.once(
         ("mapped", keep), lambda: masks.build.op("Equal", keep, true, name="mask/mapped", dtype=ir.DataType.BOOL)
     )
+
+
+def _has_cache(attention: Attention) -> bool:
+    """Whether there may be a single query, and more keys than queries, as in a step of a decoder."""
+    q, v = dims_of(attention.q), dims_of(attention.v)
+    return q is not None and v is not None and not isinstance(q[2], int) and q[2] != v[2]
+
+
+def _sized(build: Builder, keep: ir.Value, scores: ir.Value, axes: Collection[str]) -> ir.Value:
+    """A mask in a shape that is read off the scores, in the axes that it has.
+
+    The builder does not see that `past+seq` keys of a mask and of a cache are as many. Where there may be one, it
+    takes the mask for one that is broadcast, and fuses nothing: one block of 8 heads of 32, `seq=1:64:256` behind
+    `past=0:128:255`, takes 727 MB, and 109 so (1.7.1). `Expand` does not tell it.
+    """
+    known = dims_of(keep) or [None] * 4
+    sizes = [
+        build.size(scores, at) if axis in axes and known[at] != 1 else build.const([1], np.int64)
+        for at, axis in enumerate("bhij")
+    ]
+    shape = build.op("Concat", *sizes, name="mask/sizes", axis=0)
+    return build.op("Reshape", keep, shape, name="mask/sized", dtype=ir.DataType.BOOL)
 
 
 def _of_indices(bias: ir.Value) -> bool:
