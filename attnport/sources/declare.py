@@ -611,7 +611,8 @@ def _of_masks(text: str, arguments: Arguments, mends: Callable[[Mapping[str, Inp
         shapes = [own.dims, (first, last), (first, 1, 1, last), (first, 1, last, last), (first, last, last)]
         dtypes = [own.dtype] if own.dtype.startswith("float") else [own.dtype, "bool", "int64"]
         for dtype, shape in itertools.product(dict.fromkeys(dtypes), dict.fromkeys(shapes)):
-            other = held._replace(spec=dataclasses.replace(own, dtype=dtype, dims=shape), example="")
+            high = own.high if dtype.startswith("int") else None
+            other = held._replace(spec=dataclasses.replace(own, dtype=dtype, dims=shape, high=high), example="")
             if other.spec != own and mends({**inputs, own.name: other}):
                 ranks = f" of {len(own.dims)} dims", f", of {len(shape)}"
                 at, instead = ranks if len(shape) != len(own.dims) else ("", "")
