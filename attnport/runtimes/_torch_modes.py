@@ -427,14 +427,23 @@ def _wide_tensor(value: Any) -> Any:
 
 
 class _WideNumbers(TorchFunctionMode):
-    """Makes float64 tensors of numbers: float32 cannot hold `finfo(float64).min`, which many masks are filled with."""
+    """Makes float64 tensors of numbers: float32 cannot hold `finfo(float64).min`, which many masks are filled with.
+
+    A few functions, such as `grid_sample`, compare the types of their tensors before any operator is called. Where a
+    weight in float32 meets a tensor in float64 there, both are in float64.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         of_numbers = func in (torch.tensor, torch.full) and kwargs.get("dtype") is None
         if of_numbers and any(isinstance(leaf, float) for leaf in tree_leaves((args, kwargs))):
             kwargs["dtype"] = torch.float64
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as err:
+            if "expected scalar type Double but found Float" not in str(err):
+                raise
+            return func(*tree_map(_wide_tensor, args), **tree_map(_wide_tensor, kwargs))
 
 
 LARGEST = 65504.0
