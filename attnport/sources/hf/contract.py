@@ -22,6 +22,7 @@ from attnport.example_values import example
 from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf.files import TokenizerOf
 from attnport.sources.hf.inputs import (
+    DECLARE,
     FORMS,
     MAX_POSITIONS,
     SMALL,
@@ -274,9 +275,16 @@ _UNLIMITED = 512
 def text_contract(
     name: str, module: HubModel, config: Any, tokenizer: TokenizerOf, declared: Sequence[str]
 ) -> tuple[Call, IOContract]:
-    """How a text model, called `name` in errors, is run, and its contract; all else as of `text_inputs`."""
+    """How a text model, called `name` in errors, is run, and its contract; all else as of `text_inputs`.
+
+    Raises:
+        SpecError: it does not run on the inputs of text models.
+    """
     inputs, dims, masks = text_inputs(config, module, tokenizer, declared)
-    outputs = observe_outputs(module.named, inputs, dims, name)
+    try:
+        outputs = observe_outputs(module.named, inputs, dims, name)
+    except SpecError as err:
+        raise SpecError(err.message.replace("the declared inputs", "the inputs of text models"), hint=DECLARE) from err
     call = Call(run_whole, tuple(spec.name for spec in inputs))
     return call, IOContract(inputs, outputs, dims, masks, positions="absolute")
 
