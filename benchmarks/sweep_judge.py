@@ -18,7 +18,7 @@ def wrong(
     model: Any,
     feeds: Sequence[Mapping[str, Any]],
     names: Sequence[str] | None = None,
-    padding: Sequence[str] = ("decoder_attention_mask", "attention_mask"),
+    padding: Sequence[str] = ("decoder_attention_mask", "attention_mask", "input_features_mask"),
     runtime: str = "ONNX Runtime",
 ) -> str:
     """What is wrong with a graph at the first of the sizes at which something is; "" if nothing is.

@@ -393,7 +393,14 @@ def observe_outputs(
         UsageError: its smallest sizes may not fit into memory or time.
     """
     base = distinct_sizes(dims)
-    if budget and not budget.fits(base):
+    run = partial(_run, module, inputs, text, examples)
+
+    def runs(sizes: Sizes) -> bool:
+        with contextlib.suppress(SpecError):
+            return bool(run(sizes))
+        return False
+
+    if budget and not budget.fits(base) and budget.reach(base, runs) is None:
         smallest = ", ".join(f"{dim.name}={base[dim.name]}" for dim in dims)
         raise UsageError(
             f"{text}: at {smallest}, the smallest sizes to be tried, the module may take up to {budget.cost(base)}.",
@@ -401,7 +408,6 @@ def observe_outputs(
             + advised("dims", [dataclasses.replace(dim, min=dim.step) for dim in dims if dim.min > 1])
             + ", or use a machine with more memory.",
         )
-    run = partial(_run, module, inputs, text, examples)
     at_base = run(base)
     alone = {}
     for name, sizes in _changed_alone(dims).items():
