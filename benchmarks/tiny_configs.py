@@ -26,6 +26,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "bigbird_pegasus": {"attention_type": "original_full"},
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "local"], "is_decoder": True},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8}},  # its default lacks a field that the model reads
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"]},
     "xmod": {"default_language": "en_XX", "num_attention_heads": 4},
     "chameleon": {"vocabulary_map": {"<image>": 140, "IMGIMGAAZ": 141, "IMGIMGABZ": 142}},
     "emu3": {"vocabulary_map": {"<image>": 140, "<|visual token 000000|>": 141, "<|visual token 000001|>": 142}},
@@ -346,7 +347,7 @@ def _number(
 def _other(key: str, number: int, values: Mapping[str, Any]) -> int:
     """The number of the other config of a type: of heads that share keys and values, or of a window."""
     heads = values.get("num_attention_heads") or values.get("num_heads")
-    if _KV_HEADS.search(key) and isinstance(heads, int):
+    if _KV_HEADS.search(key) and not key.endswith("groups") and isinstance(heads, int):
         heads = min(heads, 4)
         return heads if number < heads else max(1, heads // 2)
     if _WINDOW.search(key):
