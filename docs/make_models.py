@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ PAGE = HERE / "models.md"
 LONGEST = 160
 PEERS = {"torch": "torch.onnx alone", "exporters": "transformers.exporters"}
 CACHED, OTHER_CONFIG = "cached", "other"
+OURS = ("attnport", OTHER_CONFIG)
+"""What attnport gives in one pass, on a type's first config and on another one."""
 NOT_CAUSAL = "attend to what comes behind them"
 
 VALUES, RANDOM, TIME, OTHER = "values", "random", "time", "other"
@@ -27,9 +30,6 @@ CAUSES = {
     "Other reasons": OTHER,
 }
 """The headings of the reasons."""
-
-ONE_DAY = "All results of attnport on a type's first config are of the same code; others are of the code of their day."
-OWN_DAYS = "Each result of attnport is of the code of its day."
 
 INTRODUCTION = """\
 # Hugging Face models
@@ -71,8 +71,10 @@ def page(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         if sides["attnport"]["made"]
     }
     versions = sorted({word for sides in tried.values() for word in named_versions(sides["attnport"]["of"])})
-    codes = {sides["attnport"]["of"].rpartition(" ")[2] for sides in tried.values()}
-    day = ONE_DAY if len(codes) == 1 else OWN_DAYS
+    codes = Counter(side["of"] for sides in tried.values() for name, side in sides.items() if name in OURS)
+    day = (
+        f"Of {codes.total()} results of attnport, {max(codes.values())} are of one code, and the others of their day's."
+    )
     text = INTRODUCTION.format(versions=", ".join(versions), day=day, bound="1e-3")
     text += "".join(f"{line}\n" for line in [*counts(made, len(tried) - len(made)), "", *table(made)])
     for title, cause in CAUSES.items():
