@@ -217,7 +217,7 @@ def cause_of(result: Mapping[str, Any]) -> str:
     if result["right"]:
         return ""
     reason = result["reason"]
-    if "data-dependent" in reason:
+    if re.search(r"data-dependent|needs the values of a tensor|depends? on (the )?values|by a float of a size", reason):
         return VALUES
     if re.search(r"Random(Uniform|Normal)|not deterministic|randn", reason):
         return RANDOM

@@ -1,21 +1,13 @@
-"""The benchmark of engines with weights in few bits writes the weights that it says, and nothing else."""
+"""Weights in integers, as an engine reads them: near the whole ones, and with scales that float16 has."""
 
 from __future__ import annotations
-
-import importlib.util
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "engine_weights.py"
-_spec = importlib.util.spec_from_file_location("engine_weights", FILE)
-assert _spec is not None
-assert _spec.loader is not None
-weights = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(weights)
+from attnport.exporter.precision.integers import write_weights
 
 
 def graph(array_KN: np.ndarray) -> ir.Model:
@@ -41,15 +33,30 @@ def test_weights_in_few_bits_are_near_the_whole_ones(bits: int, most: float) -> 
     array, x = random.standard_normal((256, 32)), random.standard_normal((5, 256)).astype(np.float16)
     expected = x.astype(np.float32) @ array.astype(np.float16).astype(np.float32)
     model = graph(array)
-    assert weights.in_bits(model, bits) == 1
+    write_weights(model, bits)
     assert [node.op_type for node in model.graph] == ["DequantizeLinear", "MatMul"]
     error = np.abs(run(model, x) - expected).max() / np.abs(expected).max()
     assert most / 20 < error < most
 
 
-def test_a_weight_that_no_block_fits_stays_whole_in_four_bits() -> None:
-    model = graph(np.zeros((256, 32)))
+def test_a_row_that_no_block_divides_has_eight_bits() -> None:
+    model = graph(np.ones((256, 32)))
     (node,) = model.graph
     assert node.inputs[1] is not None
-    node.inputs[1].const_value = ir.Tensor(np.zeros((200, 32), np.float16), name="w")
-    assert weights.in_bits(model, 4) == 0
+    node.inputs[1].const_value = ir.Tensor(np.ones((200, 32), np.float16), name="w")
+    write_weights(model, 4)
+    read = next(node for node in model.graph if node.op_type == "DequantizeLinear")
+    assert read.inputs[0] is not None
+    assert read.inputs[0].const_value is not None
+    assert read.inputs[0].const_value.dtype == ir.DataType.INT8
+
+
+def test_weights_without_a_scale_in_float16_are_zero() -> None:
+    array = np.random.default_rng(0).standard_normal((256, 32))
+    array[:, 0], array[:, 1] = 0, 1e-7
+    for bits in (8, 4):
+        model = graph(array)
+        write_weights(model, bits)
+        got = run(model, np.ones((1, 256), np.float16))
+        assert np.isfinite(got).all()
+        assert np.abs(got[:, :2]).max() < 1e-3
