@@ -430,3 +430,13 @@ def test_ids_beyond_a_table_are_told_with_its_rows(tmp_path: Path) -> None:
         attnport.export(table, tmp_path / "out", inputs=["input=int64[batch,seq]:high=5000"])
     assert len(caught.value.message) < 150
     assert "input:high=5000" in caught.value.hint
+
+
+def test_a_mask_with_a_limit_of_values_leaves_the_modules_own_error(tmp_path: Path) -> None:
+    class Odd(torch.nn.Module):
+        def forward(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("odd ids")
+
+    inputs = ["ids=int64[batch,seq]:high=9", "attention_mask=int64[batch,seq]:high=2"]
+    with pytest.raises(AttnportError, match="odd ids"):  # bool, which is tried too, has no such limit
+        attnport.export(Odd(), tmp_path / "out", inputs=inputs)
