@@ -578,7 +578,7 @@ def _of_declarations(
             return budget.cheap(sizes) and bool(_run(call, specs, text, examples, sizes))
         return False
 
-    # Sizes that all differ; a module may take multiples of eight alone.
+    # All sizes differ. They are multiples of eight, as some modules take no others.
     declared = {held.spec.name: held for held in arguments.inputs}
     failing = [sizes for sizes in small if not runs_with(declared, sizes)]
 
@@ -661,7 +661,7 @@ def _of_bound_dims(text: str, arguments: Arguments, dim: str, size: str) -> Spec
 def _of_numbers(
     text: str, arguments: Arguments, names: Sequence[str], mends: Callable[[Mapping[str, Input]], bool]
 ) -> SpecError | None:
-    """The error of a number in place of the name of a dim, where the module needs both to be equal.
+    """The error for two dims that the module needs to be equal, where one is declared as a number and not by name.
 
     Args:
         names: Of the dims.

@@ -262,7 +262,7 @@ def _moved_with(
 
 
 def _why(groups: Sequence[tuple[Axis, ...]], reasons: Mapping[tuple[Axis, ...], str]) -> str:
-    """Why an axis has one size: what the module raised as it was moved with the equal ones at its place.
+    """Why an axis has one size: what the module raised when it was moved together with those that equal it.
 
     Moved alone, it is no longer as long as those of other inputs, which hides what is wrong with all of them.
     """

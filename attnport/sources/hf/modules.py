@@ -560,7 +560,7 @@ _ENTRIES = re.compile(r"forward|get_\w+_features")
 def make_traceable(model: nn.Module) -> None:
     """Chooses, for models of transformers in a module, in place, what can be traced and runs in every precision.
 
-    The numbers that they compute stay the same.
+    The numbers that they compute stay the same, but for models whose causal mask was left out, below.
 
     - Experts are computed one after the other. By default transformers 5 computes them with torch's `grouped_mm`, which
       refuses float64 and so the reference. A trace cannot follow the loop over the experts that were chosen; the
