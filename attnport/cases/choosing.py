@@ -422,6 +422,6 @@ def read_feeds(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     ) as err:
         raise UsageError(
             # NumPy takes what it does not know for a pickle, and then says how to load one unsafely.
-            f"{path} is not an .npz of arrays{'' if 'pickle' in str(err) else f': {err}'}.",
+            f"{path} is not an .npz of arrays{'' if 'unsafely' in str(err) else f': {err}'}.",
             hint="Write it with numpy.savez, an array by name for each input.",
         ) from err
