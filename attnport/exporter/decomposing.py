@@ -131,7 +131,8 @@ def _decompositions(
             return None  # other nodes see what it does
         if node.target in table or _is_always_decompose(node.target):
             try:
-                with fake:
+                # C++ code that reads sizes as numbers, as that of an uneven `padding="same"`, would fix them for good.
+                with fake, fake.shape_env.error_on_new_guards():
                     found[node] = _traced(node, table, translated)
             except Exception:  # torch raises errors of any type; those of the whole program are the ones to tell
                 return None

@@ -47,8 +47,8 @@ _SIBLINGS = 100
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences torch's exporter: its messages of progress, and its warnings about its own code."""
-    names = ["torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch.fx"]
+    """Silences torch's exporter: its messages of progress, its warnings about its own code, and its log of errors."""
+    names = ["torch.onnx", "torch.export", "torch._subclasses", "onnxscript", "onnx_ir", "torch.fx"]
     # It logs even where no variable asks for its file, and pytest prints that with each test that fails.
     if not any(map(os.environ.get, ("TORCH_TRACE", "TORCH_DTRACE", "TORCH_COMPILE_DEBUG"))):
         names.append("torch.__trace")
@@ -57,7 +57,7 @@ def quiet() -> Iterator[None]:
         levels = [logger.level for logger in loggers]
         try:
             for logger in loggers:
-                logger.setLevel(logging.ERROR)
+                logger.setLevel(logging.CRITICAL)  # errors are raised, too
             warnings.simplefilter("ignore")
             yield
         finally:

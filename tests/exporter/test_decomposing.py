@@ -72,6 +72,7 @@ AS_A_WHOLE: dict[str, Callable[[torch.Tensor], Any]] = {
     "a graph inside": chosen,
     "in place inside": lambda x: nn.functional.cosine_similarity(x, x.flip(-1), -1),
     "rows in one": lambda x: x.mT.reshape(-1, 4).sum(1),
+    "sizes that C++ reads as numbers": lambda x: nn.functional.conv1d(x.mT, torch.ones(8, 1, 4), None, 1, "same", 1, 8),
 }
 
 
@@ -105,6 +106,7 @@ def both(
     return found, capture(module, io, observed=True), done
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("name", representatives([*BY_NODES, *AS_A_WHOLE], QUICK))
 def test_the_graph_computes_the_module_and_has_the_operators_of_a_trace_of_the_whole(
     name: str, monkeypatch: pytest.MonkeyPatch
