@@ -127,7 +127,7 @@ def _decompositions(
             return None  # it holds graphs of its own
         if not isinstance(node.target, torch._ops.OpOverload) or node.target is torch.ops.aten.detach_.default:
             continue
-        if fake is None or node.target._schema.is_mutable:
+        if fake is None or fake.shape_env is None or node.target._schema.is_mutable:
             return None  # other nodes see what it does
         if node.target in table or _is_always_decompose(node.target):
             try:

@@ -68,6 +68,8 @@ def memory_spec(
     Raises:
         UsageError, SpecError: as `declare.observed_spec`.
     """
+    from attnport.sources.hf.modules import mask_notes
+
     name = type(module).__name__
     text = f"{name}{IN_MEMORY}"
     # What a module keeps from one run to the next, such as a table of positions, is of that run.
@@ -75,7 +77,8 @@ def memory_spec(
     spec = observed_spec(name, text, ran, lambda: own_copy(module), arguments, ranges, outputs, precision)
     inputs, dims = map(text_of, arguments.leaves), map(str, ranges.values())
     source = Source(text, tuple(inputs), tuple(dims), outputs=tuple(outputs))
-    return hold(dataclasses.replace(spec, source=source, notes=(*spec.notes, *notes), fixable=tuple(fixable)))
+    notes = (*spec.notes, *notes, *mask_notes(module))
+    return hold(dataclasses.replace(spec, source=source, notes=notes, fixable=tuple(fixable)))
 
 
 def hold(spec: ModelSpec) -> ModelSpec:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnport.sources.hf.modules import make_traceable
+from attnport.sources.hf.modules import make_traceable, mask_notes
 from attnport.sources.memory import kept_copy
 
 transformers: Any = pytest.importorskip("transformers")
@@ -79,6 +79,20 @@ def test_what_a_token_attends_to_does_not_depend_on_the_padding_of_others() -> N
         whole = model(input_ids=ids, attention_mask=mask).last_hidden_state
         other = model(input_ids=ids, attention_mask=padded).last_hidden_state
     torch.testing.assert_close(whole[0], other[0])
+    assert "leaves out a causal mask of Aimv2TextModel" in mask_notes(model)[0]
+
+
+def test_no_note_where_the_mask_counts_for_nothing() -> None:
+    """CLIP's attentions are told to be causal in the call."""
+    config = transformers.CLIPTextConfig(
+        vocab_size=60, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=8, eos_token_id=59,
+    )  # fmt: skip
+    model = transformers.CLIPTextModel(config).eval()
+    make_traceable(model)
+    with torch.no_grad():
+        model(input_ids=torch.arange(10).view(2, 5))
+    assert mask_notes(model) == ()
 
 
 def test_transformers_itself_is_as_it_was_while_nothing_runs() -> None:

@@ -39,6 +39,7 @@ from attnport.sources.hf.modules import (
     has_cross,
     has_past,
     make_traceable,
+    mask_notes,
     module_of,
     part_of,
     run_whole,
@@ -279,7 +280,7 @@ def _fixable(contract: IOContract, declared: Sequence[str]) -> tuple[Dim, ...]:
 
 def _notes(model: Any, read: _Read) -> tuple[str, ...]:
     """What a user should know of the tokenizer, of the head, and of the part of the model that one graph is."""
-    notes = tuple(filter(None, (read.tokenizer.note, _of_another_task(model, read))))
+    notes = (*filter(None, (read.tokenizer.note, _of_another_task(model, read))), *mask_notes(model))
     generates = bool(getattr(model, "can_generate", lambda: False)())
     if not generates or read.source.part not in ("", "decoder"):
         return notes

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from attnport.dims import TensorSpec
 from attnport.errors import UsageError
@@ -570,7 +571,8 @@ def make_traceable(model: nn.Module) -> None:
       another run.
     - A causal mask is always made where none of the model's attentions calls itself causal. Where no token is padding,
       transformers leaves it out in favour of that flag, so without it (AIMv2's texts) one padded token in a batch
-      changes what all others attend to. With eager attention, and in a trace, transformers makes it too.
+      changes what all others attend to. With eager attention, and in a trace, transformers makes it too. `mask_notes`
+      tells the user.
 
     The last two are functions of transformers' files. They are changed while this module runs, and no longer.
     """
@@ -580,36 +582,47 @@ def make_traceable(model: nn.Module) -> None:
             part_of_transformers.set_experts_implementation("eager")
     causal = any(getattr(part, "is_causal", True) for part in model.modules() if hasattr(part, "is_causal"))
     files = {type(part).__module__ for part in model.modules()}
-    changes: list[Patch] = []
+    caches, masks = list[Patch](), _CausalMasks()
     with alone():  # so that no other thread's changes are taken for transformers' own functions
         for file in (sys.modules[name] for name in files if name.startswith("transformers.models.")):
-            changes += (*_without_caches(file), *(() if causal else _causal_masks(file)))
-    if changes:
+            caches += _without_caches(file)
+            masks.patches += () if causal else masks.found(file)
+    if caches or masks.patches:
         for part in model.modules():
             # A part may be run by itself, as a tower is.
             if part is model or any(kind.__name__ == "PreTrainedModel" for kind in type(part).__mro__):
-                _run_within(part, changes)
+                _run_within(part, caches, masks)
 
 
-def _run_within(part: nn.Module, changes: Sequence[Patch]) -> None:
-    """Has a module run with changes, by a class of its own with the name of its class."""
+def mask_notes(model: nn.Module) -> tuple[str, ...]:
+    """What a user should know of causal masks that `make_traceable` has made, of a model that has run since."""
+    if not getattr(model, "_causal_masks", _CausalMasks).count:
+        return ()
+    return (
+        f"where no text has padding, transformers leaves out a causal mask of {type(model).__name__}, so that tokens "
+        "see later ones; the graph always has it, as transformers has with attn_implementation='eager'",
+    )
+
+
+def _run_within(part: nn.Module, caches: Sequence[Patch], masks: _CausalMasks) -> None:
+    """Has a module run without caches and with masks, by a class of its own with the name of its class."""
     kind = type(part)
-    space: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    space: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_causal_masks": masks}
     for name in dir(kind):
         if _ENTRIES.fullmatch(name) and inspect.isfunction(getattr(kind, name)):
-            space[name] = _within(getattr(kind, name), changes)
+            space[name] = _within(getattr(kind, name), caches, masks)
     meta: Any = type(kind)
     part.__class__ = meta(kind.__name__, (kind,), space)
 
 
-def _within(method: Callable[..., Any], changes: Sequence[Patch]) -> Callable[..., Any]:
+def _within(method: Callable[..., Any], caches: Sequence[Patch], masks: _CausalMasks) -> Callable[..., Any]:
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             # It reads functions and does not call them: it keeps no tensors, and transformers makes the masks.
             return method(*args, **kwargs)
-        with patched(lambda: changes):
-            return method(*args, **kwargs)
+        with patched(lambda: caches):
+            return masks.run(lambda: method(*args, **kwargs))
 
     return run
 
@@ -625,11 +638,48 @@ def _without_caches(file: Any) -> Iterator[Patch]:
                 yield Patch(scope, name, function.__wrapped__)
 
 
-def _causal_masks(file: Any) -> Iterator[Patch]:
-    """Patches with which a file's models make the causal masks that they would leave to flags of their attentions."""
-    for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
-        if (make := vars(file).get(name)) is not None:
-            yield Patch(file, name, functools.partial(make, allow_is_causal_skip=False))
+class _CausalMasks:
+    """Makes the causal masks that a model would leave to flags of its attentions, and learns whether they count.
+
+    Attributes:
+        patches: Of the functions that make them.
+        count: Whether the model gives other numbers without them; None before a run that would leave one out.
+    """
+
+    count: bool | None = None
+    _running = False
+    _left_out = False
+
+    def __init__(self) -> None:
+        self.patches: list[Patch] = []
+
+    def found(self, file: Any) -> Iterator[Patch]:
+        """Patches of the functions with which a file's models make them."""
+        for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
+            if (make := vars(file).get(name)) is not None:
+                yield Patch(file, name, functools.partial(self._made, make))
+
+    def _made(self, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs, allow_is_causal_skip=False)
+        if self.count is None and made is not None and made.shape[-1] > 1:
+            self._left_out |= make(*args, **kwargs) is None
+        return made
+
+    def run(self, compute: Callable[[], Any]) -> Any:
+        """Computes with masks, and once without."""
+        if self._running:  # a part within the whole
+            return compute()
+        self._running, self._left_out = True, False
+        try:
+            with patched(lambda: self.patches):
+                result = compute()
+            if self._left_out:
+                pairs = zip(tree_leaves(result), tree_leaves(compute()), strict=True)
+                self.count = not all(torch.allclose(one, other, 1e-3, 1e-4) for one, other in pairs
+                                     if isinstance(one, torch.Tensor))  # fmt: skip
+        finally:
+            self._running = False
+        return result
 
 
 def has_past(model: Any) -> bool:
