@@ -33,7 +33,9 @@ class Guard:
         place: Where the code made it, as ` (model.py, line 7: y = x.view(n))`, or "".
         sizes: A size for each dim of the condition.
         special: Whether the condition is an equality, which few sizes fulfil, such as that of whole chunks.
-        within: By dim, the sizes up to which it is true of all, as of `past + seq <= 2048`; none = it is no such bound.
+        within: By dim, the sizes up to which it is what it is at the usual sizes, as of `past + seq <= 2048`; none = it
+            is no such bound.
+        usual: Whether it is true at the usual sizes.
     """
 
     text: str
@@ -41,6 +43,7 @@ class Guard:
     sizes: Mapping[str, int]
     special: bool = False
     within: Mapping[str, int] = field(default_factory=dict)
+    usual: bool = True
 
 
 def constants(program: torch.export.ExportedProgram, contract: IOContract) -> dict[str, tuple[int, str]]:
@@ -98,11 +101,13 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
             continue
         text = str(guard.expr.subs({symbol: _name(dims[symbol], factors) for symbol in used}))
         special = isinstance(guard.expr, sympy.Eq)
-        within = {} if special else _within(guard.expr, used, dims)
+        usual, within = _within(guard.expr, used, dims)
+        within = {} if special else within
         bounds = {name: size * factors[name] for name, size in within.items()}
         for multiples in _violations(guard.expr, used, dims):
             sizes = {name: size * factors[name] for name, size in multiples.items()}
-            violated.setdefault(tuple(sorted(sizes.items())), Guard(text, _place(guard.sloc), sizes, special, bounds))
+            found = Guard(text, _place(guard.sloc), sizes, special, bounds, usual)
+            violated.setdefault(tuple(sorted(sizes.items())), found)
     return tuple(violated.values())
 
 
@@ -135,15 +140,17 @@ def _violations(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) ->
         with_few = True
 
 
-def _within(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) -> dict[str, int]:
-    """The largest sizes, halved until the condition is true of them and of the smallest; none below the usual ones."""
+def _within(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) -> tuple[bool, dict[str, int]]:
+    """What a condition is at the usual sizes, and the largest sizes, halved until it is the same of them and of the
+    smallest; none below the usual ones."""
     holds, ranges = _as_function(condition, used), [dims[symbol] for symbol in used]
-    most = [dim.max for dim in ranges]
+    most, usual = [dim.max for dim in ranges], holds(*(dim.opt for dim in ranges))
     while all(size >= dim.opt for dim, size in zip(ranges, most, strict=True)):
-        if all(holds(*each) for each in itertools.product(*zip((dim.min for dim in ranges), most, strict=True))):
-            return {dim.name: size for dim, size in zip(ranges, most, strict=True)}
+        corners = itertools.product(*zip((dim.min for dim in ranges), most, strict=True))
+        if all(holds(*each) == usual for each in corners):
+            return usual, {dim.name: size for dim, size in zip(ranges, most, strict=True)}
         most = [size // 2 // dim.step * dim.step for dim, size in zip(ranges, most, strict=True)]
-    return {}
+    return usual, {}
 
 
 def _as_function(condition: Any, used: Sequence[Any]) -> Callable[..., bool]:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from attnport.budget import Budget
 from attnport.cases.inputs import Array, Case, batch_dim, full_case, largest_size
 from attnport.dims import distinct_sizes
 from attnport.errors import AttnportError, ExportError, UsageError
+from attnport.options import advised
 from attnport.parity.bound import NO_ROUNDING, Errors, Yardstick, floor, judge, measure_all, within_rounding, worse
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
@@ -100,7 +102,18 @@ def check_dims(
     start = full_case(io, distinct_sizes(io.dims))
     budget = Budget(list(filter(None, [batch_dim(io)])))
     with budget.measured(check_feeds(io, start.feeds)):
-        checker, session = _checker(io, model, start)
+        try:
+            checker, session = _checker(io, model, start)
+        except ExportError as err:
+            other = next((guard for guard in guards if guard.within and not guard.usual), None)
+            if other is None:
+                raise
+            raise ExportError(
+                f"{_what_froze(io, other, decided)}: it runs nowhere at {start.name}.",
+                hint=_remedy(io, other, decided),
+                dims=_varied_dims(other),
+                within=other.within,
+            ) from err
 
     def right(varied: str | Guard | None, sizes: Mapping[str, int]) -> bool:
         case = full_case(io, sizes)
@@ -119,7 +132,7 @@ def check_dims(
             first = f"; the first module whose output differs is {place}" if place else ""
             raise ExportError(
                 f"{_what_froze(io, varied, decided)}: at {case.name} {checker} gives {problem}{first}.",
-                hint=_remedy(varied, decided),
+                hint=_remedy(io, varied, decided),
                 dims=_varied_dims(varied),
                 within={} if varied is None or isinstance(varied, str) else varied.within,
             )
@@ -167,7 +180,7 @@ def _where_defined(expected: Mapping[str, Array], *others: dict[str, Array]) -> 
         }
 
 
-def _remedy(varied: str | Guard | None, decided: Sequence[str] = ()) -> str:
+def _remedy(io: IOContract, varied: str | Guard | None, decided: Sequence[str] = ()) -> str:
     if varied is None and decided:
         return (
             "The values that were tried go the other way. Compute both ways, and choose with "
@@ -177,7 +190,12 @@ def _remedy(varied: str | Guard | None, decided: Sequence[str] = ()) -> str:
         return 'If random values do not fit an input, such as sorted offsets, give an example of it and ":example".'
     if isinstance(varied, str):
         return "Look for sizes that the code turns into Python numbers or constants."
-    return "Write it without a Python branch on a size, or leave those sizes out of the ranges of dims."
+    left = "leave those sizes out of the ranges of dims"
+    if varied.within:
+        ranges = [replace(dim, opt=min(dim.opt, most), max=most)
+                  for name, most in varied.within.items() for dim in [io.dim(name)]]  # fmt: skip
+        left = f"leave those sizes out: {advised('dims', ranges)}"
+    return f"Write it without a Python branch on a size, or {left}."
 
 
 def _check_contract(
@@ -192,7 +210,7 @@ def _check_contract(
     elif varied is not None and not isinstance(varied, str):
         why, hint = (
             f". The contract is that of {varied.text}, which the module's code decides{varied.place}",
-            _remedy(varied),
+            _remedy(io, varied),
         )
     sizes = check_feeds(io, case.feeds)
     for spec in io.outputs:

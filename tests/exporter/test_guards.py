@@ -197,9 +197,10 @@ def test_sizes_that_violate_a_guard_are_the_smallest_and_the_smallest_without_a_
     assert [dict(guard.sizes) for guard in captured.guards] == [{"seq": 1}, {"seq": 2}]
 
 
-def test_a_bound_on_a_sum_limits_its_dims_and_one_that_the_usual_sizes_exceed_does_not() -> None:
+def test_a_bound_limits_its_dims_if_the_usual_sizes_and_the_smallest_are_on_one_side_of_it() -> None:
     new, past = sympy.symbols("new past", integer=True)
     dims = {new: Dim("seq", 1, 1, 2048), past: Dim("past", 0, 128, 2047)}
-    assert guards._within(new + past <= 2048, [new, past], dims) == {"seq": 1024, "past": 1023}
+    assert guards._within(new + past <= 2048, [new, past], dims) == (True, {"seq": 1024, "past": 1023})
+    assert guards._within(past > 256, [past], dims) == (False, {"past": 255})
     for other in (new + past <= 100, new + past >= 2, sympy.Ne(past, 0)):
-        assert guards._within(other, [new, past], dims) == {}
+        assert guards._within(other, [new, past], dims)[1] == {}

@@ -247,6 +247,22 @@ def test_sizes_that_the_module_takes_and_the_trace_does_not_are_tried_and_left_o
     assert "limited seq to 6 to 512" in " ".join(notes)
 
 
+class Cut(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[:, :256] if x.shape[1] > 256 else x
+        return self.heads(x, len(x), -1).sum(2)
+
+
+def test_a_text_that_the_module_cuts_off_is_limited_to_the_sizes_before(tmp_path: Path) -> None:
+    notes: list[str] = []
+    artifact = attnport.export(Cut().eval(), tmp_path / "out", args=(X,), tell=notes.append)
+    assert [str(dim) for dim in artifact.manifest.io.dims if dim.name == "seq"] == ["seq=1:128:256"]
+    assert "the graph is that of seq > 256" in " ".join(notes)
+    with pytest.raises(ExportError, match="the graph is that of seq > 256") as caught:
+        attnport.export(Cut().eval(), tmp_path / "other", inputs=["x=float32[batch,seq,32]"])
+    assert "dims=['seq=1:128:256']" in caught.value.hint
+
+
 class Halved(nn.Module):
     """Pixels, half as many in each of three layers, of which one is left in a small picture."""
 
