@@ -329,7 +329,7 @@ def _number(
     if _LAYERS.search(key):
         return min(value, len(kept) if key == "num_hidden_layers" else 2)
     if _EXPERTS.search(key) or _CHOSEN.search(key):
-        return min(value, 4 if _EXPERTS.search(key) else 2)
+        return min(value, 2) if not _EXPERTS.search(key) else 2 if value == 1 else min(value, 4)
     if _PICTURE.match(key) and preset.picture:
         return min(value, preset.picture)
     if key == "patch_size" and preset.picture == 32:
