@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from loaded import load
 from torch import nn
 
 from attnport.sources.hf.modules import make_traceable, mask_notes
@@ -108,3 +110,27 @@ def test_transformers_itself_is_as_it_was_while_nothing_runs() -> None:
         with pytest.raises(IndexError):
             copied(torch.full((1, 3), -1))
     assert all(vars(file)[name] is value for name, value in before.items())
+
+
+def test_a_model_computes_what_transformers_itself_loads(tmp_path: Path) -> None:
+    """Grounding DINO has no scaled_dot_product_attention, and its BERT has: with eager attention, a mask that says who
+    attends to whom becomes a number that is added to scores."""
+    common: dict[str, Any] = {"num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = transformers.GroundingDinoConfig(
+        backbone_config=transformers.SwinConfig(image_size=32, patch_size=2, embed_dim=8, depths=[1, 1, 1, 1],
+                                                num_heads=[1, 1, 2, 2], window_size=2, out_indices=[2, 3, 4]),
+        text_config=transformers.BertConfig(hidden_size=16, vocab_size=1100, **common),
+        d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=16, decoder_ffn_dim=16, num_queries=3, num_feature_levels=3, position_embedding_type="sine",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.GroundingDinoModel(config).save_pretrained(tmp_path)
+    expected = transformers.GroundingDinoModel.from_pretrained(tmp_path, trust_remote_code=False).eval()
+    spec = load(f"hf:{tmp_path}")
+    feeds = {"input_ids": torch.tensor([[101, 7, 9, 1012, 11, 102]]), "attention_mask": torch.ones(1, 6).long(),
+             "token_type_ids": torch.zeros(1, 6).long(), "pixel_values": torch.randn(1, 3, 32, 32)}  # fmt: skip
+    with torch.no_grad():
+        got = spec.make()(*(feeds[one.name] for one in spec.io.inputs))
+        wanted = expected(**feeds)
+    at = [one.name for one in spec.io.outputs].index("encoder_last_hidden_state_text")
+    torch.testing.assert_close(got[at], wanted.encoder_last_hidden_state_text)

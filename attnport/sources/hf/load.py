@@ -413,9 +413,11 @@ def _refuse_random(place: str, model: Any, missing: Sequence[str], task: str) ->
         )
 
 
-def _attention(kind: Any) -> str:
-    """scaled_dot_product_attention if the model supports it, since that exports as one operator."""
-    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
+def _attention(kind: Any) -> str | None:
+    """scaled_dot_product_attention if the model supports it, since that exports as one operator; else transformers'
+    own choice for each of its parts, which "eager" would overrule: its BERT misreads the bool mask of Grounding DINO.
+    """
+    return "sdpa" if getattr(kind, "_supports_sdpa", True) else None
 
 
 _PREFIX = "AutoModel"
