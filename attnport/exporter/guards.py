@@ -22,6 +22,8 @@ from attnport.exporter.output_sizes import as_multiple
 
 _SCANNED = 2048
 _COMBINED = 24
+_LONG = 160
+"""A longer condition is nothing to read."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
         if not used or any(symbol not in dims for symbol in used):
             continue
         text = str(guard.expr.subs({symbol: _name(dims[symbol], factors) for symbol in used}))
+        if len(text) > _LONG:
+            text = f"a condition on {' and '.join(sorted({dims[symbol].name for symbol in used}))}"
         special = isinstance(guard.expr, sympy.Eq)
         usual, within = _within(guard.expr, used, dims)
         within = {} if special else within

@@ -109,6 +109,9 @@ def obstacles() -> tuple[Patch, ...]:
       `(4 - n % 4) % 4` it pads by nothing there, and is the same where the trace found a rest.
     - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
       nothing.
+    - torch divides sizes by their common divisor, and simplifies the quotients by every rule that sympy has: minutes of
+      a trace at sizes of which many are quotients, as of pictures that are padded in each layer. Their products are
+      written out, as torch does elsewhere.
     - torch.export prints the whole graph so far when it fails. The words that it would suggest ranges with are not
       always found, which it asserts; nobody reads them here.
     """
@@ -132,6 +135,7 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(SymNode, "sub", _less_rest(SymNode.sub)),
         *(Patch(math, name, _of_size(name)) for name in ("log", "log2", "log10", "log1p", "exp")),
         Patch(math, "sqrt", _root(math.sqrt)),
+        Patch(sympy, "simplify", sympy.expand),
     )
 
 
