@@ -285,3 +285,8 @@ def test_an_interrupt_after_the_last_step_does_not_say_that_nothing_was_done(mon
     result = call("export", "bert_encoder", "-o", "out")
     assert result.exit_code == 130
     assert "already done; it is kept" in result.stderr
+
+
+def test_python_runs_the_package_as_the_command() -> None:
+    command = [sys.executable, "-m", "attnport", "--version"]
+    assert "attnport" in subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -60,7 +60,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("console",),
     ("artifact",),
     ("testing",),
-    ("cli", "__main__", "__init__"),
+    ("cli", "__init__"),
+    ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 HEAVY = {

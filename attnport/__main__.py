@@ -1,0 +1,5 @@
+"""`python -m attnport` is the command `attnport`."""
+
+from attnport.cli import main
+
+main()
