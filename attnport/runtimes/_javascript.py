@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attnport.artifacts import Ran, Session
+from attnport.artifacts import PLANS, Ran, Session
 from attnport.errors import ArtifactError, MissingDependency, UnavailableError
 from attnport.runtimes import _ort
 from attnport.runtimes.base import (
@@ -343,13 +343,14 @@ class JavaScriptRuntime(Runtime):
             try:
                 process = self.started({path.name: path})
                 try:
-                    device = self.opened(process, path, (), 1)["device"]
+                    answer = self.opened(process, path, (), 1)
                     process.ask("run", {"x": np.ones(2, np.float32)}, outputs=["y"])
                 finally:
                     process.close()
             except (RuntimeError, ChildProcessError) as err:
                 raise UnavailableError(f"{self.npm} does not work here: {err}") from err
-        return {"devices": (device or "CPU",)}
+        plans = tuple(plan for plan in self.plans if answer["half"] or not PLANS[plan].half)
+        return {"devices": (answer["device"] or "CPU",), "plans": plans}
 
     def started(self, files: Mapping[str, Path]) -> Process:
         """The process, by default a page; it may read `files`, by name. Raises MissingDependency, ChildProcessError."""

@@ -141,7 +141,7 @@ def test_what_the_proof_of_a_layout_lacks_is_told_once_with_what_installs_it(mad
 
 def test_transformers_js_gets_a_file_for_each_precision_that_there_is() -> None:
     there = ("openvino", "ort_cpu", "ort_cpu.fp16", "ort_cpu.int8")
-    assert base.get("web").usual(there) == ("ort_cpu", "ort_cpu.int8")
+    assert base.get("web").usual(there) == ("ort_cpu", "ort_cpu.fp16", "ort_cpu.int8")
     assert base.get("hub").usual(there) == base.get("web").usual(()) == ("ort_cpu",)
     forms = {name: SimpleNamespace(plan=plan) for name, plan in (("ort_cpu", "fp32"), ("ort_cpu.int8", "int8"))}
     outputs = (SimpleNamespace(name="last_hidden_state"),)

@@ -122,6 +122,19 @@ def test_transformers_js_reads_the_layout(
     assert float(np.abs(got - wanted).max()) < 1e-6
 
 
+def test_transformers_js_reads_half_precision(
+    out: Path, node_modules: Path, texts: list[str], wanted: Vectors, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(out, tmp_path / "out"))
+    fuse(folder, targets=["ort_cpu"], precision="fp16")
+    check(folder, ["ort_cpu"], precision="fp16")
+    web = bundle(folder, tmp_path / "web", layout="web")
+    files = {path.name: path.stat().st_size for path in (web / "onnx").iterdir()}
+    assert files["model_fp16.onnx"] < 0.51 * files["model.onnx"]
+    got = np.asarray(json.loads(ran(["node", HERE / "embed.mjs", node_modules, web, "fp16"], texts)))
+    assert 1e-6 < float(np.abs(got - wanted).max()) < 1e-3
+
+
 def decoder(config: Any, minilm: Path, folder: Path) -> Path:
     """A tiny decoder of transformers with MiniLM's tokenizer."""
     import torch
@@ -146,8 +159,13 @@ def test_transformers_js_generates_with_a_cache(
     export(f"hf:{source}", folder, with_past=True)
     fuse(folder, targets=["ort_cpu"])
     check(folder, ["ort_cpu"])
+    fuse(folder, targets=["ort_cpu"], precision="fp16")
+    check(folder, ["ort_cpu"], precision="fp16")
     web = bundle(folder, tmp_path / "web", layout="web")
-    got = json.loads(ran(["node", HERE / "generate.mjs", node_modules, web], texts[:3]))
+    got, half = (
+        json.loads(ran(["node", HERE / "generate.mjs", node_modules, web, dtype], texts[:3]))
+        for dtype in ("fp32", "fp16")
+    )
     tokens = AutoTokenizer.from_pretrained(source, trust_remote_code=False)(
         texts[:3], padding=True, padding_side="left", return_tensors="pt"
     )
@@ -158,6 +176,7 @@ def test_transformers_js_generates_with_a_cache(
         )
     assert got == rows[:, tokens["input_ids"].shape[1] :].tolist()
     assert len({token for row in got for token in row}) > 12  # and not one token again and again
+    assert np.mean(np.equal(got, half)) > 0.8  # some scores of random weights are almost equal
 
 
 def test_a_decoder_with_a_window_is_refused(minilm: Path, tmp_path: Path) -> None:

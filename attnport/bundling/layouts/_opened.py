@@ -56,7 +56,9 @@ def running(
     """
 
     def by_contract(feeds: Mapping[str, Any]) -> dict[str, Any]:
-        got = run({renamed.get(name, name): array for name, array in feeds.items()})
+        types = {spec.name: spec.dtype for spec in manifest.io.inputs}
+        given = {name: array.astype(types[name], copy=False) for name, array in feeds.items()}
+        got = run({renamed.get(name, name): array for name, array in given.items()})
         outputs = {spec: got[renamed.get(spec.name, spec.name)] for spec in manifest.io.outputs}
         return {
             spec.name: array.squeeze(1) if array.ndim > len(spec.dims) else array for spec, array in outputs.items()

@@ -36,10 +36,12 @@ class Hub(Layout):
 
     Attributes:
         runtimes: Those whose forms it has.
+        casts: Whether a form's inputs and outputs are given the types of the contract.
     """
 
     name = "hub"
     runtimes: tuple[str, ...] = ("onnxruntime", "openvino")
+    casts = False
 
     def write(self, packed: Packed, target: Path) -> None:
         """Fills `target`; see the base class."""
@@ -78,7 +80,7 @@ class Hub(Layout):
                 hint='Use --form openvino, and load it with ov_config={"INFERENCE_PRECISION_HINT": "bf16"}.',
             )
         for spec in (*packed.io.inputs, *packed.io.outputs):
-            if form.dtypes[spec.name] != spec.dtype:
+            if form.dtypes[spec.name] != spec.dtype and not self.casts:
                 raise UsageError(
                     f"form {name}: {spec.name} is {form.dtypes[spec.name]}; what reads layout {self.name} takes "
                     f"{spec.dtype}.",

@@ -28,8 +28,13 @@ if TYPE_CHECKING:
     import onnx
 
 PACKAGE = "onnxruntime-web"
-FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx", "int4": "onnx/model_q4.onnx"}
-DTYPES = {"fp32": "fp32", "int8": "q8", "int4": "q4"}
+FILES = {
+    "fp32": "onnx/model.onnx",
+    "fp16": "onnx/model_fp16.onnx",
+    "int8": "onnx/model_quantized.onnx",
+    "int4": "onnx/model_q4.onnx",
+}
+DTYPES = {"fp32": "fp32", "fp16": "fp16", "int8": "q8", "int4": "q4"}
 """By precision of the form, and what transformers.js calls it."""
 
 
@@ -38,7 +43,8 @@ class Web(Hub):
 
     name = "web"
     runtimes = ("onnxruntime",)
-    also = ("ort_cpu.int8", "ort_cpu.int4")
+    casts = True
+    also = ("ort_cpu.fp16", "ort_cpu.int8", "ort_cpu.int4")
 
     def next(self, manifest: Manifest, out: Path) -> str:
         """With transformers.js, and every `dtype` that there is a file for."""
@@ -53,7 +59,9 @@ class Web(Hub):
         return _names(packed.io, decoder) if (decoder := packed.manifest.io.decoder) else super().names(packed)
 
     def change(self, packed: Packed, model: onnx.ModelProto) -> None:
-        """Names a decoder's values as transformers.js does, with scores for one place of the sequence."""
+        """Gives the graph inputs and outputs of the contract's types, and names a decoder's values as transformers.js
+        does, with scores for one place of the sequence."""
+        _cast(model.graph, {spec.name: spec.dtype for spec in (*packed.io.inputs, *packed.io.outputs)})
         if decoder := packed.manifest.io.decoder:
             names = _names(packed.io, decoder)
             _score_one_place(model.graph, decoder.logits)
@@ -107,6 +115,24 @@ def _names(io: IO, decoder: Decoder) -> dict[str, str]:
             hint=AS_BUNDLE,
         )
     return names
+
+
+def _cast(graph: onnx.GraphProto, dtypes: Mapping[str, str]) -> None:
+    """Gives inputs and outputs these types, with a `Cast` at each that has another."""
+    import onnx
+
+    for values, of_graph in ((graph.input, True), (graph.output, False)):
+        for value in values:
+            own = value.type.tensor_type.elem_type
+            wanted = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtypes[value.name]))
+            if own == wanted:
+                continue
+            name, inner = value.name, f"{value.name}_of_form"
+            _rename(graph, {name: inner})
+            value.name, value.type.tensor_type.elem_type = name, wanted
+            given, made, to = (name, inner, own) if of_graph else (inner, name, wanted)
+            node = onnx.helper.make_node("Cast", [given], [made], name=f"{name}/Cast", to=to)
+            graph.node.insert(0 if of_graph else len(graph.node), node)
 
 
 def _score_one_place(graph: onnx.GraphProto, logits: str) -> None:

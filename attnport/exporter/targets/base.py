@@ -141,7 +141,7 @@ class Lowering(abc.ABC):
 
         Args:
             model: As exported. It is changed, so pass a copy.
-            plan: One of `plans`, or `auto` if the target takes fp16.
+            plan: One of `plans`, or `auto` if the target's engine is built.
             sizes: The usual size of each named dim, by which a target may choose its form.
             islands: The names of the nodes that stay in float32 under the plan `auto`, as a search found them.
             without: The attentions that stay as exported, and `REAL_TOKENS` or `BLOCKS` if that step is left out, each
@@ -163,7 +163,8 @@ class Lowering(abc.ABC):
                 hint=f"Run: attnport {verb} --text FILE",
             )
         if plan not in self.plans and not (plan == AUTO and self.searched):
-            others = [name for name in names() if plan in (*get(name).plans, *get(name).integers)]
+            others = [name for name, each in zip(names(), map(get, names()), strict=True)
+                      if plan in (*each.plans, *each.integers) or (plan == AUTO and each.searched)]  # fmt: skip
             raise UsageError(
                 f"target {self.name}: got precision {plan!r}; expected one of {', '.join(self.plans)}.",
                 hint=f"{plan} is a precision of {', '.join(others)}." if others else "",
@@ -174,8 +175,8 @@ class Lowering(abc.ABC):
 
     @property
     def searched(self) -> bool:
-        """Whether the target takes the plan `auto`, which is searched."""
-        return "fp16" in self.plans
+        """Whether the target takes the plan `auto`, which is searched when its engine is built."""
+        return "engine" in self.proved_by
 
     def finish(self, model: ir.Model, plan: str, islands: Collection[str] = ()) -> None:
         """Gives a lowered graph the plan's types and the target's opset, in place; the second step of `lower`.

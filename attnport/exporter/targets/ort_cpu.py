@@ -55,6 +55,7 @@ class OrtCpu(Lowering):
 
     name = "ort_cpu"
     opset = 23
+    plans: ClassVar[tuple[str, ...]] = ("fp32", "fp16")
     proved_by: ClassVar[tuple[str, ...]] = ("ort_cpu",)
     integers: ClassVar[tuple[str, ...]] = ("int8", "int4")
     real_tokens: ClassVar[bool] = True

@@ -47,12 +47,13 @@ export function answering(ort, read) {
     const adapter = provider === 'webgpu' ? await globalThis.navigator?.gpu?.requestAdapter() : undefined;
     if (provider === 'webgpu' && !adapter) throw new Error('this browser gives no adapter of WebGPU');
     const device = adapter ? adapter.info.description || adapter.info.architecture || adapter.info.vendor : '';
+    const half = !adapter || adapter.features.has('shader-f16');
     const began = performance.now();
     const externalData = await Promise.all(external.map(async (path) => ({ path, data: await read(path) })));
     const settings = { executionProviders: [provider], intraOpNumThreads: threads, interOpNumThreads: 1, ...options };
     if (externalData.length) settings.externalData = externalData;
     session = await ort.InferenceSession.create(await read(model), settings);
-    return [{ device, ms: performance.now() - began }];
+    return [{ device, half, ms: performance.now() - began }];
   }
 
   async function run({ outputs }, arrays) {
