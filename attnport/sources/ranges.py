@@ -97,6 +97,7 @@ def found_ranges(
         wanted, usual = wanted | together, usual | together
         joint = _in_steps([wanted[name] for name in lengths if name in free], start, tries)
         wanted, usual = wanted | joint, usual | joint
+        wanted |= {name: dim for name, dim in _never_shorter(wanted, lengths, start, tries).items() if name in free}
     return tuple(wanted.values()), _left_out(wanted, usual, budget)
 
 
@@ -155,7 +156,8 @@ def bound_dims(names: Sequence[str], runs: Callable[[Sizes], bool]) -> tuple[str
         different = [
             {name: unit * (by * index + first) for index, name in enumerate(names)} for first, by in ((5, 1), (7, 3))
         ]
-        if any(map(runs, different)):
+        falling = {name: unit * (5 + index) for index, name in enumerate(reversed(names))}  # if one is at most another
+        if any(map(runs, (*different, falling))):
             return None
         for name, parts, expression in rules:
             if all(runs({**sizes, name: sum(sizes[part] for part in parts)}) for sizes in different):
@@ -225,6 +227,22 @@ def _together(
         return {}
     shorter = {name: size for name, size in most.items() if size < dims[name].max}
     return {name: replace(dims[name], opt=min(dims[name].opt, size), max=size) for name, size in shorter.items()}
+
+
+def _never_shorter(
+    dims: Mapping[str, Dim], lengths: Sequence[str], start: Sizes, runs: Callable[[Sizes], bool]
+) -> dict[str, Dim]:
+    """The ranges of lengths that must not be shorter than another one, from that one's largest size on.
+
+    Of a table of which the first rows have labels, as in TabPFN, there are at least as many rows as labels.
+    """
+    found: dict[str, Dim] = {}
+    for shorter, name in itertools.permutations(lengths, 2):
+        most, dim = dims[shorter].max, dims[name]
+        least = dim.at_least(most)
+        if dim.min < most <= least <= start[name] and not runs({**start, shorter: most, name: dim.min}):
+            found[name] = replace(dim, min=least, opt=max(dim.opt, least))
+    return found
 
 
 def _in_steps(dims: Sequence[Dim], start: Sizes, runs: Callable[[Sizes], bool]) -> dict[str, Dim]:

@@ -263,6 +263,31 @@ def test_a_text_that_the_module_cuts_off_is_limited_to_the_sizes_before(tmp_path
     assert "dims=['seq=1:128:256']" in caught.value.hint
 
 
+class LabelledRows(Layer):
+    """TabPFN's idiom: the first rows of a table have labels, and all attend to these."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        unlabelled = y.new_zeros(len(y), x.shape[1] - y.shape[1])
+        q = self.layer(x) + torch.cat([y, unlabelled], 1)[..., None]
+        k = q[:, : y.shape[1]]
+        return functional.scaled_dot_product_attention(q, k, k)
+
+
+@pytest.mark.parametrize(
+    ("given", "dims"),
+    [
+        ({"args": (X, torch.randn(3, 5))}, ["seq=9:128:512", "y_1=1:9:9"]),
+        (
+            {"inputs": ["x=float32[batch,rows,32]", "y=float32[batch,labels]"]},
+            ["rows=128:128:512", "labels=1:128:128"],
+        ),
+    ],
+)
+def test_a_length_that_another_one_must_not_exceed(given: dict[str, Any], dims: list[str]) -> None:
+    kept = Given(LabelledRows().eval(), **given).spec().io.dims
+    assert [str(dim) for dim in kept if dim.name != "batch"] == dims
+
+
 class Halved(nn.Module):
     """Pixels, half as many in each of three layers, of which one is left in a small picture."""
 
