@@ -40,6 +40,7 @@ from attnport.exporter.torch_graph import (
     choose_by_masks,
     name_squeezed_axes,
     promote,
+    settle_dropout,
     share_heads,
     slice_splits,
     to_rank_4,
@@ -624,6 +625,7 @@ def _graph_of(module: torch.nn.Module, contract: IOContract, opset: int) -> _Exp
         _refuse_flex_attention(program)
         _without_dead_code(program.graph)
         write_out(program)
+        settle_dropout(program)
         choose_by_masks(program)
         attentions = count_attentions(program.graph_module)
         outputs = traced_outputs(program, contract)

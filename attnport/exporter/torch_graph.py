@@ -199,6 +199,21 @@ def promote(program: torch.export.ExportedProgram) -> int:
     return changed
 
 
+def settle_dropout(program: torch.export.ExportedProgram) -> int:
+    """Writes `torch.rand_like(x) >= 0` without a random number, in place; returns how many there were.
+
+    So OpenFold and Boltz leave dropout out in eval mode. ONNX Runtime has no random numbers at opset 22.
+    """
+    changed = 0
+    for node in program.graph.find_nodes(op="call_function", target=aten.ge.Scalar):
+        drawn, least = node.args
+        if drawn.target is aten.rand_like.default and not isinstance(least, torch.fx.Node) and least <= 0:
+            with program.graph.inserting_before(node):
+                node.replace_input_with(drawn, _made(program.graph, aten.zeros_like.default, drawn.args[0]))
+            changed += 1
+    return changed
+
+
 def choose_by_masks(program: torch.export.ExportedProgram) -> int:
     """Writes `x[mask] = value` of a bool mask as a choice between both, in place; returns how many there were.
 

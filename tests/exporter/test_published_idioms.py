@@ -304,6 +304,15 @@ class OverEdges(nn.Module):
         return torch.zeros_like(x).index_add(0, end, x[start] * (weights / (sums[end] + 1e-16))[:, None])
 
 
+class DropsOutNothing(Words):
+    """As OpenFold and Boltz: the mask of dropout is drawn in eval mode, too, where nothing is below 0."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        rate = 0.25 * self.training
+        return x + attend(x, x, x) * (torch.rand_like(x[:, :1]) >= rate) / (1 - rate)
+
+
 class CutIntoPatches(Words):
     """As PatchTST of gluonts: patches by `unfold`, the last one padded by what was there last."""
 
@@ -340,7 +349,8 @@ def test_layers_of_torch_need_no_second_trace(tmp_path: Path, monkeypatch: pytes
     "kind",
     [LeavesOutAMask, LeavesOutAFullMask, ChecksValues, CausalUnlessOne, RangeOfPositions, SpacedPositions,
      PadsToWindows, MeansOfSlots, SlopesOfHeads, Retains, SumsOfKeys, LayersOfTorch, CountsWhatIsShown, TiedRows,
-     ShiftedWindows, AcrossChannels, ResizedTable, PlacesOfWindows, Areas, OverEdges, CutIntoPatches, Squeezed],
+     ShiftedWindows, AcrossChannels, ResizedTable, PlacesOfWindows, Areas, OverEdges, CutIntoPatches, Squeezed,
+     DropsOutNothing],
 )  # fmt: skip
 def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: Path) -> None:
     module: Any = kind()
