@@ -596,7 +596,7 @@ def make_traceable(model: nn.Module) -> None:
 
 def mask_notes(model: nn.Module) -> tuple[str, ...]:
     """What a user should know of causal masks that `make_traceable` has made, of a model that has run since."""
-    if not getattr(model, "_causal_masks", _CausalMasks).count:
+    if not getattr(model, "_causal_masks", _CausalMasks).matter:
         return ()
     return (
         f"where no text has padding, transformers leaves out a causal mask of {type(model).__name__}, so that tokens "
@@ -639,14 +639,14 @@ def _without_caches(file: Any) -> Iterator[Patch]:
 
 
 class _CausalMasks:
-    """Makes the causal masks that a model would leave to flags of its attentions, and learns whether they count.
+    """Makes the causal masks that a model would leave to flags of its attentions, and learns whether they matter.
 
     Attributes:
         patches: Of the functions that make them.
-        count: Whether the model gives other numbers without them; None before a run that would leave one out.
+        matter: Whether the model gives other numbers without them; None before a run that would leave one out.
     """
 
-    count: bool | None = None
+    matter: bool | None = None
     _running = False
     _left_out = False
 
@@ -661,7 +661,7 @@ class _CausalMasks:
 
     def _made(self, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         made = make(*args, **kwargs, allow_is_causal_skip=False)
-        if self.count is None and made is not None and made.shape[-1] > 1:
+        if self.matter is None and made is not None and made.shape[-1] > 1:
             self._left_out |= make(*args, **kwargs) is None
         return made
 
@@ -675,7 +675,7 @@ class _CausalMasks:
                 result = compute()
             if self._left_out:
                 pairs = zip(tree_leaves(result), tree_leaves(compute()), strict=True)
-                self.count = not all(torch.allclose(one, other, 1e-3, 1e-4) for one, other in pairs
+                self.matter = not all(torch.allclose(one, other, 1e-3, 1e-4) for one, other in pairs
                                      if isinstance(one, torch.Tensor))  # fmt: skip
         finally:
             self._running = False
