@@ -6,10 +6,11 @@ import copy
 import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IN_MEMORY, Dim, ModelSpec, Source
 from attnport.errors import SpecError
+from attnport.patches import Patch, patched
 from attnport.sources.declare import declared_arguments, observed_spec
 from attnport.sources.load import sealed
 from attnport.sources.parsing import text_of
@@ -18,6 +19,7 @@ from attnport.sources.program import program_spec
 from attnport.sources.structure import Arguments, own_copy
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 _HELD: weakref.WeakValueDictionary[Source, ModelSpec] = weakref.WeakValueDictionary()
@@ -34,17 +36,45 @@ def kept_copy(module: nn.Module) -> nn.Module:
     from attnport.sources.hf.modules import make_traceable
 
     text = type(module).__name__
-    try:
-        made = copy.deepcopy(plain_module(text, module))
-    except (RuntimeError, TypeError, ValueError) as err:
-        raise SpecError(
-            f"{text} cannot be copied: {err}",
-            hint="Modules with weights that are computed in the forward, as by torch.nn.utils.weight_norm, cannot; "
-            "torch.nn.utils.parametrizations has the same ones that can.",
-        ) from err
+    plain = plain_module(text, module)
+    with patched(_results_copied):
+        try:
+            made = copy.deepcopy(plain)
+        except (RuntimeError, TypeError, ValueError) as err:
+            path, kind = _not_copied(plain)
+            raise SpecError(
+                f"{text} cannot be copied: {f'its {path} is a {kind}: ' if path else ''}{err}",
+                hint=f"Leave {path} out before the export, or keep it in a global variable." if path else "",
+            ) from err
     made = made.cpu().eval()
     make_traceable(made)
     return in_float32(made)
+
+
+def _results_copied() -> tuple[Patch, ...]:
+    """Patches with which results of computations are copied, too: what a forward kept, such as a loss of training, and
+    weights that torch.nn.utils.weight_norm computed."""
+    import torch
+
+    plain: Any = torch.Tensor.__deepcopy__
+
+    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
+        if tensor.is_leaf:
+            return plain(tensor, memo)
+        return memo.setdefault(id(tensor), tensor.detach().clone())
+
+    return (Patch(torch.Tensor, "__deepcopy__", copied),)
+
+
+def _not_copied(module: nn.Module) -> tuple[str, str]:
+    """The path of an attribute that cannot be copied, and its type; "" where no single one is to blame."""
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            try:
+                copy.deepcopy(value) if key not in ("_parameters", "_buffers", "_modules") else None
+            except (RuntimeError, TypeError, ValueError):
+                return f"{name}.{key}".lstrip("."), type(value).__name__
+    return "", ""
 
 
 def memory_spec(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 import structured_modules as modules
 import torch
 from loaded import load
+from torch import nn
 
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError, UsageError
+from attnport.sources.memory import kept_copy
 from attnport.sources.structure import adapted, flat_outputs, of_examples
 
 FILE = modules.__file__
@@ -257,3 +260,30 @@ def test_a_constant_that_cannot_be_read_is_refused() -> None:
 
 def test_a_compiled_module_is_exported_as_the_module_itself() -> None:
     assert type(loaded("compiled", [X]).make()).__name__ == "DictOut"
+
+
+class Keeps(nn.Module):
+    """A module that keeps a result of its last run, as a loss that is added in training."""
+
+    def __init__(self, held: Any = None) -> None:
+        super().__init__()
+        self.layer, self.held = nn.Linear(4, 4), held
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        self.held = y.mean() if self.held is None else self.held
+        return y
+
+
+def test_what_a_run_with_gradients_left_in_a_module_is_copied() -> None:
+    module = Keeps()
+    module(torch.randn(2, 4))
+    made = kept_copy(module)
+    torch.testing.assert_close(made.held, module.held.detach())
+    assert made.held.is_leaf
+    torch.testing.assert_close(copy.deepcopy(made).held, made.held)
+
+
+def test_an_attribute_that_cannot_be_copied_is_named() -> None:
+    with pytest.raises(SpecError, match="its 0.held is a lock"):
+        kept_copy(nn.Sequential(Keeps(threading.Lock())))
