@@ -285,5 +285,5 @@ def test_what_a_run_with_gradients_left_in_a_module_is_copied() -> None:
 
 
 def test_an_attribute_that_cannot_be_copied_is_named() -> None:
-    with pytest.raises(SpecError, match="its 0.held is a lock"):
+    with pytest.raises(SpecError, match=r"its 0\.held is a lock"):
         kept_copy(nn.Sequential(Keeps(threading.Lock())))
