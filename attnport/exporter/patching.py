@@ -41,8 +41,6 @@ from attnport.user_code import place_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_LONG = 50
-"""Operations of a size that is long."""
 _SIBLINGS = 100
 """The most nodes that read one value and are tried with a rule of several last nodes."""
 
@@ -112,7 +110,8 @@ def obstacles() -> tuple[Patch, ...]:
     - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
       nothing.
     - torch divides sizes by their common divisor, and simplifies the quotients by every rule that sympy has: minutes of
-      a trace at sizes that are long expressions, as of pictures that are padded in each layer. Long ones are expanded.
+      a trace at sizes that are long expressions, as of pictures that are padded in each layer. Here common factors are
+      cancelled. (Expanded, `32*(n + 7) // (n + 7)` would no longer be known to be 32.)
     - torch.export prints the whole graph so far when it fails. The words that it would suggest ranges with are not
       always found, which it asserts; nobody reads them here.
     """
@@ -136,7 +135,7 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(SymNode, "sub", _less_rest(SymNode.sub)),
         *(Patch(math, name, _of_size(name)) for name in ("log", "log2", "log10", "log1p", "exp")),
         Patch(math, "sqrt", _root(math.sqrt)),
-        Patch(sympy, "simplify", _simple(sympy.simplify)),
+        Patch(sympy, "simplify", sympy.cancel),
     )
 
 
@@ -197,11 +196,6 @@ def _of_size(name: str) -> Callable[..., Any]:
         return found / plain(*base) if base else found
 
     return called
-
-
-def _simple(simplify: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`sympy.simplify`, and for a long expression its expanded form."""
-    return lambda expression: simplify(expression) if expression.count_ops() < _LONG else expression.expand()
 
 
 def _root(sqrt: Callable[[Any], float]) -> Callable[[Any], Any]:

@@ -200,16 +200,18 @@ def promote(program: torch.export.ExportedProgram) -> int:
 
 
 def settle_dropout(program: torch.export.ExportedProgram) -> int:
-    """Writes `torch.rand_like(x) >= 0` without a random number, in place; returns how many there were.
+    """Writes `torch.rand_like(x) >= 0`, or of `torch.rand`, without a random number, in place; returns how many.
 
     So OpenFold and Boltz leave dropout out in eval mode. ONNX Runtime has no random numbers at opset 22.
     """
     changed = 0
     for node in program.graph.find_nodes(op="call_function", target=aten.ge.Scalar):
         drawn, least = node.args
-        if drawn.target is aten.rand_like.default and not isinstance(least, torch.fx.Node) and least <= 0:
+        zeros = {aten.rand_like.default: aten.zeros_like.default, aten.rand.default: aten.zeros.default}
+        if drawn.target in zeros and not isinstance(least, torch.fx.Node) and least <= 0:
             with program.graph.inserting_before(node):
-                node.replace_input_with(drawn, _made(program.graph, aten.zeros_like.default, drawn.args[0]))
+                same = _call(program.graph, zeros[drawn.target], drawn.args, drawn.meta["val"])
+            node.replace_input_with(drawn, same)
             changed += 1
     return changed
 

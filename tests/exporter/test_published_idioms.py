@@ -310,7 +310,8 @@ class DropsOutNothing(Words):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.words(ids)
         rate = 0.25 * self.training
-        return x + attend(x, x, x) * (torch.rand_like(x[:, :1]) >= rate) / (1 - rate)
+        kept = (torch.rand_like(x[:, :1]) >= rate) & (torch.rand(len(x), 1, 1) >= rate)
+        return x + attend(x, x, x) * kept / (1 - rate)
 
 
 class CutIntoPatches(Words):
