@@ -244,7 +244,9 @@ def _write_plain(
     """Writes the forms that are not in integers, in every precision that is wanted and that the runtime has here."""
     for runtime in runtimes:
         usual, *further = lowerings.get(runtime.form).plans
-        wanted = [plan for plan in further if any(key.covers(f"{runtime.name}.{plan}") for key in keys)]
+        # fp16 in ONNX Runtime on a CPU is slower than fp32: the form is for GPUs, in the browser.
+        wanted = [plan for plan in further if any(key.precision == plan or (plan == "bf16" and key.covers(
+            f"{runtime.name}.{plan}")) for key in keys)]  # fmt: skip
         for plan in (usual, *wanted):  # integers are compared with the usual one
             if plan in probed[runtime.name].plans:
                 fusing.fuse(folder, [f"{runtime.form}.{plan}"], progress=progress)

@@ -78,9 +78,9 @@ def contract_of(runtime: Runtime, plan: str) -> IOContract:
 
 
 def opening(runtime: Runtime, exported: Model, plan: str = "", **changes: Any) -> Opening:
-    """What the runtime opens the model with: an fp32 graph unless it evaluates half precision as declared."""
+    """What the runtime opens the model with: an fp32 graph if half precision is a setting of it, as of OpenVINO."""
     plan = plan or usual(runtime)
-    half = runtime.name == "onnx_reference"
+    half = runtime.name != "openvino" and plan in exported.files
     given = {
         "io": contract_of(runtime, plan),
         "plan": plan,

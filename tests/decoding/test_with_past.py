@@ -189,7 +189,7 @@ def test_the_command_line_exports_and_continues(tmp_path: Path) -> None:
     (text,) = generated("--max-tokens", 30, "--json", *options)["texts"]
     assert len(set(text)) == len(text) >= 4
     assert "the model keeps at most" in generated("--max-tokens", 500, code=2)
-    for form, reason in (("ort_cpu.fp16", "not in fp16"), ("ort_cpu.int8", "attnport tune")):
+    for form, reason in (("ort_cpu.bf16", "not in bf16"), ("ort_cpu.int8", "attnport tune")):
         assert reason in generated("--runtime", form, code=3)
 
 
