@@ -177,9 +177,9 @@ def update_in_place(model: ir.Model) -> None:
     places = {past: _Places(build, of_past) for past, of_past in lengths.items()}
     for cached in found:
         own = places[_past(cached.pasts[0])]
+        build.before, build.scope = cached.node, str(cached.node.name)
         _sizes_from_elsewhere(cached, own)
         _read_tokens_alone(build, cached, own)
-        build.before, build.scope = cached.node, str(cached.node.name)
         _write(build, cached, own)
     model.metadata_props[IN_PLACE] = str(next(iter(lengths.values())).ids.name)
     model.graph.opset_imports.setdefault(CONTRIB, 1)
