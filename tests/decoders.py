@@ -37,6 +37,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
                         "max_window_layers": 1, "max_position_embeddings": 320}),
     "phi3": ("Phi3", {**_SMALL, **_WIDTHS, "num_key_value_heads": 2, "sliding_window": 7,
                       "max_position_embeddings": 320}),
+    "granite_swa": ("GraniteSWA", {**_SMALL, **_WIDTHS, "num_key_value_heads": 2, "sliding_window": 8,
+                                   "max_position_embeddings": 320, "layer_types": ["full_attention"] * 2}),
     "bloom": ("Bloom", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_head": 4, "n_layer": 2, "eos_token_id": END,
                         "bos_token_id": None, "pad_token_id": 0}),
     "opt": ("OPT", {**_SMALL, "hidden_size": 32, "ffn_dim": 64, "num_attention_heads": 4,
