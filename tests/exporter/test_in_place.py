@@ -48,7 +48,7 @@ def tokens(batch: int, count: int) -> Array:
     return np.random.default_rng(count).integers(0, VOCABULARY, (batch, count))
 
 
-@pytest.mark.parametrize("kind", representatives(KINDS, (*QUICK, "granite_swa")))  # whose forms keep the mean of all values
+@pytest.mark.parametrize("kind", representatives(KINDS, (*QUICK, "granite_swa")))  # with the mean of all values
 def test_a_graph_has_both_ways_and_is_proved_fused(artifacts: Once, kind: str) -> None:
     folder = artifacts(kind)
     model = onnx.load(folder / "model.ort_cpu.onnx", load_external_data=False)
