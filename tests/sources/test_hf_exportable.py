@@ -84,6 +84,16 @@ def test_what_a_token_attends_to_does_not_depend_on_the_padding_of_others() -> N
     assert "leaves out a causal mask of Aimv2TextModel" in mask_notes(model)[0]
 
 
+def test_a_model_that_always_makes_its_mask_runs() -> None:
+    config = transformers.DogeConfig(
+        vocab_size=60, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+    )  # fmt: skip
+    model = transformers.DogeModel(config).eval()
+    make_traceable(model)
+    with torch.no_grad():
+        assert model(input_ids=torch.arange(10).view(2, 5)).last_hidden_state.shape == (2, 5, 16)
+
+
 def test_no_note_where_the_mask_counts_for_nothing() -> None:
     """CLIP's attentions are told to be causal in the call."""
     config = transformers.CLIPTextConfig(

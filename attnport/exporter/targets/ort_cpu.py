@@ -251,8 +251,19 @@ def _lengths(model: ir.Model, caches: Sequence[ir.Value]) -> dict[str, _Lengths]
 
 
 def _read_past_alone(found: Sequence[_Cached]) -> bool:
-    """Whether nothing but the attention itself reads a cache, unless for a size."""
+    """Whether nothing but the attention itself reads a cache, unless for a size, and no query or mask is made of the
+    longer cache, as Doge's mask is of all values."""
     for cached in found:
+        before, open_values = set[ir.Value](), [cached.node.inputs[0], cached.node.inputs[3]]
+        while open_values:
+            value = open_values.pop()
+            node = value.producer() if value is not None and value not in before else None
+            if value is not None:
+                before.add(value)
+            if node is not None and not _size(node):
+                open_values += node.inputs
+        if before & {*cached.wholes}:
+            return False
         for past, whole in zip(cached.pasts, cached.wholes, strict=True):
             if any(user is not whole.producer() and not _size(user) for user, _ in past.uses()):
                 return False

@@ -660,7 +660,7 @@ class _CausalMasks:
                 yield Patch(file, name, functools.partial(self._made, make))
 
     def _made(self, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        made = make(*args, **kwargs, allow_is_causal_skip=False)
+        made = make(*args, **{**kwargs, "allow_is_causal_skip": False})  # Doge says so itself
         if self.matter is None and made is not None and made.shape[-1] > 1:
             self._left_out |= make(*args, **kwargs) is None
         return made
