@@ -73,7 +73,8 @@ def page(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     versions = sorted({word for sides in tried.values() for word in named_versions(sides["attnport"]["of"])})
     codes = Counter(side["of"] for sides in tried.values() for name, side in sides.items() if name in OURS)
     day = (
-        f"Of {codes.total()} results of attnport, {max(codes.values())} are of one code, and the others of their day's."
+        f"Of {codes.total()} results of attnport, {max(codes.values())} were measured with one version of its code, "
+        "the rest with others."
     )
     text = INTRODUCTION.format(versions=", ".join(versions), day=day, bound="1e-3")
     text += "".join(f"{line}\n" for line in [*counts(made, len(tried) - len(made)), "", *table(made)])

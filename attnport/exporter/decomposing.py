@@ -131,7 +131,7 @@ def _decompositions(
             return None  # other nodes see what it does
         if node.target in table or _is_always_decompose(node.target):
             try:
-                # C++ code that reads sizes as numbers, as that of an uneven `padding="same"`, would fix them for good.
+                # Some C++ code makes dynamic sizes constants, as that of `padding="same"` with an even kernel does.
                 with fake, fake.shape_env.error_on_new_guards():
                     found[node] = _traced(node, table, translated)
             except Exception:  # torch raises errors of any type; those of the whole program are the ones to tell

@@ -35,8 +35,8 @@ class Guard:
         place: Where the code made it, as ` (model.py, line 7: y = x.view(n))`, or "".
         sizes: A size for each dim of the condition.
         special: Whether the condition is an equality, which few sizes fulfil, such as that of whole chunks.
-        within: By dim, the sizes up to which it is what it is at the usual sizes, as of `past + seq <= 2048`; none = it
-            is no such bound.
+        within: By dim, the largest size up to which the condition has the same answer as at the usual sizes, as for
+            `past + seq <= 2048`; none = it is no such bound.
         usual: Whether it is true at the usual sizes.
     """
 

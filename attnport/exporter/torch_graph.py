@@ -200,9 +200,9 @@ def promote(program: torch.export.ExportedProgram) -> int:
 
 
 def settle_dropout(program: torch.export.ExportedProgram) -> int:
-    """Writes `torch.rand_like(x) >= 0`, or of `torch.rand`, without a random number, in place; returns how many.
+    """Replaces `torch.rand_like(x) >= 0` and `torch.rand(n) >= 0`, which are always true, in place; returns how many.
 
-    So OpenFold and Boltz leave dropout out in eval mode. ONNX Runtime has no random numbers at opset 22.
+    OpenFold and Boltz compute this in eval mode. ONNX Runtime has no operator for random numbers at opset 22.
     """
     changed = 0
     for node in program.graph.find_nodes(op="call_function", target=aten.ge.Scalar):

@@ -262,9 +262,9 @@ def _moved_with(
 
 
 def _why(groups: Sequence[tuple[Axis, ...]], reasons: Mapping[tuple[Axis, ...], str]) -> str:
-    """Why an axis has one size: what the module raised when it was moved together with those that equal it.
+    """The reason why an axis has one size: the error when all axes of equal size were changed together.
 
-    Moved alone, it is no longer as long as those of other inputs, which hides what is wrong with all of them.
+    Changed alone, it would differ from the axes of other inputs, and the error would be about that difference.
     """
     told = [reasons[group] for group in groups[:2] if reasons.get(group)]
     return told[-1] if told else "it is broadcast"

@@ -232,9 +232,9 @@ def _together(
 def _never_shorter(
     dims: Mapping[str, Dim], lengths: Sequence[str], start: Sizes, runs: Callable[[Sizes], bool]
 ) -> dict[str, Dim]:
-    """The ranges of lengths that must not be shorter than another one, from that one's largest size on.
+    """New ranges for lengths that have to be at least another length: they begin at the largest size of the other.
 
-    Of a table of which the first rows have labels, as in TabPFN, there are at least as many rows as labels.
+    In TabPFN the first rows of a table have labels, so that there are at least as many rows as labels.
     """
     found: dict[str, Dim] = {}
     for shorter, name in itertools.permutations(lengths, 2):

@@ -399,7 +399,7 @@ def _store(spec: ModelSpec, trace: Trace, changing: Change, reference: _Opened, 
             got, expected = session.run(case.feeds), reference.run(case.feeds)
         for name, array in expected.items():
             largest = float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
-            # A mask of the opposite meaning hides every key of some rows, for which the module gives NaN.
+            # The module gives NaN for rows without a key, as with a mask of the opposite meaning.
             if not np.allclose(got[name], array, rtol=1e-6, atol=1e-6 * largest, equal_nan=True):
                 raise ExportError(f"the module cannot be written as a program: its {name} differs from the module's.")
     except AttnportError as err:

@@ -105,6 +105,11 @@ def test_no_note_where_the_mask_counts_for_nothing() -> None:
     with torch.no_grad():
         model(input_ids=torch.arange(10).view(2, 5))
     assert mask_notes(model) == ()
+    make_traceable(broken := transformers.CLIPTextModel(config).eval())
+    with torch.no_grad():
+        next(broken.parameters()).fill_(torch.nan)
+        broken(input_ids=torch.arange(10).view(2, 5))
+    assert mask_notes(broken) == ()
 
 
 def test_transformers_itself_is_as_it_was_while_nothing_runs() -> None:
