@@ -17,6 +17,7 @@ import torch
 
 from attnport.artifacts import Dim, IOContract, MaskSpec, TensorSpec, Window
 from attnport.errors import SpecError, first_line
+from attnport.patches import Patch, patched
 from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf.contract import Subject, text_inputs
 from attnport.sources.hf.files import TokenizerOf
@@ -127,30 +128,36 @@ def _caches(names: tuple[str, str], sizes: Sizes, lengths: Sequence[str | int]) 
     ]
 
 
+_SHORT = 3
+"""A window with which a cache of four places is already longer than a new token sees."""
+
+
 def _windows(model: Any, sizes: Sizes, most: int) -> Windows | None:
     """The windows of a model whose layers may keep the last places alone; None where all are to keep all.
 
-    None, too, if the model makes its masks or positions of the cache of the first layer, or ignores masks that it is
-    given: then its logits change with one token of padding that the layers with a window do not keep.
+    None, too, if the model makes its masks or positions of the cache of the first layer, ignores masks that it is
+    given, or has a window in its config that it does not apply: then its logits change where the layers with a window
+    lack a place before it.
     """
     windows = _windows_of(model, len(sizes))
     if windows is None or windows.places >= most - 1:
         return None
-    ids_BS, mask_BT = torch.tensor([[0, 1]]), torch.tensor([[0, 1, 1, 1, 1]])
+    ids_BS, mask_BT = torch.tensor([[0, 1]]), torch.ones(1, 6, dtype=torch.int64)
     given = {"input_ids": ids_BS, "attention_mask": mask_BT}
     draw = torch.Generator().manual_seed(0)
     for at, pair in enumerate(sizes):
         for name, (heads, width) in zip(OWN, pair, strict=True):
-            given[name.format(at)] = torch.randn(1, heads, 3, width, generator=draw)
+            given[name.format(at)] = torch.randn(1, heads, 4, width, generator=draw)
     cut = {**given, WINDOW_MASK: mask_BT[:, 1:]}
     if windows.everywhere:
-        cut = {**given, "attention_mask": mask_BT[:, 1:], POSITIONS: torch.tensor([[2, 3]])}
+        cut = {**given, "attention_mask": mask_BT[:, 1:], POSITIONS: torch.tensor([[4, 5]])}
     for at, slides in enumerate(windows.layers):
         for name in (each.format(at) for each in OWN):
             cut[name] = given[name][:, :, 1:] if slides else given[name]
-    with torch.no_grad():
-        wanted = run_with_cache(model, given)["logits"]
+    config = model.config.get_text_config(decoder=True)
+    with torch.no_grad(), patched(lambda: (Patch(config, "sliding_window", _SHORT),)):
         try:
+            wanted = run_with_cache(model, given)["logits"]
             found = run_with_cache(model, cut, windows=windows.layers)["logits"]
         except Exception:  # transformers raises whatever it likes where masks are of another kind
             return None
