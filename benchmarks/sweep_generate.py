@@ -38,7 +38,7 @@ def compared_tokens(made: Any, folder: Path, result: dict[str, Any]) -> str:
     result["exported"] = True
     decoder = attnport.open(artifacts[-1])
     io = decoder.manifest.io
-    options = {"max_tokens": NEW + 1, "stop": [], "runtime": "ort_cpu"}
+    options = {"max_tokens": NEW + 1, "stop": [], "beams": 1, "runtime": "ort_cpu"}
     if len(artifacts) == 1:
         prompts = _prompts(next(one.high for one in io.inputs if one.name == "input_ids"))
         if not any(mask.input for mask in io.masks):  # texts of one length alone

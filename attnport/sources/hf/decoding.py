@@ -295,20 +295,42 @@ def cross_contract(subject: Subject, plain: IOContract, declared: Sequence[str])
     mask = "attention_mask" if reads_text(model) else ENCODER_MASK
     source, width = hidden.dims[1], int(hidden.dims[2])
     own, cross = _cross_sizes(place, model, source if isinstance(source, int) else 3, width)
-    most = plain.dim("decoder_seq").max
-    half = max(1, most // 2)  # every place of the largest cache and pass together has a position
+    half = max(1, plain.dim("decoder_seq").max // 2)  # each place of the largest cache and pass has a position
+    together = _causal(model, source if isinstance(source, int) else 3, width)
+    new, many = ("decoder_seq", [Dim("decoder_seq", 1, 1, half)]) if together else (1, [])
     dims = [dim for dim in plain.dims if dim.name != "decoder_seq"]
-    dims += [Dim("decoder_seq", 1, 1, half), Dim("past", 0, min(32, half), half)]
-    inputs, masks = [ids], [MaskSpec(("causal",), alignment="lower_right")]
-    for name, given, length in ((DECODER_MASK, DECODER_MASK, "past+decoder_seq"), (mask, ENCODER_MASK, source)):
+    dims += [*many, Dim("past", 0, min(32, half), half)]
+    inputs, masks = [dataclasses.replace(ids, dims=("batch", new))], [MaskSpec(("causal",), alignment="lower_right")]
+    for name, given, length in ((DECODER_MASK, DECODER_MASK, f"past+{new}"), (mask, ENCODER_MASK, source)):
         if given in specs:
             inputs.append(TensorSpec(name, "int64", ("batch", length), high=2))
             masks.append(MaskSpec(("padding",), name))
     inputs += _caches(OWN, own, ["past"] * len(own))
     inputs += _caches(CROSS, cross, [source] * len(cross))
-    vocab, run = ids.high or 2, partial(run_behind_caches, width=width)
+    vocab, run = ids.high or 2, partial(run_behind_caches, width=width, together=together)
     generating = {"stop": _ends(model, vocab), "start": _begins(model, vocab), "rules": rules_of(model, vocab)}
     return _contract(subject, run, inputs, narrow_dims(tuple(dims), declared), masks, **generating)
+
+
+def _causal(model: Any, source: int, width: int) -> bool:
+    """Whether a decoder behind its encoder gives two tokens in one pass what it gives them one by one.
+
+    FSMT leaves its causal mask out where there is a cache. A token of padding is none of the two, as a decoder may give
+    it no position.
+    """
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+    draw = torch.Generator().manual_seed(0)
+    hidden_BSD = torch.randn(1, source, width, generator=draw)
+    ids_BS = torch.tensor([[token for token in range(3) if token != model.config.pad_token_id][-2:]])
+    found = []
+    for passes in ((ids_BS,), ids_BS.split(1, dim=1)):
+        cache: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        with torch.no_grad():
+            found.append([decode_behind(model, hidden_BSD, new_BS, cache).logits for new_BS in passes][-1][:, -1])
+    # Where the first token sees the second, it changes the keys of the layers behind it.
+    together, alone = found
+    return bool((together - alone).abs().max() <= _NEAR * alone.std())
 
 
 def _begins(model: Any, vocab: int) -> tuple[int, ...]:

@@ -320,7 +320,9 @@ def run_encoder_to_caches(model: Any, tensors: dict[str, torch.Tensor], **consta
     return found
 
 
-def run_behind_caches(model: Any, tensors: dict[str, torch.Tensor], *, width: int) -> dict[str, torch.Tensor]:
+def run_behind_caches(
+    model: Any, tensors: dict[str, torch.Tensor], *, width: int, together: bool = True
+) -> dict[str, torch.Tensor]:
     """The last token's logits `[batch, vocabulary]`, and each layer's keys and values `[batch, heads, past+seq, D]`.
 
     Args:
@@ -329,14 +331,18 @@ def run_behind_caches(model: Any, tensors: dict[str, torch.Tensor], *, width: in
             `decoder_attention_mask [batch,past+decoder_seq]`, and of the encoder's, `attention_mask [batch,seq]` or
             `encoder_attention_mask [batch,seq]`.
         width: The features of a token of the encoder.
+        together: All new tokens go through in one pass; else one by one, as a decoder needs that leaves its causal
+            mask out where there is a cache.
     """
     cross = pairs_of(tensors, CROSS)
     hidden_BSD = cross[0][0].new_zeros((cross[0][0].shape[0], cross[0][0].shape[2], width))
     cache = _cache(pairs_of(tensors, OWN), cross)
-    own = {DECODER_MASK: tensors[DECODER_MASK]} if DECODER_MASK in tensors else {}
-    out = decode_behind(
-        model, hidden_BSD, tensors[DECODER_IDS], cache, tensors.get(_MASK, tensors.get(ENCODER_MASK)), **own
-    )
+    ids_BS, own, mask_BS = tensors[DECODER_IDS], tensors.get(DECODER_MASK), tensors.get(_MASK, tensors.get(ENCODER_MASK))
+    out: Any = None
+    for new_BS in (ids_BS,) if together else ids_BS.split(1, dim=1):
+        seen = cache.get_seq_length() + new_BS.shape[1]
+        given = {} if own is None else {DECODER_MASK: own if together else own[:, :seen]}
+        out = decode_behind(model, hidden_BSD, new_BS, cache, mask_BS, **given)
     return {"logits": out.logits[:, -1], **present(cache.self_attention_cache)}
 
 
