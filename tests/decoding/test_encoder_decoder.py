@@ -74,6 +74,32 @@ def test_both_parts_pass_and_steps_write_in_place(artifacts: Once, kind: str, ru
     assert {prop.key: prop.value for prop in model.metadata_props}[IN_PLACE] == "decoder_input_ids"
 
 
+def test_a_decoder_that_is_not_causal_with_a_cache_takes_one_token_at_a_time(tmp_path: Path) -> None:
+    """FSMT makes no causal mask where it is given a cache: several tokens at once would see each other."""
+    config = transformers.FSMTConfig(
+        langs=["en", "de"], src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY, d_model=32, encoder_layers=2,
+        decoder_layers=2, encoder_ffn_dim=64, decoder_ffn_dim=64, encoder_attention_heads=4, decoder_attention_heads=4,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.FSMTForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "weights")
+    folders = [tmp_path / "encoder", tmp_path / "decoder"]
+    for folder, part in zip(folders, ("encoder-with-past", "with-past"), strict=True):
+        export(f"hf:{tmp_path / 'weights'}", folder, part=part)
+    report = check(folders[1], ["ort_cpu"])
+    assert report.runtimes["ort_cpu"].verdict == "PASS", report.runtimes["ort_cpu"].reason
+    encoder, decoder = map(attnport.open, folders)
+    begun = [2, 30, 41]
+    (found,) = decoder.generate([PROMPTS[0]], encoder=encoder, start=begun, max_tokens=8, stop=[], beams=1)
+    read = torch.tensor([PROMPTS[0]])
+    with torch.no_grad():
+        for token in found[:7]:  # the last one is forced
+            scores = model(input_ids=read, decoder_input_ids=torch.tensor([begun]), use_cache=False).logits
+            assert token == int(scores[0, -1].argmax())
+            begun.append(token)
+
+
 def test_openvino_gives_the_same_tokens(artifacts: Once) -> None:
     decoder, encoder = map(attnport.open, artifacts("t5"))
     for artifact in (decoder, encoder):

@@ -145,6 +145,17 @@ def test_a_window_that_hides_nothing_keeps_all(tmp_path: Path, kind: str) -> Non
     assert load(f"hf:{saved(kind, tmp_path / 'weights', sliding_window=320)}", part="with-past").io.window is None
 
 
+def test_a_window_in_a_config_that_no_mask_applies_keeps_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Moshi, whose cache would be cut by transformers too, and whose mask hides nothing."""
+    from transformers.models.mistral import modeling_mistral
+
+    weights = saved("mistral", tmp_path)
+    assert load(f"hf:{weights}", part="with-past").io.window == KINDS["mistral"]
+    full = modeling_mistral.create_causal_mask
+    monkeypatch.setattr(modeling_mistral, "create_sliding_window_causal_mask", full)
+    assert load(f"hf:{weights}", part="with-past").io.window is None
+
+
 def test_a_model_that_makes_something_of_how_much_a_layer_keeps_keeps_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,9 +150,10 @@ def test_a_cache_that_something_else_reads_is_left_alone(artifacts: Once) -> Non
     assert IN_PLACE in model.metadata_props
 
 
-def test_all_caches_are_written_in_place_or_none(artifacts: Once) -> None:
-    """`generate` gives buffers for all of them."""
-    model = lowered(artifacts("gpt2"))
+@pytest.mark.parametrize("kind", ["gpt2", "gemma3"])
+def test_all_caches_are_written_in_place_or_none(artifacts: Once, kind: str) -> None:
+    """`generate` gives buffers for all of them; those of gemma3 have two lengths."""
+    model = lowered(artifacts(kind))
     last = [node for node in model.graph if node.op_type == "Attention"][-1]
     last.attributes["is_causal"] = ir.AttrInt64("is_causal", 1)
     update_in_place(model)

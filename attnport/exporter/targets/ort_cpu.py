@@ -169,8 +169,10 @@ def update_in_place(model: ir.Model) -> None:
     """
     found = [cached for node in model.graph if (cached := _cached(node)) is not None]
     caches = [past for cached in found for past in cached.pasts]
+    every = {pair[0] for output in model.graph.outputs if (pair := _put_behind(output)) is not None}
     lengths = _lengths(model, caches)
-    if not lengths or len(set(caches)) != len(caches) or not _read_past_alone(found):
+    # A step has all its caches in buffers, or none.
+    if not lengths or every != set(caches) or len(every) != len(caches) or not _read_past_alone(found):
         return
     build = Builder(model)
     build.before, build.scope = model.graph[0], "in_place"

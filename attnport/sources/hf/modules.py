@@ -337,9 +337,10 @@ def run_behind_caches(
     cross = pairs_of(tensors, CROSS)
     hidden_BSD = cross[0][0].new_zeros((cross[0][0].shape[0], cross[0][0].shape[2], width))
     cache = _cache(pairs_of(tensors, OWN), cross)
-    ids_BS, own, mask_BS = tensors[DECODER_IDS], tensors.get(DECODER_MASK), tensors.get(_MASK, tensors.get(ENCODER_MASK))
+    ids_BS, own = tensors[DECODER_IDS], tensors.get(DECODER_MASK)
+    mask_BS = tensors.get(_MASK, tensors.get(ENCODER_MASK))
     out: Any = None
-    for new_BS in (ids_BS,) if together else ids_BS.split(1, dim=1):
+    for new_BS in (ids_BS,) if together else torch.split(ids_BS, 1, dim=1):
         seen = cache.get_seq_length() + new_BS.shape[1]
         given = {} if own is None else {DECODER_MASK: own if together else own[:, :seen]}
         out = decode_behind(model, hidden_BSD, new_BS, cache, mask_BS, **given)
