@@ -187,8 +187,8 @@ def test_prompts_that_an_encoder_does_not_read_are_refused(artifacts: Once) -> N
     ):
         with pytest.raises(FeedError, match=said):
             decoder.generate(prompts, encoder=encoder)
-    with pytest.raises(FeedError, match="400 new ones; the model keeps at most"):
-        decoder.generate(PROMPTS, encoder=encoder, max_tokens=400)
+    with pytest.raises(FeedError, match="450 new ones; the model keeps at most"):
+        decoder.generate(PROMPTS, encoder=encoder, max_tokens=450)
 
 
 class Captioner(nn.Module):

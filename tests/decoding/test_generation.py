@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from decoders import END, KINDS, QUICK, Once, continued, exported, saved
 from representatives import representatives
 
 import attnport
 from attnport.errors import FeedError
+from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 from attnport_bundle.decoding.generate import Options, _chosen
@@ -49,6 +52,22 @@ def test_the_last_position_of_a_table_is_used_and_none_behind_it(artifacts: Once
     assert found == continued(folder.parent / "weights", [prompt], 5, eos_token_id=None)
     with pytest.raises(FeedError, match="60 tokens and 6 new ones"):
         attnport.open(folder).generate([prompt], max_tokens=6)
+
+
+def test_places_in_a_table_of_pairs_are_used_and_none_behind_it(tmp_path: Path) -> None:
+    """GPT-Neo takes positions, and has a table of which place sees which."""
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+    config = transformers.GPTNeoConfig(
+        vocab_size=95, max_position_embeddings=32, window_size=8, bos_token_id=1, eos_token_id=2, **sizes
+    )
+    torch.manual_seed(0)
+    transformers.GPTNeoForCausalLM(config).eval().save_pretrained(tmp_path / "weights")
+    export(f"hf:{tmp_path / 'weights'}", tmp_path / "out", part="with-past")
+    report = check(tmp_path / "out", ["ort_cpu"])
+    assert report.runtimes["ort_cpu"].verdict == "PASS", report.runtimes["ort_cpu"].reason
+    prompt = [int(token) for token in np.arange(28) % 90 + 3]
+    found = attnport.open(tmp_path / "out").generate([prompt], max_tokens=2, stop=[])
+    assert found == continued(tmp_path / "weights", [prompt], 2, eos_token_id=None)
 
 
 def test_draws_are_those_of_their_seed_and_a_text_ends_behind_what_stops_it(artifacts: Once) -> None:

@@ -99,6 +99,18 @@ def test_a_decoder_takes_as_many_tokens_as_the_encoder_gives_and_their_mask(
         assert "encoder_attention_mask" in [mask.input for mask in io.masks]
 
 
+def test_states_that_a_few_samples_more_do_not_add_to_have_several_lengths(tmp_path: Path) -> None:
+    """Moonshine Streaming, which also writes positions into the states that it is given."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+             "num_key_value_heads": 4, "head_dim": 8}  # fmt: skip
+    saved(lambda: transformers.MoonshineStreamingForConditionalGeneration(transformers.MoonshineStreamingConfig(
+        **_TOKENS, **sizes, max_position_embeddings=64, encoder_config={**sizes, "sliding_windows": [[16, 4]]},
+    )), tmp_path)  # fmt: skip
+    io = load(f"hf:{tmp_path}", part="with-past").io
+    assert "cross_key_0=float32[batch,4,seq,8]" in map(str, io.inputs)
+    assert "decoder_input_ids=int64[batch,decoder_seq]" in map(str, io.inputs)
+
+
 def test_a_size_that_many_samples_share_is_not_taken_for_the_only_one() -> None:
     convolution = nn.Conv1d(1, 4, 400, stride=320)
     (found,) = observe_outputs(

@@ -246,14 +246,14 @@ def _encoded(subject: Subject) -> tuple[str, bool, int]:
     call, contract = contract_of(encoder, (), free_sides=False)
     hidden = next(spec for spec in contract.outputs if spec.name == "last_hidden_state")
     length = hidden.dims[1] if isinstance(hidden.dims[1], int) else "seq"
-    form = f"float32[batch,{length},{hidden.dims[-1]}]"
     if reads_text(model):
-        return form, "attention_mask" in accepted(model), longest
-    if length == "seq":
-        most = {dim.name: 1 if dim.name == "batch" else dim.max for dim in contract.dims}
-        trial = Trial(HubModel(encoder.model, call.run), most)
-        outputs = trial.outputs({spec.name: example(spec, most) for spec in contract.inputs})
-        longest = outputs["last_hidden_state"].shape[1] if outputs else longest
+        return f"float32[batch,{length},{hidden.dims[-1]}]", "attention_mask" in accepted(model), longest
+    most = {dim.name: 1 if dim.name == "batch" else dim.max for dim in contract.dims}
+    trial = Trial(HubModel(encoder.model, call.run), most)
+    if outputs := trial.outputs({spec.name: example(spec, most) for spec in contract.inputs}):
+        longest = outputs["last_hidden_state"].shape[1]
+        length = length if length == longest else "seq"  # a few samples more, as were tried, may give no state more
+    form = f"float32[batch,{length},{hidden.dims[-1]}]"
     return form, bool(contract.masks) and ENCODER_MASK in accepted(model.get_decoder()), longest
 
 

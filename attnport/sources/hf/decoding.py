@@ -77,11 +77,12 @@ def past_contract(
     except SpecError:
         return _remembering(subject, ids, [*behind, *padding], ranges[1], declared, generating)
     masked = not _padding_matters(model, sizes)
-    limited = POSITIONS not in accepted(model) or not masked
+    # As GPT-Neo's: a table of which place sees which has none behind its last one.
+    has_table = any(buffer.shape[-2:] == (most, most) for buffer in model.buffers())
+    limited = POSITIONS not in accepted(model) or not masked or has_table
     run = subject.run if limited else partial(subject.run, most=most)
     windows = None if limited else _windows(model, sizes, most)
-    # A model that counts positions itself has to find one for every place of the largest cache and pass together.
-    new, old = (max(1, most // 2),) * 2 if limited else (most, max(1, most - 1))
+    new, old = _shared(most) if limited else (most, max(1, most - 1))
     dims, inputs = [Dim("batch", 1, 1, 64), Dim("seq", 1, 1, new), Dim("past", 0, min(128, old), old)], [ids]
     if masked:
         inputs.append(TensorSpec("attention_mask", "int64", ("batch", "past+seq"), high=2))
@@ -99,6 +100,15 @@ def past_contract(
         window = Window(KEPT, windows.places)
     inputs += _caches(OWN, sizes, lengths)
     return _contract(subject, run, inputs, narrow_dims(tuple(dims), declared), behind, window=window, **generating)
+
+
+def _shared(most: int) -> tuple[int, int]:
+    """The most new tokens of a pass and the most places of a cache, where there is a position for so many together.
+
+    A longer prompt is read in pieces, so that the cache gets nearly all.
+    """
+    new = max(1, most // 8)
+    return new, max(1, most - new)
 
 
 def _contract(
@@ -189,10 +199,10 @@ def _remembering(
     if POSITIONS in accepted(model) and masked:
         run = partial(run, most=texts.max)
     new = 1 if memory.has_states else "seq"
-    half = texts.max if memory.has_states else max(1, texts.max // 2)
+    pass_, old = (1, max(1, texts.max - 1)) if memory.has_states else _shared(texts.max)
     dims = [Dim("batch", 1, 1, 64)]
-    dims += [] if memory.has_states else [Dim("seq", 1, 1, half)]
-    dims += [Dim("past", 0, min(128, half), max(1, half - memory.has_states))] if memory.past else []
+    dims += [] if memory.has_states else [Dim("seq", 1, 1, pass_)]
+    dims += [Dim("past", 0, min(128, old), old)] if memory.past else []
     inputs = [dataclasses.replace(ids, dims=("batch", new))]
     behind = [mask for mask in masks if not mask.input and memory.past]
     if masked:
@@ -295,11 +305,12 @@ def cross_contract(subject: Subject, plain: IOContract, declared: Sequence[str])
     mask = "attention_mask" if reads_text(model) else ENCODER_MASK
     source, width = hidden.dims[1], int(hidden.dims[2])
     own, cross = _cross_sizes(place, model, source if isinstance(source, int) else 3, width)
-    half = max(1, plain.dim("decoder_seq").max // 2)  # each place of the largest cache and pass has a position
+    most = plain.dim("decoder_seq").max
     together = _causal(model, source if isinstance(source, int) else 3, width)
-    new, many = ("decoder_seq", [Dim("decoder_seq", 1, 1, half)]) if together else (1, [])
+    pass_, old = _shared(most) if together else (1, max(1, most - 1))
+    new, many = ("decoder_seq", [Dim("decoder_seq", 1, 1, pass_)]) if together else (1, [])
     dims = [dim for dim in plain.dims if dim.name != "decoder_seq"]
-    dims += [*many, Dim("past", 0, min(32, half), half)]
+    dims += [*many, Dim("past", 0, min(32, old), old)]
     inputs, masks = [dataclasses.replace(ids, dims=("batch", new))], [MaskSpec(("causal",), alignment="lower_right")]
     for name, given, length in ((DECODER_MASK, DECODER_MASK, f"past+{new}"), (mask, ENCODER_MASK, source)):
         if given in specs:

@@ -127,7 +127,7 @@ def encoder_output(hidden_BSD: torch.Tensor, mask_BS: torch.Tensor | None = None
     class Output(MoEModelOutput):
         attention_mask = mask_BS
 
-    return Output(last_hidden_state=hidden_BSD)
+    return Output(last_hidden_state=hidden_BSD.clone())  # Moonshine Streaming adds to it in place
 
 
 def main_input(model: Any) -> str:
