@@ -1,11 +1,17 @@
-"""Names the line of the user's code that an error is about."""
+"""The user's own code: the line that an error is about, and copies of modules."""
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from traceback import FrameSummary, extract_tb
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 _OTHERS = re.compile(
     rf"^<|{re.escape(str(Path(__file__).parent))}/(?!models/)|-packages/torch/|/lib/python[^/]*/(?!(site|dist)-packages)"
@@ -40,3 +46,26 @@ def place_in_trace(text: str) -> str:
     """The line in a traceback that was kept as text, as `place_of`."""
     lines = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n *(.*)', text)
     return place_of(FrameSummary(file, int(line), name, line=code) for file, line, name, code in lines)
+
+
+def copy_of(module: nn.Module, shared: Iterable[torch.Tensor] = ()) -> nn.Module:
+    """A deep copy, which shares what cannot be copied: locks, modules of Python, static methods, open files.
+
+    Args:
+        module: Copied with its parts.
+        shared: Tensors that the copy has in common with it.
+
+    Raises:
+        Exception: whatever its classes raise where it cannot be copied even so.
+    """
+    kept: dict[int, Any] = {id(tensor): tensor for tensor in shared}
+    try:
+        return copy.deepcopy(module, dict(kept))
+    except Exception:
+        for part in module.modules():
+            for key, value in vars(part).items():
+                try:
+                    copy.deepcopy(value, dict(kept)) if key not in ("_parameters", "_buffers", "_modules") else None
+                except Exception:
+                    kept[id(value)] = value
+        return copy.deepcopy(module, kept)

@@ -7,7 +7,6 @@ too, which says what depends on the module's type.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from attnport.errors import ExportError, first_line
 from attnport.exporter.capture import Trace
+from attnport.user_code import copy_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +65,7 @@ def write_program(name: str, module: torch.nn.Module, trace: Trace) -> Program:
     graph = trace.graph
     if _has_types(graph):
         try:
-            graph = trace.again(copy.deepcopy(module).to(torch.float64)).graph
+            graph = trace.again(copy_of(module).to(torch.float64)).graph
         except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
             raise ExportError(
                 f"the module cannot be written as a program: in float64, {type(err).__name__}: {first_line(err)}."

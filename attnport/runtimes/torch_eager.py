@@ -8,7 +8,6 @@ The files of other PyTorch runtimes use what is here: casts, calls, sessions, an
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from attnport.artifacts import AUTO, CASTS, PLANS, IOContract, ModelSpec, Ran, Session
 from attnport.errors import SpecError, UsageError
 from attnport.runtimes.base import Array, CheckedSession, Opening, Runtime, physical_cores, refused
+from attnport.user_code import copy_of
 from attnport_bundle.feeds import check_feeds
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class TorchEager(Runtime):
         elif opening.plan == AUTO:
             from attnport.runtimes._torch_modes import round_parameters
 
-            module = round_parameters(copy.deepcopy(module))
+            module = round_parameters(copy_of(module))
         return TorchSession(opening, dtype, EagerCall(opening, module))
 
 
@@ -88,7 +88,7 @@ def cast(
             return weight.to(torch.complex128) if dtype == torch.float64 else weight
         return weight.to(dtype) if weight.is_floating_point() else weight
 
-    copied: torch.nn.Module = copy.deepcopy(module)
+    copied = copy_of(module)
     copied._apply(to)
     return copied
 
@@ -112,7 +112,7 @@ class EagerCall:
 
         self._nudged = opening.nudged
         if opening.nudged is not None:
-            module = nudge_parameters(module if own else copy.deepcopy(module), Draw(opening.nudged))
+            module = nudge_parameters(module if own else copy_of(module), Draw(opening.nudged))
         self._module = module
         self._masks = {mask.input for mask in opening.io.masks}
         self._steps = opening.step_by_step

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IN_MEMORY, Dim, ModelSpec, Source
-from attnport.errors import SpecError
+from attnport.errors import SpecError, first_line
 from attnport.patches import Patch, patched
 from attnport.sources.declare import declared_arguments, observed_spec
 from attnport.sources.load import sealed
@@ -17,6 +16,7 @@ from attnport.sources.parsing import text_of
 from attnport.sources.plain import in_float32, plain_module
 from attnport.sources.program import program_spec
 from attnport.sources.structure import Arguments, own_copy
+from attnport.user_code import copy_of
 
 if TYPE_CHECKING:
     import torch
@@ -39,13 +39,9 @@ def kept_copy(module: nn.Module) -> nn.Module:
     plain = plain_module(text, module)
     with patched(_results_copied):
         try:
-            made = copy.deepcopy(plain)
-        except (RuntimeError, TypeError, ValueError) as err:
-            path, kind = _not_copied(plain)
-            raise SpecError(
-                f"{text} cannot be copied: {f'its {path} is a {kind}: ' if path else ''}{err}",
-                hint=f"Leave {path} out before the export, or keep it in a global variable." if path else "",
-            ) from err
+            made = copy_of(plain)
+        except Exception as err:  # classes raise whatever they like from their own __deepcopy__
+            raise SpecError(f"{text} cannot be copied: {first_line(err)}") from err
     made = made.cpu().eval()
     make_traceable(made)
     return in_float32(made)
@@ -64,17 +60,6 @@ def _results_copied() -> tuple[Patch, ...]:
         return memo.setdefault(id(tensor), tensor.detach().clone())
 
     return (Patch(torch.Tensor, "__deepcopy__", copied),)
-
-
-def _not_copied(module: nn.Module) -> tuple[str, str]:
-    """The path of an attribute that cannot be copied, and its type; "" where no single one is to blame."""
-    for name, part in module.named_modules():
-        for key, value in vars(part).items():
-            try:
-                copy.deepcopy(value) if key not in ("_parameters", "_buffers", "_modules") else None
-            except (RuntimeError, TypeError, ValueError):
-                return f"{name}.{key}".lstrip("."), type(value).__name__
-    return "", ""
 
 
 def memory_spec(

@@ -22,6 +22,7 @@ from attnport.dims import TensorSpec
 from attnport.errors import SpecError, UsageError, first_line
 from attnport.masks import MaskSpec
 from attnport.options import advised
+from attnport.user_code import copy_of
 
 if TYPE_CHECKING:
     import torch
@@ -350,8 +351,7 @@ def adapted(module: nn.Module, arguments: Arguments, outputs: Sequence[str]) -> 
 
 def own_copy(module: nn.Module) -> nn.Module:
     """A copy that shares the weights alone: what is registered on it, or what it keeps of a run, is not `module`'s."""
-    shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    return copy.deepcopy(module, dict(shared))
+    return copy_of(module, [*module.parameters(), *module.buffers()])
 
 
 class _Hooks:

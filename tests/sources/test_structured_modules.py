@@ -15,6 +15,7 @@ import torch
 from loaded import load
 from torch import nn
 
+import attnport
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError, UsageError
 from attnport.sources.memory import kept_copy
@@ -284,6 +285,20 @@ def test_what_a_run_with_gradients_left_in_a_module_is_copied() -> None:
     torch.testing.assert_close(copy.deepcopy(made).held, made.held)
 
 
-def test_an_attribute_that_cannot_be_copied_is_named() -> None:
-    with pytest.raises(SpecError, match=r"its 0\.held is a lock"):
-        kept_copy(nn.Sequential(Keeps(threading.Lock())))
+def test_what_cannot_be_copied_is_shared(tmp_path: Path) -> None:
+    lock, static = threading.Lock(), staticmethod(torch.relu)
+    made = kept_copy(nn.Sequential(Keeps(lock), Keeps([static, 3])))
+    assert isinstance(made, nn.Sequential)
+    assert made[0].held is lock
+    assert made[1].held == [static, 3]
+    report = attnport.export(Keeps(lock), tmp_path, args=(torch.randn(2, 4),)).check(["ort_cpu"])
+    assert report.runtimes["ort_cpu"].verdict == "PASS"
+
+
+def test_a_module_that_refuses_to_be_copied_is_refused() -> None:
+    class Alone(nn.Module):
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            raise NotImplementedError("there is one of it")
+
+    with pytest.raises(SpecError, match="Alone cannot be copied: there is one of it"):
+        kept_copy(Alone())
