@@ -177,25 +177,29 @@ def _replace_result(node: Any, back: Any, whole: Any, own: Any) -> None:
 
 
 def promote(program: torch.export.ExportedProgram) -> int:
-    """Casts integers before a float is added to them or taken from them, in place; returns how many were cast.
+    """Casts what has another type than the result of a product or a sum, in place; returns how much was cast.
 
-    torch 2.13 cannot decompose `1.0 - mask` of an integer mask (https://github.com/pytorch/pytorch/issues/194381).
+    torch 2.13 cannot decompose `1.0 - mask` of an integer mask (https://github.com/pytorch/pytorch/issues/194381). Its
+    `einsum` takes integer positions beside frequencies in float32, ONNX's takes one type.
     """
+    with_number = (aten.rsub.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.add.Scalar)
     changed = 0
     for node in list(program.graph.nodes):
-        if node.target not in (aten.rsub.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.add.Scalar):
+        if node.target is aten.einsum.default:
+            given = list(node.args[1])
+        elif node.target in with_number and len(node.args) > 1 and isinstance(node.args[1], float):
+            given = [node.args[0]]
+        else:
             continue
-        value, scalar = node.args[0], node.args[1] if len(node.args) > 1 else None
-        if not isinstance(scalar, float) or not isinstance(value, torch.fx.Node):
-            continue
-        before, after = value.meta["val"], node.meta["val"]
-        if before.dtype.is_floating_point or not after.dtype.is_floating_point:
-            continue
-        with program.graph.inserting_before(node):
-            cast = program.graph.call_function(aten._to_copy.default, (value,), {"dtype": after.dtype})
-        cast.meta = {**node.meta, "val": before.to(after.dtype)}
-        node.replace_input_with(value, cast)
-        changed += 1
+        after = node.meta["val"].dtype
+        for value in given:
+            if not isinstance(value, torch.fx.Node) or value.meta["val"].dtype == after:
+                continue
+            with program.graph.inserting_before(node):
+                cast = program.graph.call_function(aten._to_copy.default, (value,), {"dtype": after})
+            cast.meta = {**node.meta, "val": value.meta["val"].to(after)}
+            node.replace_input_with(value, cast)
+            changed += 1
     return changed
 
 

@@ -333,14 +333,15 @@ class Given:
         if frozen(sizes) and not _by_runs(tensors):
             specs = tuple(held.spec for held in arguments.inputs)
             masks = tuple(held.mask for held in arguments.inputs if held.mask)
-            # The largest size may be special, as that of a whole table.
-            less = {dim.name: dim.max - dim.step for dim in tried
-                      if start[dim.name] == dim.max and dim.max - dim.step >= max(dim.min, 2)}  # fmt: skip
+            # Those of the example may be special: that of a whole table, or the usual one, which has its own way.
+            others = {dim.name: size for dim in tried
+                      for size in (start[dim.name] + dim.step, start[dim.name] - dim.step)[::-1]
+                      if dim.takes(size) and size > 1}  # fmt: skip
             here = tuple(
                 dataclasses.replace(dim, opt=start[dim.name]) if dim.takes(start[dim.name]) else dim for dim in tried
             )
             contract = IOContract(specs, (), here, masks)
-            refuse_frozen(adapted(module, arguments, names), contract, trials.feeds(own, less))
+            refuse_frozen(adapted(module, arguments, names), contract, trials.feeds(own, others))
         further = [dim for dim in tried if dim.name not in ranges]
         froze = {str(getattr(dim, "name", "")) for each in own.values() for dim in each if said_by(dim) == "module"}
         fixable = [Dim(name, *[start[name]] * 3) for name in start if name in froze - set(ranges)]

@@ -323,6 +323,18 @@ class CutIntoPatches(Words):
         return attend(patches, patches, patches)
 
 
+class TableOfTheUsualSize(Words):
+    """As the patches of CogVideoX: a table of positions that is made anew for any other size."""
+
+    usual = 12
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        places = torch.arange(self.usual if ids.shape[1] == self.usual else ids.shape[1])
+        table = torch.einsum("i,j->ij", places, torch.arange(8) / 3).sin()
+        return attend(x + table, x, x)
+
+
 def graph_of(module: Any, folder: Path) -> ort.InferenceSession:
     """The exported graph, opened."""
     names = {name for spec in module.inputs for name in spec.dims if isinstance(name, str)}
@@ -351,7 +363,7 @@ def test_layers_of_torch_need_no_second_trace(tmp_path: Path, monkeypatch: pytes
     [LeavesOutAMask, LeavesOutAFullMask, ChecksValues, CausalUnlessOne, RangeOfPositions, SpacedPositions,
      PadsToWindows, MeansOfSlots, SlopesOfHeads, Retains, SumsOfKeys, LayersOfTorch, CountsWhatIsShown, TiedRows,
      ShiftedWindows, AcrossChannels, ResizedTable, PlacesOfWindows, Areas, OverEdges, CutIntoPatches, Squeezed,
-     DropsOutNothing],
+     DropsOutNothing, TableOfTheUsualSize],
 )  # fmt: skip
 def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: Path) -> None:
     module: Any = kind()
@@ -369,6 +381,12 @@ def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: 
             expected = module(**feeds)
         (got,) = session.run(None, {name: value.numpy() for name, value in feeds.items()})
         torch.testing.assert_close(torch.from_numpy(got), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_example_of_the_usual_size_is_no_size_to_fix(tmp_path: Path) -> None:
+    made = attnport.export(TableOfTheUsualSize(), tmp_path, args=(torch.randint(0, 9, (2, 12)),))
+    assert [str(spec) for spec in made.manifest.io.inputs] == ["ids=int64[batch,seq]"]
+    assert made.check(["ort_cpu"]).runtimes["ort_cpu"].verdict == "PASS"
 
 
 def test_a_way_that_was_chosen_is_told() -> None:

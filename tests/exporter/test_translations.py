@@ -99,6 +99,8 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
     "repeats by a size": (lambda x: x.repeat_interleave(x.shape[0], dim=0), numbers),
     "repeats of all": (lambda x: x.repeat_interleave(3), numbers),
     "a float less an integer": (lambda x: (1.0 - x) * -10000.0, integers),
+    "einsum of integers and floats": (lambda x: torch.einsum("ij,j->ij", x, torch.arange(x.shape[1]) / 3), integers),
+    "outer product of integers and floats": (lambda x: torch.outer(x[0], torch.arange(x.shape[1]) / 3), integers),
     "chunks of a dynamic size": (lambda x: torch.chunk(x, 3, dim=1)[1:], numbers),
     "expm1 near zero": (lambda x: torch.expm1(x * 1e-6), numbers),
     "expm1 elsewhere": (lambda x: torch.expm1(x * 30), numbers),
