@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_OTHERS = re.compile(
-    rf"^<|{re.escape(str(Path(__file__).parent))}/(?!models/)|-packages/torch/|/lib/python[^/]*/(?!(site|dist)-packages)"
-)
+_OURS = re.compile(rf"{re.escape(str(Path(__file__).parent))}/(?!models/)")
+_OTHERS = re.compile(rf"^<|{_OURS.pattern}|-packages/torch/|/lib/python[^/]*/(?!(site|dist)-packages)")
 """Files that are not the user's: torch's, Python's, and this package's without its models."""
 
 
@@ -23,14 +22,25 @@ def place_of(frames: Iterable[FrameSummary]) -> str:
     """The user's line of code among those that were running, as ` (model.py, line 7: y = x.view(n))`, or "".
 
     It is the last one outside torch, Python's own library and this package. Where that is of another package that is
-    installed, the user's own line that called it stands behind it.
+    installed, the line that called it stands behind it: the user's own, or that of a further package. What called this
+    package does not count.
     """
-    outside = [frame for frame in frames if not _OTHERS.search(frame.filename)]
-    own = [frame for frame in outside if "-packages/" not in frame.filename]
+    frames = list(frames)
+    first = next((at for at, frame in enumerate(frames) if _OURS.search(frame.filename)), -1)
+    outside = [frame for frame in frames[first + 1 :] if not _OTHERS.search(frame.filename)]
     if not outside:
         return ""
-    called = f", called in {_line_of(own[-1])}" if own and own[-1] is not outside[-1] else ""
+    last = _package_of(outside[-1])
+    callers = [frame for frame in outside if not _package_of(frame)] or [
+        frame for frame in outside if _package_of(frame) != last
+    ]
+    called = f", called in {_line_of(callers[-1])}" if last and callers else ""
     return f" ({_line_of(outside[-1])}{called})"
+
+
+def _package_of(frame: FrameSummary) -> str:
+    """The name of the installed package that a line is of; "" of the user's own code."""
+    return frame.filename.partition("-packages/")[2].partition("/")[0]
 
 
 def raised_in(err: BaseException) -> str:

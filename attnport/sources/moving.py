@@ -78,11 +78,17 @@ class Trials:
         return {(name, at): int(n) for name, tensor in self.tensors.items() for at, n in enumerate(tensor.shape)}
 
     def groups(self, axis: Axis) -> list[tuple[Axis, ...]]:
-        """Axes that may have to be equally long: `axis` alone; with equal ones of its number; with all equal ones."""
+        """Axes that may have to be equally long: `axis` alone; with those of its number among the equal ones of each
+        input, as height with height; with equal ones of its number among all; with all equal ones."""
         sizes = self.axes()
         same = [other for other, size in sizes.items() if size == sizes[axis]]
+
+        def nth(one: Axis) -> int:
+            return sum(other[0] == one[0] and other[1] < one[1] for other in same)
+
+        in_order = tuple(other for other in same if nth(other) == nth(axis))
         at_its_place = tuple(other for other in same if other[1] == axis[1])
-        return list(dict.fromkeys(((axis,), at_its_place, tuple(same))))
+        return list(dict.fromkeys(((axis,), in_order, at_its_place, tuple(same))))
 
 
 def ones(tensors: Mapping[str, torch.Tensor]) -> list[str]:

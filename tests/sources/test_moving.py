@@ -194,6 +194,22 @@ def test_each_side_of_a_picture_goes_with_one_side_of_another() -> None:
     assert found["picture"] == found["places"] == dims["picture"]
 
 
+class Clip(nn.Module):
+    """Patches of 2 of the pictures of a clip, with a mask of its pixels, as Allegro of diffusers."""
+
+    def forward(self, clip: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = functional.max_pool3d(clip, (1, 2, 2)).flatten(2).mT
+        keep = functional.max_pool3d(mask[:, None], (1, 2, 2)).flatten(2)
+        return functional.scaled_dot_product_attention(x, x, x, attn_mask=(1 - keep) * -1e4)
+
+
+def test_each_side_of_a_mask_goes_with_its_own_side_where_their_product_alone_counts() -> None:
+    spec = Given(Clip(), (torch.randn(2, 8, 4, 8, 8), torch.ones(2, 4, 8, 8))).spec()
+    clip, mask = (each.dims for each in spec.io.inputs)
+    assert (*clip[:1], *clip[2:]) == mask
+    assert len(set(mask)) == 4
+
+
 class Pixels(nn.Module):
     """Patches of 8, with a table of 64 positions, over rows and columns or flat."""
 
