@@ -204,7 +204,7 @@ class Clip(nn.Module):
 
 
 def test_each_side_of_a_mask_goes_with_its_own_side_where_their_product_alone_counts() -> None:
-    spec = Given(Clip(), (torch.randn(2, 8, 4, 8, 8), torch.ones(2, 4, 8, 8))).spec()
+    spec = Given(Clip(), (torch.randn(2, 6, 4, 8, 8), torch.ones(2, 4, 8, 8))).spec()
     clip, mask = (each.dims for each in spec.io.inputs)
     assert (*clip[:1], *clip[2:]) == mask
     assert len(set(mask)) == 4
