@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import functools
+import linecache
 import re
+import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -71,10 +76,10 @@ class Computing(TorchFunctionMode):
     can use as sizes. A call that takes known and traced tensors gets the known ones as constants of the graph.
 
     A graph has one way where code such as `if not mask.any():` has two: ESM, and what else follows fairseq, leaves out
-    a mask that hides nothing. `some` says which.
+    a mask that hides nothing. `some` says which. What is asserted is taken to be true.
 
     Attributes:
-        decided: The lines of code at which a way was chosen.
+        decided: The lines of code at which a way was chosen, and which.
     """
 
     def __init__(self, some: bool | None = None) -> None:
@@ -89,13 +94,20 @@ class Computing(TorchFunctionMode):
     ) -> Any:
         """Calls `func` with the known tensors among its arguments as they are, or as constants."""
         if func in _READ and id(args[0]) in self._answers:
-            self.decided[place_of(traceback.extract_stack()).strip()] = None
+            way = "any() is true and all() is false" if self._some else "any() is false and all() is true"
+            self._decide(f", where {way}")
             return self._answers[id(args[0])][1]
+        if func is torch.Tensor.__bool__ and self._some is not None and type(args[0]) is not Known and _is_asserted():
+            self._decide(", where the assertion holds")
+            return True
         result = self._computed(func, args, kwargs)
         asks = self._some is not None and (func in _SOME or func in _EVERY)
         if asks and isinstance(result, torch.Tensor) and not isinstance(result, Known):
             self._answers[id(result)] = result, self._some == (func in _SOME)
         return result
+
+    def _decide(self, which: str) -> None:
+        self.decided[place_of(traceback.extract_stack()).strip() + which] = None
 
     def _computed(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         given = pytree.tree_map_only(slice, _numbered, (args, kwargs or {}))
@@ -116,6 +128,22 @@ def computing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextM
     """`Computing`, where there are known tensors among the arguments of a call."""
     has_known = any(isinstance(each, Known) for each in pytree.tree_leaves((args, kwargs)))
     return Computing() if has_known else nullcontext()
+
+
+def _is_asserted() -> bool:
+    """Whether the code that asks for a value is the condition of an `assert`."""
+    frame = sys._getframe(2)  # that of the code which has the tensor, as the mode is called from C++
+    return any(begin <= frame.f_lineno <= end for begin, end in _assertions(frame.f_code.co_filename))
+
+
+@functools.lru_cache(maxsize=32)
+def _assertions(file: str) -> tuple[tuple[int, int], ...]:
+    """The first and last lines of the assertions in a file of Python; none of what cannot be read."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        tree = ast.parse("".join(linecache.getlines(file)))
+        return tuple((node.lineno, node.end_lineno or node.lineno) for node in ast.walk(tree)
+                     if isinstance(node, ast.Assert))  # fmt: skip
+    return ()
 
 
 def _numbered(places: slice) -> slice:

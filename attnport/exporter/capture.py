@@ -139,8 +139,7 @@ def _retraced(
         with patched(located):
             program = traced(module, feeds)
         program.graph_module.meta[_AGAIN] = traced
-        way = "any() is true and all() is false" if some else "any() is false and all() is true"
-        program.graph_module.meta[_DECIDED] = tuple(f"{place}, where {way}" for place in mode.decided)
+        program.graph_module.meta[_DECIDED] = tuple(mode.decided)
     except Exception:  # torch raises errors of any type; the first try's is the one to tell
         return None
     return None if constants(program, contract) or pinned(program, contract) else program

@@ -103,6 +103,7 @@ def obstacles() -> tuple[Patch, ...]:
       positions does. A root is a power, also while values are computed, as in fair-esm's MSA transformer. `linspace` of
       as many steps as a size, as of Perceiver's positions, is written with `arange`, and `triu_indices` of a size, as
       of reformer-pytorch's causal mask, with `nonzero`.
+    - A tensor of sizes, as of the levels of Deformable DETR, would have the numbers of the trace.
     - A split of a size into parts of a number gives as many parts as the traced size has, and a loop over them freezes
       it. The whole is one part: code that computes in parts to save memory gives the same numbers.
     - Of `if n % 4: x = pad(x, 4 - n % 4)`, a graph has the padding alone, and pads by 4 where nothing is left over; by
@@ -127,6 +128,8 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(_trace, "print", lambda *args, **kwargs: None),
         Patch(DimConstraints, "solve", _without_assertions(DimConstraints.solve)),
         *_settled_attention(),
+        Patch(torch, "tensor", _of_sizes(torch.tensor)),
+        Patch(torch, "as_tensor", _of_sizes(torch.as_tensor)),
         Patch(torch, "linspace", _spaced(torch.linspace)),
         Patch(torch, "triu_indices", _of_triangle(torch.triu_indices, torch.triu)),
         Patch(torch, "tril_indices", _of_triangle(torch.tril_indices, torch.tril)),
@@ -157,6 +160,30 @@ def _settled_attention() -> Iterator[Patch]:
         return attention(*args, **options)
 
     return everywhere({attention: settled})
+
+
+def _of_sizes(tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`torch.tensor` or `torch.as_tensor` of numbers among which may be sizes of a trace."""
+
+    def numbers(data: Any) -> Iterator[Any]:
+        for each in data if isinstance(data, list | tuple) else ():
+            yield from numbers(each) if isinstance(each, list | tuple) else (each,)
+
+    def called(data: Any, *args: Any, **options: Any) -> torch.Tensor:
+        kinds = {type(each) for each in numbers([data])}
+        if not kinds & {torch.SymInt, torch.SymFloat}:
+            return tensor(data, *args, **options)
+        floats = bool(kinds & {float, torch.SymFloat})
+        dtype = options.get("dtype") or (torch.get_default_dtype() if floats else torch.int64)
+
+        def built(part: Any) -> torch.Tensor:
+            if isinstance(part, list | tuple):
+                return torch.stack([built(each) for each in part])
+            return torch.full((), part, dtype=dtype) if type(part) in kinds else part
+
+        return built(data)
+
+    return called
 
 
 def _spaced(linspace: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

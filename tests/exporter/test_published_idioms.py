@@ -323,6 +323,21 @@ class CutIntoPatches(Words):
         return attend(patches, patches, patches)
 
 
+class LevelsOfSizes(nn.Module):
+    """As Deformable DETR and what follows it: sizes become a tensor, which is asserted to fit, and numbers again."""
+
+    inputs, dims = (IMAGE,), (*DIMS[:1], *SIDES)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        levels = [image, functional.max_pool2d(image, 1)]
+        shapes = torch.as_tensor([tuple(level.shape[2:]) for level in levels], dtype=torch.long)
+        flat = torch.cat([level.flatten(2) for level in levels], dim=2).mT
+        assert (shapes[:, 0] * shapes[:, 1]).sum() == flat.shape[1]
+        parts = flat.split([high * wide for high, wide in shapes.tolist()], dim=1)
+        last = parts[1].mT.reshape(image.shape[0], 8, *shapes[1].tolist()).mean((2, 3))
+        return attend(flat, flat, flat) + last[:, None] * torch.tensor([1.0, image.shape[2]])[1]
+
+
 class TableOfTheUsualSize(Words):
     """As the patches of CogVideoX: a table of positions that is made anew for any other size."""
 
@@ -363,7 +378,7 @@ def test_layers_of_torch_need_no_second_trace(tmp_path: Path, monkeypatch: pytes
     [LeavesOutAMask, LeavesOutAFullMask, ChecksValues, CausalUnlessOne, RangeOfPositions, SpacedPositions,
      PadsToWindows, MeansOfSlots, SlopesOfHeads, Retains, SumsOfKeys, LayersOfTorch, CountsWhatIsShown, TiedRows,
      ShiftedWindows, AcrossChannels, ResizedTable, PlacesOfWindows, Areas, OverEdges, CutIntoPatches, Squeezed,
-     DropsOutNothing, TableOfTheUsualSize],
+     DropsOutNothing, TableOfTheUsualSize, LevelsOfSizes],
 )  # fmt: skip
 def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: Path) -> None:
     module: Any = kind()
@@ -381,6 +396,13 @@ def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: 
             expected = module(**feeds)
         (got,) = session.run(None, {name: value.numpy() for name, value in feeds.items()})
         torch.testing.assert_close(torch.from_numpy(got), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_assertion_that_is_left_out_is_told() -> None:
+    contract = IOContract(LevelsOfSizes.inputs, (TensorSpec("output", "float32", (1,)),), LevelsOfSizes.dims, ())
+    (place,) = capture.capture(LevelsOfSizes().eval(), contract, observed=True).decided
+    assert "assert (shapes[:, 0]" in place
+    assert place.endswith("where the assertion holds")
 
 
 def test_an_example_of_the_usual_size_is_no_size_to_fix(tmp_path: Path) -> None:
