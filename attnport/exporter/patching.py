@@ -25,6 +25,7 @@ import sympy  # type: ignore[import-untyped]  # sympy has no type hints
 import torch
 from onnxscript.rewriter import _matcher
 from torch import nn
+from torch._subclasses import FakeTensor
 from torch.backends import mha
 from torch.export import _trace
 from torch.fx.experimental.sym_node import SymNode
@@ -103,6 +104,7 @@ def obstacles() -> tuple[Patch, ...]:
       positions does. A root is a power, also while values are computed, as in fair-esm's MSA transformer. `linspace` of
       as many steps as a size, as of Perceiver's positions, is written with `arange`, and `triu_indices` of a size, as
       of reformer-pytorch's causal mask, with `nonzero`.
+    - `x.data`, as of the Annotated Transformer's masks, would be a constant without values; it is `x.detach()`.
     - A tensor of sizes, as of the levels of Deformable DETR, would have the numbers of the trace.
     - A split of a size into parts of a number gives as many parts as the traced size has, and a loop over them freezes
       it. The whole is one part: code that computes in parts to save memory gives the same numbers.
@@ -128,6 +130,7 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(_trace, "print", lambda *args, **kwargs: None),
         Patch(DimConstraints, "solve", _without_assertions(DimConstraints.solve)),
         *_settled_attention(),
+        Patch(torch.Tensor, "data", _data()),
         Patch(torch, "tensor", _of_sizes(torch.tensor)),
         Patch(torch, "as_tensor", _of_sizes(torch.as_tensor)),
         Patch(torch, "linspace", _spaced(torch.linspace)),
@@ -160,6 +163,16 @@ def _settled_attention() -> Iterator[Patch]:
         return attention(*args, **options)
 
     return everywhere({attention: settled})
+
+
+def _data() -> property:
+    """`Tensor.data` that is part of a trace."""
+    plain: Any = torch.Tensor.data
+
+    def found(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach() if isinstance(tensor, FakeTensor) else plain.__get__(tensor)
+
+    return property(found, plain.__set__)
 
 
 def _of_sizes(tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -313,13 +313,15 @@ def _step(usual: int, dim: Dim, runs: Callable[[int], bool | None]) -> int:
     """The number whose multiples a dim takes, from sizes beside one that it takes; 1 = it takes others too.
 
     What pads or cuts off takes a few sizes beside a multiple too, on one side of it: a number counts if the module runs
-    on both sides, or if it runs nowhere on the other.
+    on both sides, or if it runs nowhere on the other, and not again further off than where it fails.
     """
     steps = [step for step in range(1, usual + 1) if usual % step == 0]
     beside = {by: bool(dim.min <= usual + by <= dim.max and runs(usual + by)) for step in steps for by in (step, -step)}
     for at, step in enumerate(steps):
         sides = [[beside[sign * each] for each in steps[at:]] for sign in (1, -1)]
-        if any(side[0] for side in sides) and all(side[0] or not any(side) for side in sides):
+        running = [side for side in sides if any(side)]
+        again = len(running) == 1 and running[0] != sorted(running[0], reverse=True)
+        if running and all(side[0] for side in running) and not again:
             return step
     return 1
 

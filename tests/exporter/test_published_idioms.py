@@ -338,6 +338,16 @@ class LevelsOfSizes(nn.Module):
         return attend(flat, flat, flat) + last[:, None] * torch.tensor([1.0, image.shape[2]])[1]
 
 
+class MaskOfData(Words):
+    """As the Annotated Transformer, and softmax of old code."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x, keep = self.words(ids), (ids != 1).unsqueeze(-2)
+        before = torch.tril(torch.ones(1, ids.shape[1], ids.shape[1])).type_as(keep.data)
+        scores = (x @ x.mT).masked_fill((keep & before) == 0, -1e9)
+        return (scores - scores.data.amax(-1, keepdim=True)).softmax(-1) @ x
+
+
 class TableOfTheUsualSize(Words):
     """As the patches of CogVideoX: a table of positions that is made anew for any other size."""
 
@@ -378,7 +388,7 @@ def test_layers_of_torch_need_no_second_trace(tmp_path: Path, monkeypatch: pytes
     [LeavesOutAMask, LeavesOutAFullMask, ChecksValues, CausalUnlessOne, RangeOfPositions, SpacedPositions,
      PadsToWindows, MeansOfSlots, SlopesOfHeads, Retains, SumsOfKeys, LayersOfTorch, CountsWhatIsShown, TiedRows,
      ShiftedWindows, AcrossChannels, ResizedTable, PlacesOfWindows, Areas, OverEdges, CutIntoPatches, Squeezed,
-     DropsOutNothing, TableOfTheUsualSize, LevelsOfSizes],
+     DropsOutNothing, TableOfTheUsualSize, LevelsOfSizes, MaskOfData],
 )  # fmt: skip
 def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: Path) -> None:
     module: Any = kind()

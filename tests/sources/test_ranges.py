@@ -130,6 +130,7 @@ def test_dims_are_changed_one_at_a_time() -> None:
         (lambda size: size % 15 == 0, "seq=15:135:510:15"),
         (lambda size: -(-size // 4) % 4 == 0, "seq=16:128:512:16"),  # windows of what strides round up
         (lambda size: size // 4 % 4 == 0 and size >= 16, "seq=16:128:512:16"),  # and of what they cut off
+        (lambda size: size // 8 % 16 == 0 and size >= 128, "seq=128:128:512:128"),  # as large as the first size tried
     ],
 )
 def test_multiples_of_a_number_are_found(runs: Callable[[int], bool], seq: str) -> None:
