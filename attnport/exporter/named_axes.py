@@ -35,6 +35,8 @@ _NAMED = {
     "minimum": "minimum",
 }
 """What each operation of elements is called in torch."""
+_GROUP = re.compile(r"\([^()]*\)|[^\s()]+")
+"""An axis of a result, or several that become one."""
 _AXIS = re.compile(r"[A-Za-z_]\w*|\.\.\.")
 
 
@@ -50,12 +52,17 @@ def _written(of: Callable[..., Any], operation: Callable[..., Any]) -> Callable[
 
     @functools.wraps(of)
     def called(description: str, *given: Any, **options: Any) -> Any:
-        values = None if options else aligned(description, given)
+        sides = description.split("->")
+        groups = _GROUP.findall(sides[1]) if len(sides) == 2 and "..." not in description else []
+        apart = "->".join([sides[0], *(re.sub("[()]", " ", side) for side in sides[1:])]) if groups else description
+        values = None if options else aligned(apart, given)
         if values is None:
             return of(description, *given, **options)
-        if len(values) > 2 and operation.__name__ != "where":
-            return functools.reduce(operation, values)
-        return operation(*values)
+        several = len(values) > 2 and operation.__name__ != "where"
+        found = functools.reduce(operation, values) if several else operation(*values)
+        for at, group in enumerate(groups):
+            found = found.flatten(at, at + len(group.strip("()").split()) - 1)
+        return found
 
     return called
 

@@ -473,8 +473,14 @@ def einx(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         batch, length = map(int, mask.shape)
         return torch.where(mask.reshape(batch, length, 1), x, other)
 
-    where.__module__ = "einx.operations"
-    monkeypatch.setattr(made, "where", where, raising=False)
+    def multiply(description: str, x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        assert description == "b n d, s -> (b s) n d"
+        batch, length, width = map(int, x.shape)
+        return (x[:, None] * scales[:, None, None]).reshape(batch * len(scales), length, width)
+
+    for operation in (where, multiply):
+        operation.__module__ = "einx.operations"
+        monkeypatch.setattr(made, operation.__name__, operation, raising=False)
     monkeypatch.setitem(sys.modules, "einx", made)
     return made
 
@@ -488,7 +494,8 @@ class NamedAxes(Words):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.where[0].where("b n, b n d, -> b n d", ids != 1, self.words(ids), 0.0)
-        return attend(x, x, x)
+        streams = self.where[0].multiply("b n d, s -> (b s) n d", x, torch.tensor([1.0, 2.0]))
+        return attend(streams, streams, streams)
 
 
 def test_operations_on_named_axes_keep_sizes(einx: types.ModuleType, tmp_path: Path) -> None:
