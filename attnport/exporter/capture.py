@@ -35,7 +35,7 @@ from attnport.exporter.multiples import joining, rejoin, split, split_axis, step
 from attnport.exporter.naming import name_dims, name_outputs, note_empty, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
 from attnport.exporter.patching import exact_rules, located, quiet, traceable
-from attnport.exporter.portable import name_padded_axes, pair_einsums, write_out_rotary
+from attnport.exporter.portable import name_padded_axes, pair_einsums, write_out_rotary, write_out_spectra
 from attnport.exporter.torch_graph import (
     choose_by_masks,
     name_squeezed_axes,
@@ -414,6 +414,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     _register_constants(model)
     _free_names(model)
     write_out_rotary(model)
+    write_out_spectra(model)
     pair_einsums(model)
     name_padded_axes(model)
     sized = dataclasses.replace(contract, outputs=outputs)

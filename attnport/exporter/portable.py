@@ -98,6 +98,38 @@ def _spelled(node: ir.Node) -> str:
     return f"{','.join(written[:-1])}{arrow}{written[-1]}"
 
 
+def write_out_spectra(model: ir.Model) -> int:
+    """Replaces every `STFT` of real samples with frames of a known length by a convolution, in place; returns how many.
+
+    Source: the definition of STFT in the ONNX standard, opset 17. OpenVINO reads it for samples of a known number
+    alone, and TensorRT not at all.
+    """
+    build = Builder(model)
+    replaced = 0
+    for node in [node for node in all_nodes(model) if node.op_type == "STFT" and node.domain == ""]:
+        samples, step, window, length = [*node.inputs, None, None][:4]
+        known = [None if value is None else ir.convenience.get_const_tensor(value) for value in (step, window, length)]
+        hop, weights, size = (None if value is None else value.numpy() for value in known)
+        if samples is None or samples.shape is None or samples.shape[-1] != 1 or samples.dtype is None:
+            continue
+        if hop is None or (weights is None and (window is not None or size is None)) or node.graph is None:
+            continue
+        shown = np.ones(int(size or 0)) if weights is None else weights.astype(np.float64)
+        count = len(shown)
+        bins = count // 2 + 1 if attribute(node, "onesided", 0) else count
+        angles = 2 * np.pi * (np.arange(bins)[:, None] * np.arange(count) % count) / count
+        waves = (np.stack([np.cos(angles), -np.sin(angles)]) * shown).reshape(2 * bins, 1, count)
+        build.before, build.scope = node, node.name or "spectrum"
+        rows = build.op("Transpose", samples, name="samples", perm=[0, 2, 1])
+        kernels = build.stored(f"{build.scope}/waves", waves.astype(samples.dtype.numpy()))
+        parts = build.op("Conv", rows, kernels, name="frames", strides=[int(hop)], kernel_shape=[count])
+        pairs = build.op("Reshape", parts, build.const([0, 2, bins, -1], np.int64), name="pairs")
+        build.replace(node.outputs[0], build.op("Transpose", pairs, name="spectrum", perm=[0, 3, 2, 1]))
+        node.graph.remove(node, safe=True)
+        replaced += 1
+    return replaced
+
+
 def write_out_rotary(model: ir.Model) -> int:
     """Replaces every `RotaryEmbedding` on `[B,H,S,D]` whose caches may have another batch than x; returns how many.
 

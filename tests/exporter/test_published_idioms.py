@@ -338,6 +338,20 @@ class LevelsOfSizes(nn.Module):
         return attend(flat, flat, flat) + last[:, None] * torch.tensor([1.0, image.shape[2]])[1]
 
 
+class Spectrogram(nn.Module):
+    """As transformers of sounds that begin with their samples."""
+
+    inputs, dims = (TensorSpec("sound", "float32", ("batch", "seq")),), (DIMS[0], Dim("seq", 3, 128, 512))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("window", torch.hann_window(4))
+
+    def forward(self, sound: torch.Tensor) -> torch.Tensor:
+        x = torch.stft(sound, 4, 2, window=self.window, return_complex=True).abs().mT
+        return attend(x, x, x)
+
+
 class MaskOfData(Words):
     """As the Annotated Transformer, and softmax of old code."""
 
@@ -378,6 +392,15 @@ def test_the_rank_behind_a_squeeze_is_known(tmp_path: Path) -> None:
     assert all(len(node.input) == 2 for node in squeezes)
 
 
+def test_openvino_opens_a_spectrum_of_any_length(tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    graph_of(Spectrogram(), tmp_path)
+    compiled = openvino.compile_model(tmp_path / "model.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    sound = torch.randn(2, 21)
+    found = compiled({"sound": sound.numpy()})[0]
+    torch.testing.assert_close(torch.from_numpy(found), Spectrogram()(sound), rtol=1e-4, atol=1e-4)
+
+
 def test_layers_of_torch_need_no_second_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "_retraced", lambda *args, **options: None)
     graph_of(LayersOfTorch(), tmp_path)
@@ -388,7 +411,7 @@ def test_layers_of_torch_need_no_second_trace(tmp_path: Path, monkeypatch: pytes
     [LeavesOutAMask, LeavesOutAFullMask, ChecksValues, CausalUnlessOne, RangeOfPositions, SpacedPositions,
      PadsToWindows, MeansOfSlots, SlopesOfHeads, Retains, SumsOfKeys, LayersOfTorch, CountsWhatIsShown, TiedRows,
      ShiftedWindows, AcrossChannels, ResizedTable, PlacesOfWindows, Areas, OverEdges, CutIntoPatches, Squeezed,
-     DropsOutNothing, TableOfTheUsualSize, LevelsOfSizes, MaskOfData],
+     DropsOutNothing, TableOfTheUsualSize, LevelsOfSizes, MaskOfData, Spectrogram],
 )  # fmt: skip
 def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: Path) -> None:
     module: Any = kind()
