@@ -83,13 +83,20 @@ class ExportError(UsageError):
     Args:
         dims: The dims that froze, where that is known.
         within: By dim, the sizes up to which they did not, where that is known.
+        but_one: The graph is right at other sizes of them than 1.
     """
 
     def __init__(
-        self, message: str, *, hint: str = "", dims: tuple[str, ...] = (), within: Mapping[str, int] | None = None
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        dims: tuple[str, ...] = (),
+        within: Mapping[str, int] | None = None,
+        but_one: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
-        self.dims, self.within = dims, within or {}
+        self.dims, self.within, self.but_one = dims, within or {}, but_one
 
 
 class EngineBuildError(UsageError):

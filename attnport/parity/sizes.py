@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,7 +53,7 @@ def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str |
     # Guards come first, as they name the line of code.
     plans: list[tuple[str | Guard | None, Mapping[str, int]]] = [(guard, {**start, **guard.sizes}) for guard in guards]
     plans.append((None, start))
-    plans += [(dim.name, {**start, dim.name: size}) for dim in io.dims for size in (dim.min, primes[dim.name])]
+    plans += [(dim.name, {**start, dim.name: size}) for dim in io.dims for size in (primes[dim.name], dim.min)]
     # These change several dims, so they come after those that change only one and therefore name the right dim.
     plans += [(dim.name, {**small, dim.name: largest_size(io, dim)}) for dim in io.dims]
     plans.append((None, primes))  # last, as it does not show which dim froze
@@ -131,10 +132,11 @@ def check_dims(
             place = departs(case) if errors else ""
             first = f"; the first module whose output differs is {place}" if place else ""
             raise ExportError(
-                f"{_what_froze(io, varied, decided)}: at {case.name} {checker} gives {problem}{first}.",
-                hint=_remedy(io, varied, decided),
+                f"{_what_froze(io, varied, decided, sizes)}: at {case.name} {checker} gives {problem}{first}.",
+                hint=_remedy(io, varied, decided, sizes),
                 dims=_varied_dims(varied),
                 within={} if varied is None or isinstance(varied, str) else varied.within,
+                but_one=_is_one(varied, sizes),
             )
         return True
 
@@ -180,7 +182,17 @@ def _where_defined(expected: Mapping[str, Array], *others: dict[str, Array]) -> 
         }
 
 
-def _remedy(io: IOContract, varied: str | Guard | None, decided: Sequence[str] = ()) -> str:
+def _is_one(varied: str | Guard | None, sizes: Mapping[str, int]) -> bool:
+    """Whether a dim is 1: a trace is one of other sizes, and a prime of the dim was tried before."""
+    return isinstance(varied, str) and sizes.get(varied) == 1
+
+
+def _remedy(
+    io: IOContract,
+    varied: str | Guard | None,
+    decided: Sequence[str] = (),
+    sizes: Mapping[str, int] = MappingProxyType({}),
+) -> str:
     if varied is None and decided:
         return (
             "The values that were tried go the other way. Compute both ways, and choose with "
@@ -188,6 +200,10 @@ def _remedy(io: IOContract, varied: str | Guard | None, decided: Sequence[str] =
         )
     if varied is None:
         return 'If random values do not fit an input, such as sorted offsets, give an example of it and ":example".'
+    if isinstance(varied, str) and _is_one(varied, sizes):
+        dim = io.dim(varied)
+        above = replace(dim, min=2, opt=max(dim.opt, 2))
+        return f"Write it without a Python branch on a size of 1, or leave it out: {advised('dims', [above])}"
     if isinstance(varied, str):
         return "Look for sizes that the code turns into Python numbers or constants."
     left = "leave those sizes out of the ranges of dims"
@@ -220,16 +236,25 @@ def _check_contract(
                 f"output {spec.name!r}: at {case.name} the module gives shape {list(shape)}; the contract {spec} says "
                 f"{list(stated)}{why}.",
                 hint=hint,
+                dims=_varied_dims(varied) if (one := _is_one(varied, sizes)) else (),
+                but_one=one,
             )
 
 
-def _what_froze(io: IOContract, varied: str | Guard | None, decided: Sequence[str]) -> str:
+def _what_froze(
+    io: IOContract,
+    varied: str | Guard | None,
+    decided: Sequence[str],
+    sizes: Mapping[str, int] = MappingProxyType({}),
+) -> str:
     if varied is None:
         return f"the graph has one of two ways {decided[0]}" if decided else "the exported graph is not the module"
     places = [
         f"{name!r} of input {', '.join(repr(spec.name) for spec in io.inputs if name in spec.dims)}"
         for name in _varied_dims(varied)
     ]
+    if _is_one(varied, sizes):
+        return f"dim {places[0]}: the module treats a size of 1 apart, and the graph is that of other sizes"
     froze = f"dim {' and '.join(places)} froze"
     if isinstance(varied, str):
         return froze

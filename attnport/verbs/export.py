@@ -34,7 +34,7 @@ from attnport.sources.code import code_of
 from attnport.sources.digests import TOOLCHAIN
 from attnport.sources.onnx_file import files_of, graph_of, input_names, is_onnx, output_names
 from attnport.sources.package import hub_id
-from attnport.sources.parsing import called_a_mask, polarity_of
+from attnport.sources.parsing import called_a_mask, parse_dims, polarity_of
 from attnport.sources.program import CODE, program_module
 from attnport.sources.program import WEIGHTS as STORED_WEIGHTS
 from attnport.transaction import undo_unfinished
@@ -249,16 +249,21 @@ def _made_or_fixed(
     except ExportError as err:
         # What froze is not always known. An item by itself is the last thing to give up.
         fixed = [dim for dim in spec.fixable if (dim.name in err.dims if err.dims else dim.name != "batch")]
-        if not fixed:
+        own = parse_dims(listed(given.dims))
+        above = [replace(dim, min=2, opt=max(dim.opt, 2)) for name in err.dims for dim in [spec.io.dim(name)]
+                 if err.but_one and name not in own and name != "batch" and dim.max > 1]  # fmt: skip
+        if not fixed and not above:
             raise
         bounded = [replace(dim, opt=min(dim.opt, most), max=most)
                    for name, most in err.within.items() for dim in [spec.io.dim(name)]]  # fmt: skip
-        chosen = bounded if {dim.name for dim in bounded} == {dim.name for dim in fixed} else fixed
+        chosen = above or (bounded if {dim.name for dim in bounded} == {dim.name for dim in fixed} else fixed)
         narrow = replace(given, dims=(*listed(given.dims), *map(str, chosen)))
         progress("tracing the module with " + ", ".join(map(str, chosen)))
         try:
             made = _made_or_fixed(make, narrow, narrow.spec(progress), progress, tell)
         except UsageError:
+            if above:
+                raise
             raise err from None  # of the errors, the first is the one that says what froze
         one = all(dim.min == dim.max for dim in chosen)
         sizes = ", ".join(f"{dim.name} to {dim.max if one or dim.min == 1 else dim.span}" for dim in chosen)

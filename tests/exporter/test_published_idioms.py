@@ -431,6 +431,32 @@ def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: 
         torch.testing.assert_close(torch.from_numpy(got), expected, rtol=1e-4, atol=1e-4)
 
 
+class ReturnsEarly(Words):
+    """A module that treats one token apart."""
+
+    def __init__(self, short: bool) -> None:
+        super().__init__()
+        self.short = short
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        if ids.shape[1] == 1:
+            return x[:, 0] if self.short else x
+        return attend(x, x, x) * 2
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_a_size_of_1_that_is_treated_apart_is_left_out_and_told(short: bool, tmp_path: Path) -> None:
+    told: list[str] = []
+    ids = torch.randint(0, 9, (2, 12))
+    found = attnport.export(ReturnsEarly(short), tmp_path / "found", args=(ids,), tell=told.append)
+    assert str(found.manifest.io.dim("seq")) == "seq=2:128:512"
+    assert any("limited seq to 2 to 512" in each for each in told)
+    with pytest.raises(ExportError) as caught:
+        attnport.export(ReturnsEarly(short), tmp_path / "declared", args=(ids,), dims=["seq=1:12:512"])
+    assert "seq=1" in caught.value.message
+
+
 def test_an_assertion_that_is_left_out_is_told() -> None:
     contract = IOContract(LevelsOfSizes.inputs, (TensorSpec("output", "float32", (1,)),), LevelsOfSizes.dims, ())
     (place,) = capture.capture(LevelsOfSizes().eval(), contract, observed=True).decided
