@@ -7,6 +7,7 @@ as a table, and `patched` makes and undoes them. Two threads would undo each oth
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 import threading
@@ -53,6 +54,61 @@ def patched(*tables: Callable[[], Iterable[Patch]]) -> Iterator[None]:
                     setattr(owner, name, value)
                 elif name in vars(owner):
                     delattr(owner, name)
+
+
+_Cached = type(functools.lru_cache(len))
+_KEPT_CACHES = frozenset(("attnport", "torch", "transformers"))
+"""Packages whose own caches hold no tensors."""
+
+
+class Caches:
+    """What a module's code keeps between runs, by `functools.lru_cache` and `cache`, and in dicts of its parts.
+
+    A table of positions that was made in a trace or in float64 would be given to the user's next run, and theirs to a
+    run in float64.
+
+    Attributes:
+        dicts: Those of the parts.
+    """
+
+    def __init__(self, module: Any) -> None:
+        """Takes a module of torch. All functions of the packages that the classes of its parts are of are looked at."""
+        import torch
+
+        own = vars(torch.nn.Module())
+        self.dicts = [held for part in module.modules() for name, held in vars(part).items()
+                       if type(held) is dict and name not in own]  # fmt: skip
+        kinds = {kind for part in module.modules() for kind in type(part).__mro__}
+        packages = {kind.__module__.partition(".")[0] for kind in kinds} - _KEPT_CACHES - {"builtins", "typing"}
+        scopes = [scope for name, scope in list(sys.modules.items()) if name.partition(".")[0] in packages]
+        self._patches: list[Patch] = []
+        for owner in (*kinds, *scopes):
+            for name, held in list(vars(owner).items()) if hasattr(owner, "__dict__") else ():
+                function = held.__func__ if isinstance(held, staticmethod) else held
+                if isinstance(function, _Cached):
+                    plain = function.__wrapped__
+                    self._patches.append(Patch(owner, name, staticmethod(plain) if function is not held else plain))
+
+    def patches(self) -> list[Patch]:
+        """Patches with which functions keep nothing, and give nothing that was kept."""
+        return self._patches
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """A context behind which dicts hold what they held before."""
+        before = [dict(held) for held in self.dicts]
+        try:
+            yield
+        finally:
+            for held, kept in zip(self.dicts, before, strict=True):
+                held.clear()
+                held.update(kept)
+
+    @contextlib.contextmanager
+    def unused(self) -> Iterator[None]:
+        """A context for a run that leaves no trace in them."""
+        with patched(self.patches) if self._patches else contextlib.nullcontext(), self.restored():
+            yield
 
 
 def forward_as(module: Any, forward: Callable[..., Any]) -> Patch:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import itertools
 import logging
 import math
 import os
+import re
+import sys
 import traceback
 import types
 import warnings
@@ -36,7 +37,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from attnport.exporter.loops import all_experts, scanned
 from attnport.exporter.named_axes import named_axes
 from attnport.exporter.translations.recurrent import kept_whole
-from attnport.patches import Patch, alone, everywhere, patched
+from attnport.patches import Caches, Patch, alone, everywhere, forward_as, patched
 from attnport.user_code import place_of
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def traceable(module: Any) -> Iterator[None]:
     - Recurrences of transformers' models are scans (see `loops`); LSTM, GRU and RNN are one operator each (see
       `translations.recurrent`).
     - Operations of einx keep sizes (see `named_axes`).
+    - Caches around a module's functions are out of use (see `patches.Caches`).
     - Torch's own obstacles are out of the way (see `obstacles`).
     - Torch's cache of fake results is off: it asks more of sizes than it saves where these are expressions. A trace of
       torchvision's Swin took 65 seconds with it, and 7 without.
@@ -81,7 +83,9 @@ def traceable(module: Any) -> Iterator[None]:
     Other threads that run such modules meanwhile get the same numbers, only more slowly.
     """
     without_cache = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
-    with patched(obstacles, scanned, all_experts, named_axes, kept_whole), without_cache:
+    caches = Caches(module)
+    own = (caches.patches, lambda: _restoring(module, caches))
+    with patched(obstacles, scanned, all_experts, named_axes, kept_whole, *own), without_cache:
         experts = [part for part in module.modules() if getattr(part, "_can_set_experts_implementation", bool)()]
         before = [part.get_experts_implementation() for part in experts]
         try:
@@ -91,6 +95,20 @@ def traceable(module: Any) -> Iterator[None]:
         finally:
             for part, chosen in zip(experts, before, strict=True):
                 part.set_experts_implementation(chosen)
+
+
+def _restoring(module: Any, caches: Caches) -> Iterator[Patch]:
+    """A forward that leaves the dicts of a module's parts as they are, for a trace that runs it."""
+    forward = module.forward
+
+    def restoring(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return forward(*args, **kwargs)
+        with caches.restored():
+            return forward(*args, **kwargs)
+
+    if caches.dicts:
+        yield forward_as(module, restoring)
 
 
 def obstacles() -> tuple[Patch, ...]:
@@ -105,6 +123,7 @@ def obstacles() -> tuple[Patch, ...]:
       as many steps as a size, as of Perceiver's positions, is written with `arange`, and `triu_indices` of a size, as
       of reformer-pytorch's causal mask, with `nonzero`.
     - `x.data`, as of the Annotated Transformer's masks, would be a constant without values; it is `x.detach()`.
+    - A size is a key, as of tables that a module keeps by their length, or of the set of all lengths.
     - A tensor of sizes, as of the levels of Deformable DETR, would have the numbers of the trace.
     - A split of a size into parts of a number gives as many parts as the traced size has, and a loop over them freezes
       it. The whole is one part: code that computes in parts to save memory gives the same numbers.
@@ -130,6 +149,7 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(_trace, "print", lambda *args, **kwargs: None),
         Patch(DimConstraints, "solve", _without_assertions(DimConstraints.solve)),
         *_settled_attention(),
+        Patch(torch.SymInt, "__hash__", _hash(torch.SymInt.__hash__)),
         Patch(torch.Tensor, "data", _data()),
         Patch(torch, "tensor", _of_sizes(torch.tensor)),
         Patch(torch, "as_tensor", _of_sizes(torch.as_tensor)),
@@ -165,6 +185,17 @@ def _settled_attention() -> Iterator[Patch]:
     return everywhere({attention: settled})
 
 
+def _hash(plain: Callable[[Any], int]) -> Callable[[Any], int]:
+    """The hash of a size: its expression's. torch and einops go another way where there is none."""
+
+    def found(size: Any) -> int:
+        if re.search(r"-packages/(einops|torch/(?!utils/_pytree))", sys._getframe(1).f_code.co_filename):
+            return plain(size)
+        return hash((id(size.node.shape_env), str(size.node.expr)))
+
+    return found
+
+
 def _data() -> property:
     """`Tensor.data` that is part of a trace."""
     plain: Any = torch.Tensor.data
@@ -183,6 +214,8 @@ def _of_sizes(tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
             yield from numbers(each) if isinstance(each, list | tuple) else (each,)
 
     def called(data: Any, *args: Any, **options: Any) -> torch.Tensor:
+        if torch.compiler.is_dynamo_compiling():  # which knows sizes itself
+            return tensor(data, *args, **options)
         kinds = {type(each) for each in numbers([data])}
         if not kinds & {torch.SymInt, torch.SymFloat}:
             return tensor(data, *args, **options)
@@ -246,15 +279,14 @@ def _root(sqrt: Callable[[Any], float]) -> Callable[[Any], Any]:
 def _as_one_part(split: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.split`, but for parts of a number of rows where it depends on a size of a trace how many there are."""
 
-    signature = inspect.signature(split)
-
-    def called(*args: Any, **options: Any) -> Any:
-        given = signature.bind(*args, **options)
-        given.apply_defaults()
-        tensor, part, dim = given.arguments.values()
+    def called(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        named = options.get("split_size", options.get("split_size_or_sections"))
+        part, dim = [*args, *([named] if not args else []), options.get("dim", 0)][:2]
+        if torch.compiler.is_dynamo_compiling():
+            return split(tensor, part, dim)
         size = tensor.shape[dim]
         several = isinstance(size, torch.SymInt) and isinstance(part, int) and 1 < part < size.node.hint
-        return (tensor,) if several else split(*args, **options)
+        return (tensor,) if several else split(tensor, part, dim)
 
     return called
 

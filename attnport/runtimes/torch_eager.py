@@ -15,6 +15,7 @@ import numpy as np
 
 from attnport.artifacts import AUTO, CASTS, PLANS, IOContract, ModelSpec, Ran, Session
 from attnport.errors import SpecError, UsageError
+from attnport.patches import Caches
 from attnport.runtimes.base import Array, CheckedSession, Opening, Runtime, physical_cores, refused
 from attnport.user_code import copy_of
 from attnport_bundle.feeds import check_feeds
@@ -113,7 +114,7 @@ class EagerCall:
         self._nudged = opening.nudged
         if opening.nudged is not None:
             module = nudge_parameters(module if own else copy_of(module), Draw(opening.nudged))
-        self._module = module
+        self._module, self._caches = module, Caches(module)
         self._masks = {mask.input for mask in opening.io.masks}
         self._steps = opening.step_by_step
         self._modes = modes_for(
@@ -135,6 +136,10 @@ class EagerCall:
 
     def __call__(self, tensors: dict[str, torch.Tensor]) -> Any:
         """What the module returns for inputs by name."""
+        with self._caches.unused():
+            return self._result(tensors)
+
+    def _result(self, tensors: dict[str, torch.Tensor]) -> Any:
         from torch.utils._pytree import tree_leaves, tree_map
 
         from attnport.runtimes._torch_modes import AttentionMode, Hidden, Products, Rounded, ZeroWithoutKey, active

@@ -22,6 +22,7 @@ from attnport.dims import TensorSpec
 from attnport.errors import SpecError, UsageError, first_line
 from attnport.masks import MaskSpec
 from attnport.options import advised
+from attnport.patches import Caches
 from attnport.user_code import copy_of
 
 if TYPE_CHECKING:
@@ -276,6 +277,7 @@ class Observed:
 
     def __init__(self, module: nn.Module, arguments: Arguments, outputs: Sequence[str], text: str) -> None:
         self._module, self._arguments, self._wanted, self._text = module, arguments, tuple(outputs), text
+        self._caches = Caches(module)
         self.adapts = False
 
     def __call__(self, /, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -288,7 +290,8 @@ class Observed:
 
         args, kwargs = self._arguments.bound(tensors)
         taken = [name for name in self._arguments.signature.parameters if kwargs.get(name) is tensors.get(name, self)]
-        result = self._module(*args, **kwargs)
+        with self._caches.unused():
+            result = self._module(*args, **kwargs)
         found = flat_outputs(result, self._arguments.names)
         if not found:
             raise SpecError(
@@ -404,12 +407,13 @@ def take_apart(
     import torch
 
     value = read(value)
-    opened = None if isinstance(value, torch.Tensor) else _opened(value)
+    plain = value is None or isinstance(value, torch.Tensor)
+    opened = None if plain else _opened(value)
     if opened is not None:
         parts, make = opened
         keys = tuple(name for name, _ in parts)
         return Branch(keys, tuple(take_apart(part, (*path, name), leaves, read) for name, part in parts), make)
-    if not isinstance(value, torch.Tensor) and (held := _tensor_in(value)):
+    if not plain and (held := _tensor_in(value)):
         raise SpecError(
             f"{'.'.join(path) or 'the result'} is a {type(value).__name__}, which holds tensors ({held}) and is no "
             "structure that is known.",
@@ -451,6 +455,11 @@ def _opened(value: Any) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], An
     """The parts of a structure by name, and what makes such a structure of others; None for anything else."""
     import torch.utils._pytree as pytree
 
+    # First, so that dynamo, which reads the code in strict mode, meets nothing further of the usual ones.
+    if type(value) in (list, tuple):
+        return [(str(at), each) for at, each in enumerate(value)], type(value)
+    if type(value) is dict:
+        return [(str(key), each) for key, each in value.items()], lambda parts: dict(zip(value, parts, strict=True))
     layers = getattr(value, "layers", None)
     if _is_cache(type(value)) and isinstance(layers, list) and all(map(_keys_and_values_alone, layers)):
         return _cache(value, layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import types
@@ -352,6 +353,27 @@ class Spectrogram(nn.Module):
         return attend(x, x, x)
 
 
+@functools.lru_cache(maxsize=8)
+def table_of(length: int) -> torch.Tensor:
+    return torch.arange(length, dtype=torch.float32)[:, None].sin()
+
+
+class KeptTables(Words):
+    """Tables by their length, in the cache of a function and in a dict, and the set of all lengths of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[Any, torch.Tensor] = {}
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        length = x.shape[1]
+        if (length, "cosines") not in self.kept:
+            self.kept[length, "cosines"] = torch.arange(length, dtype=torch.float32)[:, None].cos()
+        x = x + table_of(length) + self.kept[length, "cosines"]
+        return attend(x, x, x) if len({length, ids.shape[1]}) == 1 else x
+
+
 class MaskOfData(Words):
     """As the Annotated Transformer, and softmax of old code."""
 
@@ -411,7 +433,8 @@ def test_layers_of_torch_need_no_second_trace(tmp_path: Path, monkeypatch: pytes
     [LeavesOutAMask, LeavesOutAFullMask, ChecksValues, CausalUnlessOne, RangeOfPositions, SpacedPositions,
      PadsToWindows, MeansOfSlots, SlopesOfHeads, Retains, SumsOfKeys, LayersOfTorch, CountsWhatIsShown, TiedRows,
      ShiftedWindows, AcrossChannels, ResizedTable, PlacesOfWindows, Areas, OverEdges, CutIntoPatches, Squeezed,
-     DropsOutNothing, TableOfTheUsualSize, LevelsOfSizes, MaskOfData, Spectrogram],
+     DropsOutNothing, TableOfTheUsualSize, LevelsOfSizes, MaskOfData, Spectrogram,
+     KeptTables],
 )  # fmt: skip
 def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: Path) -> None:
     module: Any = kind()
@@ -455,6 +478,40 @@ def test_a_size_of_1_that_is_treated_apart_is_left_out_and_told(short: bool, tmp
     with pytest.raises(ExportError) as caught:
         attnport.export(ReturnsEarly(short), tmp_path / "declared", args=(ids,), dims=["seq=1:12:512"])
     assert "seq=1" in caught.value.message
+
+
+class SeveralOutputs(Words):
+    """A module that torch has to read, as `len` makes a number of a size, with outputs in a structure."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first = kind, nn.Parameter(torch.randn(2, 8))
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        x = torch.cat([self.first.expand(len(ids), -1, -1), self.words(ids)], dim=1)
+        first, rest = torch.split(attend(x, x, x), [2, x.shape[1] - 2], dim=1)
+        return {"tuple": (rest, None, first), "list": [rest, (first,)], "dict": {"rest": rest, "first": first}}[
+            self.kind
+        ]
+
+
+@pytest.mark.parametrize("kind", ["tuple", "list", "dict"])
+def test_a_module_of_several_outputs_is_read_by_torch(kind: str, tmp_path: Path) -> None:
+    made = attnport.export(SeveralOutputs(kind), tmp_path, args=(torch.randint(0, 9, (2, 12)),))
+    assert [spec.dims for spec in made.manifest.io.outputs] == [("batch", "seq", 8), ("batch", 2, 8)]
+
+
+def test_what_a_module_keeps_between_runs_stays_as_it_is(tmp_path: Path) -> None:
+    module, ids = KeptTables().eval(), torch.randint(0, 9, (2, 12))
+    table_of.cache_clear()
+    with torch.no_grad():
+        expected = module(ids)
+    before, kept = table_of.cache_info().currsize, list(module.kept)
+    report = attnport.export(module, tmp_path, args=(ids,)).check(["ort_cpu"])  # in float64, too
+    assert report.runtimes["ort_cpu"].verdict == "PASS"
+    assert (table_of.cache_info().currsize, list(module.kept)) == (before, kept)
+    with torch.no_grad():
+        torch.testing.assert_close(module(ids), expected)
 
 
 def test_an_assertion_that_is_left_out_is_told() -> None:
