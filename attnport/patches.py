@@ -57,8 +57,13 @@ def patched(*tables: Callable[[], Iterable[Patch]]) -> Iterator[None]:
 
 
 _Cached = type(functools.lru_cache(len))
-_KEPT_CACHES = frozenset(("attnport", "torch", "transformers"))
-"""Packages whose own caches hold no tensors."""
+
+
+def own_scopes(module: Any) -> list[Any]:
+    """The Python modules of the packages that the classes of a module's parts are of, but for ours and torch's."""
+    packages = {kind.__module__.partition(".")[0] for part in module.modules() for kind in type(part).__mro__}
+    packages -= {"attnport", "builtins", "torch", "transformers", "typing"}
+    return [scope for name, scope in list(sys.modules.items()) if name.partition(".")[0] in packages]
 
 
 class Caches:
@@ -79,10 +84,8 @@ class Caches:
         self.dicts = [held for part in module.modules() for name, held in vars(part).items()
                        if type(held) is dict and name not in own]  # fmt: skip
         kinds = {kind for part in module.modules() for kind in type(part).__mro__}
-        packages = {kind.__module__.partition(".")[0] for kind in kinds} - _KEPT_CACHES - {"builtins", "typing"}
-        scopes = [scope for name, scope in list(sys.modules.items()) if name.partition(".")[0] in packages]
         self._patches: list[Patch] = []
-        for owner in (*kinds, *scopes):
+        for owner in (*kinds, *own_scopes(module)):
             for name, held in list(vars(owner).items()) if hasattr(owner, "__dict__") else ():
                 function = held.__func__ if isinstance(held, staticmethod) else held
                 if isinstance(function, _Cached):

@@ -34,7 +34,7 @@ from attnport.exporter.guards import Guard, constants, guards, pinned
 from attnport.exporter.multiples import joining, rejoin, split, split_axis, steps_of
 from attnport.exporter.naming import name_dims, name_outputs, note_empty, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
-from attnport.exporter.patching import exact_rules, located, quiet, traceable
+from attnport.exporter.patching import exact_rules, located, numbers_of_sizes, quiet, traceable
 from attnport.exporter.portable import name_padded_axes, pair_einsums, write_out_rotary, write_out_spectra
 from attnport.exporter.torch_graph import (
     choose_by_masks,
@@ -96,8 +96,10 @@ def trace(
         fixed = _one_size(contract, lengths) if _OF_FLOATS in str(err) and lengths else ""
         raise untraceable(err, "torch.export cannot trace the module", fixed) from err
     frozen = constants(program, contract)
-    if (frozen or pinned(program, contract)) and (read := _retraced(module, contract, feeds, strict=True)) is not None:
-        return read, guards(read, contract)
+    if frozen or pinned(program, contract):
+        for way in ({"strict": True}, {"keeping": True}):
+            if (read := _retraced(module, contract, feeds, **way)) is not None:
+                return read, guards(read, contract)
     if frozen:
         problems = []
         for name, (size, place) in frozen.items():
@@ -119,6 +121,7 @@ def _retraced(
     strict: bool = False,
     computing: bool = False,
     some: bool = True,
+    keeping: bool = False,
 ) -> torch.export.ExportedProgram | None:
     """Traces the module in another way; None if that fails too, or if the graph is right at one size alone.
 
@@ -128,11 +131,13 @@ def _retraced(
         strict: torch reads the code, in which `len(x)` and `int(x.shape[i])` stay sizes.
         computing: What follows from numbers alone is computed meanwhile, so that it can decide sizes; see `Computing`.
         some: Then also: what `any` gives in a condition, and `all` does not.
+        keeping: `int`, `float` and `len` keep sizes; see `numbers_of_sizes`.
     """
     mode = Computing(some)
 
     def traced(module: torch.nn.Module, feeds: dict[str, torch.Tensor]) -> torch.export.ExportedProgram:
-        with _computing(module, mode) if computing else contextlib.nullcontext():
+        numbers = patched(lambda: numbers_of_sizes(module)) if keeping else contextlib.nullcontext()
+        with numbers, _computing(module, mode) if computing else contextlib.nullcontext():
             return _exported(module, feeds, contract, chosen=True, strict=strict)
 
     try:

@@ -37,7 +37,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from attnport.exporter.loops import all_experts, scanned
 from attnport.exporter.named_axes import named_axes
 from attnport.exporter.translations.recurrent import kept_whole
-from attnport.patches import Caches, Patch, alone, everywhere, forward_as, patched
+from attnport.patches import Caches, Patch, alone, everywhere, forward_as, own_scopes, patched
 from attnport.user_code import place_of
 
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ def obstacles() -> tuple[Patch, ...]:
     - `nn.TransformerEncoder` and `nn.TransformerDecoder` inspect a mask to see whether it is causal, and a trace cannot
       branch on a tensor's elements. A mask is treated as causal only if the caller says so; the numbers are the same.
     - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
+    - Means of a number of cells, as PVT's keys are, are cut out at the sizes of the trace; they become products of
+      matrices that are made of the sizes.
     - `scaled_dot_product_attention` takes no condition on sizes for `is_causal`, as Whisper's decoder gives it.
     - A logarithm or exponential of a size is a number, and so a constant; it becomes a tensor, as Enformer's range of
       positions does. A root is a power, also while values are computed, as in fair-esm's MSA transformer. `linspace` of
@@ -149,6 +151,7 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(_trace, "print", lambda *args, **kwargs: None),
         Patch(DimConstraints, "solve", _without_assertions(DimConstraints.solve)),
         *_settled_attention(),
+        *everywhere({pool: _in_cells(pool, axes) for pool, axes in _POOLS.items()}),
         Patch(torch.SymInt, "__hash__", _hash(torch.SymInt.__hash__)),
         Patch(torch.Tensor, "data", _data()),
         Patch(torch, "tensor", _of_sizes(torch.tensor)),
@@ -232,6 +235,38 @@ def _of_sizes(tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
     return called
 
 
+_POOLS: dict[Callable[..., torch.Tensor], int] = {
+    nn.functional.adaptive_avg_pool1d: 1,
+    nn.functional.adaptive_avg_pool2d: 2,
+    nn.functional.adaptive_avg_pool3d: 3,
+}
+"""Functions that take the mean of each cell, with the number of axes that are cut."""
+
+
+def _in_cells(pool: Callable[..., torch.Tensor], axes: int) -> Callable[..., torch.Tensor]:
+    """A pool whose axes may be sizes of a trace. Cell i of n of an axis is from `i * size // n` up to the place before
+    `(i + 1) * size / n`, rounded up."""
+
+    def called(input: torch.Tensor, output_size: Any) -> torch.Tensor:  # noqa: A002  # torch's name
+        found, device = input, input.device
+        cells = output_size if isinstance(output_size, list | tuple) else (output_size,) * axes
+        traced = any(isinstance(size, torch.SymInt) for size in input.shape[-axes:])
+        if not traced or all(count in (None, 1) for count in cells):
+            return pool(input, output_size)
+        for axis, count in zip(range(-axes, 0), cells, strict=True):
+            if count is None:
+                continue
+            size: Any = input.shape[axis]
+            number = torch.arange(count, device=device)[:, None]
+            begin, end = number * size // count, ((number + 1) * size + count - 1) // count
+            place = torch.arange(size, device=device)
+            weights = ((place >= begin) & (place < end)) / (end - begin).to(input.dtype)
+            found = (found.movedim(axis, -1) @ weights.to(input.dtype).mT).movedim(-1, axis)
+        return found
+
+    return called
+
+
 def _spaced(linspace: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`torch.linspace` whose steps may be a size of a trace."""
 
@@ -269,6 +304,40 @@ def _of_size(name: str) -> Callable[..., Any]:
         return found / plain(*base) if base else found
 
     return called
+
+
+def numbers_of_sizes(module: nn.Module) -> Iterator[Patch]:
+    """Patches with which `int`, `float` and `len` keep sizes of a trace, in the packages of a module's classes.
+
+    Reading the code, in strict mode, torch keeps them too; but there is much that it does not read.
+    """
+    kept = {"int": _Int, "float": _Float, "len": _length}
+    return (Patch(scope, name, of) for scope in own_scopes(module) for name, of in kept.items())
+
+
+class _Numbers(type):
+    """The type of types in whose place others stand, so that `isinstance` finds what these are."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, cls.__mro__[1]) or (cls is _Int and isinstance(value, torch.SymInt))
+
+
+class _Int(int, metaclass=_Numbers):
+    def __new__(cls, value: Any = 0, *base: Any) -> Any:
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return torch.sym_int(value)  # type: ignore[no-untyped-call]  # torch gives it no types
+        return int(value, *base)
+
+
+class _Float(float, metaclass=_Numbers):
+    def __new__(cls, value: Any = 0.0) -> Any:
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return torch.sym_float(value)  # type: ignore[no-untyped-call]  # likewise
+        return float(value)
+
+
+def _length(value: Any) -> Any:
+    return value.shape[0] if isinstance(value, torch.Tensor) else len(value)
 
 
 def _root(sqrt: Callable[[Any], float]) -> Callable[[Any], Any]:

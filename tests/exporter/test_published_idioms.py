@@ -374,6 +374,29 @@ class KeptTables(Words):
         return attend(x, x, x) if len({length, ids.shape[1]}) == 1 else x
 
 
+class PooledKeys(nn.Module):
+    """As PVT's linear attention and P2T: keys are means of a few cells of the picture."""
+
+    inputs, dims = (IMAGE,), (*DIMS[:1], *SIDES)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        cells = nn.AdaptiveAvgPool2d((3, None))(image) + functional.adaptive_avg_pool2d(image, (3, 1))
+        keys = functional.adaptive_avg_pool2d(cells, 2).flatten(2).mT
+        return attend(image.flatten(2).mT, keys, keys)
+
+
+class NumbersOfSizes(Words):
+    """As the positions of DINOv3 in timm: places divided by `float` of their number."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        length = int(ids.shape[1])
+        places = torch.arange(length) / float(length)
+        assert isinstance(length, int)
+        assert isinstance(1.0, float)
+        return attend(x + places[:, None], x, x).reshape(len(ids), int(length * 2 / 2), 8)
+
+
 class MaskOfData(Words):
     """As the Annotated Transformer, and softmax of old code."""
 
@@ -434,7 +457,7 @@ def test_layers_of_torch_need_no_second_trace(tmp_path: Path, monkeypatch: pytes
      PadsToWindows, MeansOfSlots, SlopesOfHeads, Retains, SumsOfKeys, LayersOfTorch, CountsWhatIsShown, TiedRows,
      ShiftedWindows, AcrossChannels, ResizedTable, PlacesOfWindows, Areas, OverEdges, CutIntoPatches, Squeezed,
      DropsOutNothing, TableOfTheUsualSize, LevelsOfSizes, MaskOfData, Spectrogram,
-     KeptTables],
+     KeptTables, PooledKeys],
 )  # fmt: skip
 def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: Path) -> None:
     module: Any = kind()
@@ -512,6 +535,22 @@ def test_what_a_module_keeps_between_runs_stays_as_it_is(tmp_path: Path) -> None
     assert (table_of.cache_info().currsize, list(module.kept)) == (before, kept)
     with torch.no_grad():
         torch.testing.assert_close(module(ids), expected)
+
+
+def test_numbers_of_sizes_are_kept_where_torch_cannot_read_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retraced = capture._retraced
+
+    def unread(*given: Any, strict: bool = False, **options: Any) -> Any:
+        return None if strict else retraced(*given, **options)
+
+    monkeypatch.setattr(capture, "_retraced", unread)
+    session = graph_of(NumbersOfSizes(), tmp_path)
+    ids = torch.randint(0, 9, (3, 7))
+    (found,) = session.run(None, {"ids": ids.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), NumbersOfSizes()(ids), rtol=1e-4, atol=1e-4)
+    assert "int" not in globals()
 
 
 def test_an_assertion_that_is_left_out_is_told() -> None:
