@@ -57,6 +57,9 @@ KNOWN = {
         SEQ + "p = Slice(table, first, t, at1) y = Add(x, p)", ["batch", "seq", "16"]),
     "a range": ("s = Shape(x) t = Gather(s, one) y = Range(zero, t, one)", ["seq"]),
     "twice a half": (SEQ + "n4 = Mul(t, four) h = Div(n4, four) y = ConstantOfShape(h)", ["seq"]),
+    "the rows of whole windows": (
+        SEQ + "r = Mod(t, four) l = Sub(four, r) p = Mod(l, four) w = Add(t, p) c = Div(w, four) h = Div(w, c) "
+        "y = ConstantOfShape(h)", ["4"]),
     "a shape without its end": (
         "s = Shape(x) p = Slice(s, low, last) to = Concat<axis=0>(p, head) y = Reshape(x, to)",
         ["batch", "seq", "2", "8"]),
@@ -66,6 +69,8 @@ KNOWN = {
     "several outputs": ("y, w = Split<axis=2,num_outputs=2>(x)", ["batch", "seq", "8"]),
 }  # fmt: skip
 NOT_CLAIMED = {
+    "the rows of windows that are not whole": SEQ
+    + "c = Div(t, four) d = Add(c, at1) h = Div(t, d) y = ConstantOfShape(h)",
     "a length that may be cut": "y = Slice(x, minus2, end, at1)",
     "a length that may be shorter than a bound": "y = Slice(x, two1, end, at1)",
     "two lengths that broadcast": "w = ReduceSum<keepdims=1>(x, last) v = ReduceSum<keepdims=1>(z, last) y = Add(w, v)",

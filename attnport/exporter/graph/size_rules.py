@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 FAR = 2**31 - 1
 """A bound of a slice at or above this means "to the end"."""
+_TRIED = 130
+"""Sizes below this are tried to see whether a quotient is one number: some of every rest of a window."""
 MAX_CONTENT = 64
 """The largest integer tensor whose elements are tracked: shapes, axes and bounds are short."""
 Size = Any
@@ -242,7 +244,27 @@ def _divided(run: KnownSizes, node: ir.Node) -> Content | None:
     left, right = run.content(node, 0), run.content(node, 1)
     if left is None or right is None or any(size.is_nonnegative is not True for size in (*left.flat, *right.flat)):
         return None
-    return _array(np.frompyfunc(lambda a, b: run.sympy.floor(a / b), 2, 1)(left, right))
+
+    def quotient(size: Size, by: Size) -> Size:
+        found = run.sympy.floor(size / by)
+        symbols = found.free_symbols
+        if by.is_Integer or len(symbols) != 1:
+            return found
+        # What is padded to whole windows of 4 has 4 rows in each: torch writes `size // (size // 4)` for them.
+        values = {found.subs(dict.fromkeys(symbols, number)) for number in range(1, _TRIED)}
+        return next(iter(values)) if len(values) == 1 else found
+
+    return _array(np.frompyfunc(quotient, 2, 1)(left, right))
+
+
+def _rest(run: KnownSizes, node: ir.Node) -> Content | None:
+    """The rest of a division by positive numbers, which is not negative."""
+    left, right = run.content(node, 0), run.content(node, 1)
+    if left is None or right is None or any(size.is_positive is not True for size in right.flat):
+        return None
+    if "fmod" in node.attributes and node.attributes["fmod"].as_int():  # whose sign is that of what is divided
+        return None
+    return _array(np.frompyfunc(run.sympy.Mod, 2, 1)(left, right))
 
 
 def _extreme(name: str) -> Callable[[KnownSizes, ir.Node], Content | None]:
@@ -395,6 +417,7 @@ CONTENTS: dict[str, Callable[[KnownSizes, ir.Node], Content | None]] = {
     "Concat": _of_concat,
     "ConstantOfShape": _of_constant_of_shape,
     "Div": _divided,
+    "Mod": _rest,
     "Equal": _of_equal,
     "Gather": _of_gather,
     "Identity": _of_same,
