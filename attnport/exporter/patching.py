@@ -119,6 +119,8 @@ def obstacles() -> tuple[Patch, ...]:
     - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
     - Means of a number of cells, as PVT's keys are, are cut out at the sizes of the trace; they become products of
       matrices that are made of the sizes.
+    - A transposed convolution to a given size, as of U-Nets, pads its end by as much as a size says; it gets the most
+      and is cut.
     - `scaled_dot_product_attention` takes no condition on sizes for `is_causal`, as Whisper's decoder gives it.
     - A logarithm or exponential of a size is a number, and so a constant; it becomes a tensor, as Enformer's range of
       positions does. A root is a power, also while values are computed, as in fair-esm's MSA transformer. `linspace` of
@@ -152,6 +154,7 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(DimConstraints, "solve", _without_assertions(DimConstraints.solve)),
         *_settled_attention(),
         *everywhere({pool: _in_cells(pool, axes) for pool, axes in _POOLS.items()}),
+        *everywhere({one: _cut_to_size(one) for one in _GROWING}),
         Patch(torch.SymInt, "__hash__", _hash(torch.SymInt.__hash__)),
         Patch(torch.Tensor, "data", _data()),
         Patch(torch, "tensor", _of_sizes(torch.tensor)),
@@ -262,6 +265,35 @@ def _in_cells(pool: Callable[..., torch.Tensor], axes: int) -> Callable[..., tor
             place = torch.arange(size, device=device)
             weights = ((place >= begin) & (place < end)) / (end - begin).to(input.dtype)
             found = (found.movedim(axis, -1) @ weights.to(input.dtype).mT).movedim(-1, axis)
+        return found
+
+    return called
+
+
+_GROWING = (nn.functional.conv_transpose1d, nn.functional.conv_transpose2d, nn.functional.conv_transpose3d)
+
+
+def _cut_to_size(convolution: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A transposed convolution whose padding at the end of its output may be sizes of a trace."""
+
+    def called(
+        input: torch.Tensor,  # noqa: A002  # torch's name
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        *further: Any,
+        **options: Any,
+    ) -> torch.Tensor:
+        ends = output_padding if isinstance(output_padding, list | tuple) else (output_padding,)
+        if not any(isinstance(end, torch.SymInt) for end in ends):
+            return convolution(input, weight, bias, stride, padding, output_padding, *further, **options)
+        steps = stride if isinstance(stride, list | tuple) else (stride,) * len(ends)
+        most = [step - 1 for step in steps]
+        found = convolution(input, weight, bias, stride, padding, most, *further, **options)
+        for axis, end, more in zip(range(-len(ends), 0), ends, most, strict=True):
+            found = found.narrow(axis, 0, found.shape[axis] - more + end)
         return found
 
     return called

@@ -397,6 +397,23 @@ class NumbersOfSizes(Words):
         return attend(x + places[:, None], x, x).reshape(len(ids), int(length * 2 / 2), 8)
 
 
+class GrowsToSize(nn.Module):
+    """As the decoder of a U-Net, whose pictures grow to the sizes that they had."""
+
+    inputs, dims = (IMAGE,), (*DIMS[:1], *SIDES)
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.down, self.up = nn.Conv2d(8, 8, 3, 2, 1), nn.ConvTranspose2d(8, 8, 3, 2, 1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = self.down(image)
+        rows = x.flatten(2).mT
+        y = attend(rows, rows, rows).mT.reshape(x.shape)
+        return image + self.up(y, output_size=image.shape[2:])
+
+
 class MaskOfData(Words):
     """As the Annotated Transformer, and softmax of old code."""
 
@@ -457,7 +474,7 @@ def test_layers_of_torch_need_no_second_trace(tmp_path: Path, monkeypatch: pytes
      PadsToWindows, MeansOfSlots, SlopesOfHeads, Retains, SumsOfKeys, LayersOfTorch, CountsWhatIsShown, TiedRows,
      ShiftedWindows, AcrossChannels, ResizedTable, PlacesOfWindows, Areas, OverEdges, CutIntoPatches, Squeezed,
      DropsOutNothing, TableOfTheUsualSize, LevelsOfSizes, MaskOfData, Spectrogram,
-     KeptTables, PooledKeys],
+     KeptTables, PooledKeys, GrowsToSize],
 )  # fmt: skip
 def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: Path) -> None:
     module: Any = kind()
