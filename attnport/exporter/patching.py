@@ -121,6 +121,8 @@ def obstacles() -> tuple[Patch, ...]:
       matrices that are made of the sizes.
     - A transposed convolution to a given size, as of U-Nets, pads its end by as much as a size says; it gets the most
       and is cut.
+    - Tables of positions that are resized by a factor made of sizes, as DINO's, are products of matrices that are made
+      of the factor.
     - `scaled_dot_product_attention` takes no condition on sizes for `is_causal`, as Whisper's decoder gives it.
     - A logarithm or exponential of a size is a number, and so a constant; it becomes a tensor, as Enformer's range of
       positions does. A root is a power, also while values are computed, as in fair-esm's MSA transformer. `linspace` of
@@ -155,6 +157,7 @@ def obstacles() -> tuple[Patch, ...]:
         *_settled_attention(),
         *everywhere({pool: _in_cells(pool, axes) for pool, axes in _POOLS.items()}),
         *everywhere({one: _cut_to_size(one) for one in _GROWING}),
+        *everywhere({nn.functional.interpolate: _scaled(nn.functional.interpolate)}),
         Patch(torch.SymInt, "__hash__", _hash(torch.SymInt.__hash__)),
         Patch(torch.Tensor, "data", _data()),
         Patch(torch, "tensor", _of_sizes(torch.tensor)),
@@ -297,6 +300,53 @@ def _cut_to_size(convolution: Callable[..., torch.Tensor]) -> Callable[..., torc
         return found
 
     return called
+
+
+def _scaled(interpolate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`interpolate` whose factors may be made of the sizes of a trace. Place i of a result is place
+    `(i + 0.5) / factor - 0.5` before; a cubic has the coefficient -0.75, as torch's."""
+
+    def called(
+        input: torch.Tensor,  # noqa: A002  # torch's name
+        size: Any = None,
+        scale_factor: Any = None,
+        mode: str = "nearest",
+        align_corners: bool | None = None,
+        recompute_scale_factor: bool | None = None,
+        antialias: bool = False,
+    ) -> torch.Tensor:
+        axes = input.dim() - 2
+        factors = scale_factor if isinstance(scale_factor, list | tuple) else (scale_factor,) * axes
+        traced = any(isinstance(factor, torch.SymInt | torch.SymFloat) for factor in factors)
+        other = size is not None or align_corners or recompute_scale_factor or antialias
+        if not traced or other or mode not in ("bilinear", "bicubic"):
+            return interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+        found = input
+        for axis, factor in zip(range(-axes, 0), factors, strict=True):
+            length: Any = input.shape[axis]
+            weights = _resizing(length, math.floor(length * factor), factor, cubic=mode == "bicubic")
+            found = (found.movedim(axis, -1) @ weights.to(input.dtype).mT).movedim(-1, axis)
+        return found
+
+    return called
+
+
+def _resizing(length: Any, count: Any, factor: Any, *, cubic: bool) -> torch.Tensor:
+    """The matrix `[count, length]` by which an axis is resized."""
+    by: Any = torch.full((), factor, dtype=torch.float64)
+    own = torch.arange(count, dtype=torch.float64)[:, None]
+    at = (own + 0.5) / by - 0.5
+    if not cubic:  # torch leaves an axis of the same size as it is
+        at = torch.where(torch.full((), count) == length, own, at.clamp(min=0))
+    begin = at.floor()
+    place, weights = torch.arange(length), torch.zeros((), dtype=torch.float64)
+    for tap in range(-1, 3) if cubic else range(2):
+        away = (at - begin - tap).abs()
+        near = (1.25 * away - 2.25) * away * away + 1
+        far = ((-0.75 * away + 3.75) * away - 6) * away + 3
+        weight = torch.where(away <= 1, near, far) if cubic else 1 - away
+        weights = weights + weight * (place == (begin + tap).clamp(0, length - 1)).to(torch.float64)
+    return weights
 
 
 def _spaced(linspace: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
