@@ -23,6 +23,7 @@ from attnport.folder.workspace import open_folder
 from attnport.runtimes import base
 from attnport.runtimes._javascript import Chromium
 from attnport.verbs.bench import bench
+from attnport.verbs.build import build
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.export import export
@@ -133,6 +134,20 @@ def test_transformers_js_reads_half_precision(
     assert files["model_fp16.onnx"] < 0.51 * files["model.onnx"]
     got = np.asarray(json.loads(ran(["node", HERE / "embed.mjs", node_modules, web, "fp16"], texts)))
     assert 1e-6 < float(np.abs(got - wanted).max()) < 1e-3
+
+
+def test_transformers_js_reads_four_bits_with_half_precision(
+    out: Path, node_modules: Path, texts: list[str], wanted: Vectors, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(out, tmp_path / "out"))
+    build(folder, "ort_cpu", "int4_fp16", text=ROOT / "examples" / "sentences.txt", max_drop="3%")
+    check(folder, ["ort_cpu"])
+    web = bundle(folder, tmp_path / "web", layout="web")
+    files = {path.name: path.stat().st_size for path in (web / "onnx").iterdir()}
+    assert files["model_q4f16.onnx"] < 0.36 * files["model.onnx"]
+    got = np.asarray(json.loads(ran(["node", HERE / "embed.mjs", node_modules, web, "q4f16"], texts)))
+    assert float(np.abs(got - wanted).max()) > 1e-3
+    assert float((got * wanted).sum(-1).min()) > 0.85
 
 
 def decoder(config: Any, minilm: Path, folder: Path) -> Path:

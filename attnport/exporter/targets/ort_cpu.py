@@ -57,7 +57,7 @@ class OrtCpu(Lowering):
     opset = 23
     plans: ClassVar[tuple[str, ...]] = ("fp32", "fp16")
     proved_by: ClassVar[tuple[str, ...]] = ("ort_cpu",)
-    integers: ClassVar[tuple[str, ...]] = ("int8", "int4")
+    integers: ClassVar[tuple[str, ...]] = ("int8", "int4", "int4_fp16")
     real_tokens: ClassVar[bool] = True
     widens: ClassVar[bool] = True
 
