@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -51,6 +52,18 @@ def test_numbers_are_within_the_bound(tiny_artifact: Path) -> None:
     ran_in = report.runtimes["ort_web"].ran
     assert ran_in is not None
     assert "wasm, Chrom" in ran_in.provider
+
+
+def test_what_a_gpu_leaves_to_the_processor_is_named(tiny_artifact: Path) -> None:
+    runtime, manifest = base.get("ort_webgpu"), open_folder(tiny_artifact)
+    if not runtime.probe().available:
+        pytest.skip("no adapter")
+    with contextlib.closing(runtime.open(base.Opening(manifest.io, model=tiny_artifact / "model.onnx"))) as session:
+        # onnxruntime-web 1.30 has kernels of WebGPU for products and norms, and none for the standard's Attention.
+        told = session.ran.provider.partition("; on the CPU: ")[2]
+        assert re.search(r"\d+ Attention \(", told)
+        assert "MatMul" not in told
+        assert "LayerNormalization" not in told
 
 
 def test_times_are_those_of_the_calls_alone(tiny_artifact: Path) -> None:
