@@ -373,13 +373,12 @@ def _write_int4(build: Builder, node: ir.Node, packed: Packed) -> None:
     build.before, build.scope = node, f"int{packed.bits}"
     # Layers that share a weight share what is packed of it.
     whole = build.once(("whole", id(packed)), lambda: build.stored(f"{node.name}/int{packed.bits}", packed.whole))
-    value = node.inputs[0]
-    assert value is not None
-    assert value.dtype is not None
-    of_blocks = packed.scales.astype(value.dtype.numpy())
+    weight = _stored(node)[0]
+    assert weight is not None
+    of_blocks = packed.scales.astype(weight.dtype.numpy())
     scales = build.once(("scales", id(packed)), lambda: build.stored(f"{node.name}/scales", of_blocks))
     product = build.op(
-        "MatMulNBits", value, whole, scales, name=str(node.name), domain=CONTRIB, K=width, N=count,
+        "MatMulNBits", node.inputs[0], whole, scales, name=str(node.name), domain=CONTRIB, K=width, N=count,
         bits=packed.bits, block_size=BLOCK, accuracy_level=_ROUNDS_ACTIVATIONS,
     )  # fmt: skip
     product.shape = node.outputs[0].shape
