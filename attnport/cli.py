@@ -106,10 +106,10 @@ def build(out: Reporter, run: Run) -> Finish:
     record, table = run()
 
     def finish() -> None:
-        out.show(record)
-        if not out.as_json:
+        out.show(record or table)
+        if record and not out.as_json:
             out.show(table)
-        require_fused({record.form: table})
+        require_fused({record.form if record else table.file: table})
 
     return finish
 

@@ -19,7 +19,7 @@ class Plan:
         bits: The width of integers in the weights of linear layers; 0 = none are in integers.
         finer: For linear layers in integers: what those have that would lose too much.
         searched: Whether a search decides which parts stay finer: by a bound for `auto`, by a metric for integers.
-        weights: Whether integers are weights alone, each read by a `DequantizeLinear` of the graph, as engines have it.
+        weights: Whether integers are weights alone, in a graph of `half`: for GPUs. `build` writes such forms.
     """
 
     name: str

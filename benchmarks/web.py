@@ -2,13 +2,17 @@
 
 The tokens of 32 sentences run in onnxruntime-web, in node. Each file runs in every schedule: sentences sorted by length
 in batches of 1, 4, 8 and 32, and in those of our readers. The best of a side counts. Sides take turns in every round,
-and ratios are of the same round. The time from a file to its first result, of one sentence, is measured beside. The
-other file is optimum's export, of which transformers.js' converter makes its own.
+and ratios are of the same round.
 
-    python benchmarks/web.py OUT --peer FOLDER [--rounds 15] [--json FILE]
+The first result is measured in Chromium, in a new process each time: from the request for the file, which the page gets
+from this machine, to the numbers of one sentence. Here the sides are the files of layout `web` and transformers.js', in
+`fp32` and, where OUT has it, `q8`.
 
-OUT is an artifact of MiniLM with its forms, FOLDER what sentence-transformers' `save_pretrained` wrote with
-`backend="onnx"`. It needs `make layouts-test`'s node packages.
+    python benchmarks/web.py OUT --peer FOLDER [--rounds 15] [--first] [--json FILE]
+
+OUT is an artifact of MiniLM with its forms, FOLDER what `benchmarks/beside/converted.py` made of the file that
+sentence-transformers' `save_pretrained` writes with `backend="onnx"`. Packages of node are in a folder of NODE_PATH, as
+for `attnport check --runtime ort_web`.
 """
 
 from __future__ import annotations
@@ -18,21 +22,26 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from attnport.folder.machine import machine
 from attnport.onnx_walk import references
+from attnport.runtimes._javascript import package
+from attnport.runtimes.ort_web import RUNTIME
+from attnport.verbs.bundle import bundle
 from attnport_bundle.batches import TOKENS, groups
 from attnport_bundle.format.contract import Dim
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / ".cache" / "layouts" / "node" / "node_modules" / "onnxruntime-web"
 FORMS = ("onnx", "onnx_18", "ort_cpu", "ort_cpu.int8")
-PEER = "transformers.js"
+PEER, OURS = "transformers.js", "layout web"
+FILES = {"fp32": "model.onnx", "q8": "model_quantized.onnx"}
 
 
 def schedules(lengths: Sequence[int]) -> dict[str, list[list[int]]]:
@@ -44,13 +53,49 @@ def schedules(lengths: Sequence[int]) -> dict[str, list[list[int]]]:
 
 def best(runs: Sequence[dict[str, Any]], side: str) -> dict[str, Any]:
     """The schedule of a side with the smallest median."""
-    own = [run for run in runs if run["side"] == side and run["schedule"]]
+    own = [run for run in runs if run["side"] == side]
     return min(own, key=lambda run: statistics.median(run["ms"]))
 
 
-def first(runs: Sequence[dict[str, Any]], side: str) -> dict[str, Any]:
-    """From a side's file to its first result."""
-    return next(run for run in runs if run["side"] == side and not run["schedule"])
+def first_ms(path: Path, ids: Sequence[int]) -> float:
+    """From the request for a file to its first result, in a new process of Chromium."""
+    process = RUNTIME.started({path.name: path})
+    try:
+        opened = RUNTIME.opened(process, path, (), 1)
+        row = np.array([ids])
+        feeds = {"input_ids": row, "attention_mask": np.ones_like(row), "token_type_ids": np.zeros_like(row)}
+        ran, _ = process.ask("run", feeds, outputs=["last_hidden_state"])
+    finally:
+        process.close()
+    return float(opened["ms"]) + float(ran["ms"])
+
+
+def firsts(folders: dict[str, Path], ids: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """What a page has to load of each side, and how long it takes to its first result."""
+    dtypes = [dtype for dtype, name in FILES.items() if all((folder / name).is_file() for folder in folders.values())]
+    runs = [{"side": side, "dtype": dtype, "ms": []} for dtype in dtypes for side in folders]
+    for at in range(rounds + 1):  # the first is not counted
+        for run in runs if at % 2 else runs[::-1]:
+            ms = first_ms(folders[run["side"]] / FILES[run["dtype"]], ids)
+            if at:
+                run["ms"].append(ms)
+    table = []
+    for run in runs:
+        other = next(each for each in runs if each["side"] == PEER and each["dtype"] == run["dtype"])
+        median, between = ratio(run, other)
+        size = (folders[run["side"]] / FILES[run["dtype"]]).stat().st_size
+        table.append(
+            {
+                "side": run["side"],
+                "dtype": run["dtype"],
+                "bytes": size,
+                "median_ms": round(statistics.median(run["ms"]), 1),
+                "ratio": median,
+                "nine_tenths": between,
+            }
+        )
+        print(table[-1], flush=True)
+    return table
 
 
 def ratio(own: dict[str, Any], other: dict[str, Any]) -> tuple[float, list[float]]:
@@ -60,6 +105,35 @@ def ratio(own: dict[str, Any], other: dict[str, Any]) -> tuple[float, list[float
     return round(statistics.median(ratios), 3), [round(ratios[tail], 3), round(ratios[-1 - tail], 3)]
 
 
+def calls(out: Path, peer: Path, rows: Sequence[Sequence[int]], rounds: int) -> dict[str, Any]:
+    """The time of all sentences, of each side in its best schedule."""
+    lengths = list(map(len, rows))
+    sides: list[dict[str, Any]] = [{"name": PEER, "model": str(peer / "onnx" / "model.onnx"), "external": []}]
+    for name in FORMS:
+        if (model := out / f"model.{name}.onnx").is_file():
+            external = sorted({str(model.with_name(each.location)) for each in references(model)})
+            sides.append({"name": name, "model": str(model), "external": external})
+    command = ["node", str(ROOT / "benchmarks" / "beside" / "web.mjs"), str(package("onnxruntime-web")[0]), str(rounds)]
+    asked = json.dumps({"rows": rows, "sides": [{**side, "schedules": schedules(lengths)} for side in sides]})
+    runs = json.loads(subprocess.run(command, input=asked, capture_output=True, text=True, check=True).stdout)
+    other = best(runs, PEER)
+    table = []
+    for side in sides:
+        own = best(runs, side["name"])
+        median, between = ratio(own, other)
+        table.append(
+            {
+                "side": side["name"],
+                "schedule": own["schedule"],
+                "median_ms": round(statistics.median(own["ms"]), 1),
+                "ratio": median,
+                "nine_tenths": between,
+            }
+        )
+        print(table[-1], flush=True)
+    return {"rounds": rounds, "real_tokens": round(sum(lengths) / (len(lengths) * max(lengths)), 3), "sides": table}
+
+
 def main(arguments: Sequence[str]) -> None:
     """Measures, prints and writes what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -67,43 +141,24 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--peer", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--first", action="store_true", help="the first result alone; the rest of the JSON stays")
     given = parser.parse_args(arguments)
     tokenizer = Tokenizer.from_file(str(given.out / "tokenizer.json"))
     tokenizer.no_padding()
     sentences = (ROOT / "examples" / "sentences.txt").read_text("utf-8").splitlines()[:192:6]
     rows = [row.ids for row in tokenizer.encode_batch(sentences)]
-    lengths = list(map(len, rows))
-    sides: list[dict[str, Any]] = [{"name": PEER, "model": str(given.peer / "onnx" / "model.onnx"), "external": []}]
-    for name in FORMS:
-        if (model := given.out / f"model.{name}.onnx").is_file():
-            external = sorted({str(model.with_name(each.location)) for each in references(model)})
-            sides.append({"name": name, "model": str(model), "external": external})
-    command = ["node", str(ROOT / "benchmarks" / "beside" / "web.mjs"), str(PACKAGE), str(given.rounds)]
-    asked = json.dumps({"rows": rows, "sides": [{**side, "schedules": schedules(lengths)} for side in sides]})
-    runs = json.loads(subprocess.run(command, input=asked, capture_output=True, text=True, check=True).stdout)
-    other = best(runs, PEER)
-    table = []
-    for side in sides:
-        own, early = best(runs, side["name"]), first(runs, side["name"])
-        of_calls, of_first = ratio(own, other), ratio(early, first(runs, PEER))
-        table.append(
-            {
-                "side": side["name"],
-                "schedule": own["schedule"],
-                "median_ms": round(statistics.median(own["ms"]), 1),
-                "ratio": of_calls[0],
-                "nine_tenths": of_calls[1],
-                "first_ms": round(statistics.median(early["ms"]), 1),
-                "first_ratio": of_first[0],
-                "first_nine_tenths": of_first[1],
-            }
-        )
-        print(table[-1], flush=True)
+    found = {"machine": machine().cpu, "onnxruntime_web": package("onnxruntime-web")[1]}
+    if given.first:
+        found = json.loads(given.json.read_text("utf-8")) if given.json else {}
+    else:
+        found |= calls(given.out, given.peer, rows, given.rounds)
+    with tempfile.TemporaryDirectory() as scratch:
+        forms = [name for name in ("ort_cpu", "ort_cpu.int8") if (given.out / f"model.{name}.onnx").is_file()]
+        laid = bundle(given.out, Path(scratch, "laid"), layout="web", forms=forms)
+        first = firsts({PEER: given.peer / "onnx", OURS: laid / "onnx"}, rows[0], given.rounds)
+    found["first_result"] = {"rounds": given.rounds, "sides": first}
     if given.json:
-        real = round(sum(lengths) / (len(lengths) * max(lengths)), 3)
-        version = json.loads((PACKAGE / "package.json").read_text("utf-8"))["version"]
-        found = {"machine": machine().cpu, "onnxruntime_web": version, "rounds": given.rounds, "real_tokens": real}
-        given.json.write_text(json.dumps({**found, "sides": table}, indent=1) + "\n", "utf-8")
+        given.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

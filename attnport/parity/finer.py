@@ -310,14 +310,28 @@ class Integers(Variants):
         super().__init__(folder, model, runtime, opening, scratch)
         self._plan, self.items = PLANS[plan], items
         self.bits, self.finer = self._plan.bits, self._plan.finer
+        self._dequantizes = self._plan.weights and lowering.searched  # an engine's graph
+        self._half = scratch / "half.onnx" if opening.plan == plan and self._plan.weights else None
+        if self._half:
+            half, beside = storage.load(folder / MODEL), lowering.plan_beside(plan)
+            lowering.lower(half, manifest.attentions, plan=beside, masks=manifest.io.masks, sizes=usual)
+            storage.save_form(half, self._half, "half.bin")
         found = integers.layers(model, halves=self._plan.weights)
         self.layers = {layer.name: layer.weights for layer in found}
         self._seen = self._ranges(found) if found and self.bits == 8 and not self._plan.weights else {}
-        self._packed = integers.pack_all(model) if self.bits == 4 and not self._plan.weights else {}
+        self._packed = integers.pack_all(model) if self.bits == 4 and not self._dequantizes else {}
+
+    def open(self, kept: Collection[str]) -> contextlib.closing[Session]:
+        """As of every kind; of a form that is half precision besides, and runs so, in that."""
+        if self._half is None:
+            return super().open(kept)
+        model = storage.load(self._half)
+        self.rewrite(model, kept)
+        return self._opened(model, self.opening)
 
     def rewrite(self, model: ir.Model, kept: Collection[str]) -> None:
         """Writes the layers of the graph in integers, in place, but those `kept`, which are as `bits` says."""
-        if self._plan.weights:
+        if self._dequantizes:
             integers.write_weights(model, self.bits, kept)
         elif self.bits == 8:
             integers.write_int8(model, self._seen, kept)

@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -39,10 +39,12 @@ from attnport.runtimes.base import (
     checked_model,
     external_files,
     physical_cores,
-    read_graph,
     refused,
 )
 from attnport.user_cache import cache
+
+if TYPE_CHECKING:
+    import onnx
 
 VERSION = "1.30.0"
 """The newest release of both packages that was tried."""
@@ -50,6 +52,8 @@ NODE = ("node", "nodejs")
 _LAST_WRITES_S = 5.0
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _SCRIPTS = Path(__file__).parent / "javascript"
+_FLOATS = (1, 10, 11, 16)
+"""float, float16, double and bfloat16, as `onnx.TensorProto.DataType` numbers them."""
 _START_S, _POLL_S = 60.0, 20.0
 
 
@@ -364,8 +368,8 @@ class JavaScriptRuntime(Runtime):
 
     def session(self, opening: Opening) -> Session:
         """Opens the form in a process of its own."""
-        path, _ = checked_model(opening)
-        external = external_files(read_graph(path))
+        path, model = checked_model(opening)
+        external = external_files(model)
         try:
             process = self.started({name: path.with_name(name) for name in (path.name, *external)})
         except ChildProcessError as err:
@@ -376,8 +380,35 @@ class JavaScriptRuntime(Runtime):
             process.close()
             raise ArtifactError(f"{path} cannot be opened by {self.npm}: {err}") from err
         device = answer["device"] or "CPU"
-        ran = Ran(device, f"{self.npm} {self.version()} {self.provider}, {process.name}", opening.plan)
+        elsewhere = on_processor(model, answer["on_processor"])
+        ran = Ran(device, f"{self.npm} {self.version()} {self.provider}, {process.name}{elsewhere}", opening.plan)
         return JavaScriptSession(opening, process, ran, round(answer["ms"] * 1e6))
+
+
+def on_processor(model: onnx.ModelProto, nodes: Sequence[Sequence[str]]) -> str:
+    """`; on the CPU: 6 Attention (the first one's name)`: what a provider for GPUs leaves to the processor.
+
+    Integers and booleans are left out, as sizes and indices are computed there anyway.
+
+    Args:
+        model: The file that was opened.
+        nodes: Operator and name of each node on the processor. Of those that are not in the file, what the runtime made
+            by fusing is told: its operator is not in the file either.
+    """
+    graph = model.graph
+    floats = {
+        value.name
+        for value in (*graph.input, *graph.value_info, *graph.output)
+        if value.type.tensor_type.elem_type in _FLOATS
+    }
+    others = {node.name for node in graph.node if floats.isdisjoint((*node.input, *node.output))}
+    names, operators = {node.name for node in graph.node}, {node.op_type for node in graph.node}
+    by_operator: dict[str, list[str]] = {}
+    for operator, name in nodes:
+        if name not in others and (name in names or operator not in operators):
+            by_operator.setdefault(operator, []).append(name)
+    told = ", ".join(f"{len(names)} {operator} ({names[0]})" for operator, names in by_operator.items())
+    return f"; on the CPU: {told}" if told else ""
 
 
 class JavaScriptSession(CheckedSession):

@@ -18,7 +18,7 @@ class OrtCpu(_ort.OrtRuntime):
 
     name = "ort_cpu"
     form = "ort_cpu"
-    plans = ("fp32", "fp16", "int8", "int4")
+    plans = ("fp32", "fp16", "int8", "int4", "int4_fp16")
     instead = (
         "ONNX Runtime's CPU kernels cast half precision to fp32 and so hide its overflow: "
         "use onnx_reference for the numbers of a half-precision form."

@@ -14,7 +14,7 @@ class OrtNode(JavaScriptRuntime):
 
     name = "ort_node"
     form = "ort_cpu"
-    plans = ("fp32", "fp16", "int8", "int4")
+    plans = ("fp32", "fp16", "int8", "int4", "int4_fp16")
     npm = "onnxruntime-node"
     provider = "cpu"
 

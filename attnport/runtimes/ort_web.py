@@ -10,7 +10,7 @@ class OrtWeb(JavaScriptRuntime):
 
     name = "ort_web"
     form = "ort_cpu"
-    plans = ("fp32", "fp16", "int8", "int4")
+    plans = ("fp32", "fp16", "int8", "int4", "int4_fp16")
     npm = "onnxruntime-web"
     provider = "wasm"
     entry = "ort.wasm.min.mjs"

@@ -10,7 +10,7 @@ class OrtWebGpu(JavaScriptRuntime):
 
     name = "ort_webgpu"
     form = "ort_cpu"
-    plans = ("fp32", "fp16")
+    plans = ("fp32", "fp16", "int4_fp16")
     npm = "onnxruntime-web"
     provider = "webgpu"
     entry = "ort.webgpu.min.mjs"

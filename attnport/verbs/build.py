@@ -49,7 +49,10 @@ DEFAULT_PLAN = "fp16"
 @verb
 def build(
     folder: Folder,
-    target: Annotated[str, Option("tensorrt_rtx (builds without a GPU) or tensorrt.", "--target")],
+    target: Annotated[
+        str,
+        Option("tensorrt_rtx (builds without a GPU) or tensorrt; ort_cpu with int4_fp16, for the browser.", "--target"),
+    ],
     precision: Annotated[
         str,
         Option(
@@ -91,7 +94,7 @@ def build(
     force: Force = False,
     progress: Progress = lambda message: None,
     tell: Tell = lambda message: None,
-) -> tuple[EngineRecord, FusionTable]:
+) -> tuple[EngineRecord | None, FusionTable]:
     """Builds an engine into `engines/` and writes whether each attention is fused into `fusion.json`.
 
     It is skipped if the same engine was built before and its file is unchanged. The form is made first if it does not
@@ -100,6 +103,9 @@ def build(
     With `int8_fp16` and `int4_fp16`, weights of linear layers are integers that the engine reads as such, but those
     that cost more of the metric than is allowed: these stay in fp16, or have 8 bits in place of 4. The metric is that
     of `tune`, of the same graph in float32 on the processor.
+
+    Of `ort_cpu` with `int4_fp16` the form alone is built, as there are no engines: `model_q4f16.onnx` of layout `web`.
+    Its metric is that of the form itself.
 
     Raises:
         UsageError: the target or compute capability is unknown; the budget is invalid or given without `auto`; or
@@ -113,8 +119,7 @@ def build(
         EngineBuildError: TensorRT refused the form, or its builder died.
     """
     target, plan = target.replace("-", "_"), plan_of(precision)
-    if target not in FLAVOURS:
-        raise UsageError(f"target {target!r}: no engine is built for it; expected one of {', '.join(FLAVOURS)}.")
+    lowering = _lowering(target, plan, of_engines=bool(profiles or sm))
     allowed = parse_budget(budget)
     if budget is not None and plan != AUTO:
         raise UsageError(f"--budget goes with --precision {AUTO}; got {plan}.")
@@ -124,8 +129,8 @@ def build(
     manifest = open_folder(folder)
     parsed = tuple(parse_profile(item, manifest.io.dims) if isinstance(item, str) else item for item in profiles)
     checked = check_profiles(manifest.io, parsed)
-    optional.require(target)
-    lowering = lowerings.get(target)
+    if target in FLAVOURS:
+        optional.require(target)
     key, table_key = lowering.form_key(plan), lowering.table_key(plan)
     if plan == AUTO:
         require(manifest.source, given=trust_source)
@@ -140,6 +145,8 @@ def build(
     name = _engine_name(target, plan, sm, checked)
     if judged_by_metric := manifest.forms[key].integers:
         tell(f"{key}: {judged_by_metric}")
+    if target not in FLAVOURS:
+        return None, fusing.earlier_tables(folder, manifest)[table_key]
     for file in (PARITY, stage_of("check", PARITY, plan, PLANS)[1]):
         judged = if_whole(read_parity, folder, manifest, file)
         row = judged.forms.get(key) if judged else None
@@ -166,6 +173,21 @@ def build(
         run.manifest = dataclasses.replace(manifest, engines={**manifest.engines, name: record})
         run.record()
     return record, table
+
+
+def _lowering(target: str, plan: str, *, of_engines: bool) -> Lowering:
+    """What lowers for a target: of an engine, or of a form that is itself what is built. Raises UsageError.
+
+    Args:
+        of_engines: Whether options were given that only engines have.
+    """
+    lowering = lowerings.get(target) if target in lowerings.names() else None
+    of_form = lowering is not None and plan in lowering.integers and PLANS[plan].weights
+    if lowering is None or (target not in FLAVOURS and not of_form):
+        raise UsageError(f"target {target!r}: no engine is built for it; expected one of {', '.join(FLAVOURS)}.")
+    if target not in FLAVOURS and of_engines:
+        raise UsageError(f"--profile and --sm are of engines; the form of {target} runs at all sizes of the model.")
+    return lowering
 
 
 def parse_budget(budget: float | str | None) -> float:
@@ -243,7 +265,7 @@ def _write_integers(
     runtime = base.get(FAST_EVALUATOR)
     base.available(runtime)
     with tempfile.TemporaryDirectory(prefix="attnport-integers-") as scratch:
-        opening = Opening(manifest.io, "fp32")
+        opening = Opening(manifest.io, plan if lowering.name == runtime.form else "fp32")
         graphs = Integers(folder, manifest, lowering, plan, runtime, opening, data.ranged, Path(scratch))
         with graphs.open_plain() as session:
             reference = judge(session)

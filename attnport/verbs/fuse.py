@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from attnport.artifacts import (
     AUTO,
-    PLANS,
     EngineRecord,
     Evidence,
     Form,
@@ -332,7 +331,7 @@ class _Fusing:
             lowered = self.lowering.lower(
                 storage.load(self.folder / MODEL),
                 changing.manifest.attentions,
-                plan=(AUTO if PLANS[self.plan].weights else "fp32") if integers else self.plan,
+                plan=self.lowering.plan_beside(self.plan) if integers else self.plan,
                 masks=io.masks,
                 sizes=io.profile().sizes("opt"),
                 islands=islands.nodes if islands else () if integers else None,

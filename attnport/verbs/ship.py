@@ -203,6 +203,7 @@ class _Ship:
         named = [key.precision for key in self._keys if key.runtime == ENGINE_TARGET]
         plan = next((plan for plan in named if plan in get(ENGINE_TARGET).plans), ENGINE_PLAN)
         record, table = build(self.folder, ENGINE_TARGET, plan, force=self.force, progress=self.progress)
+        assert record is not None
         if self.require:
             require_fused({record.form: table})
         return f"{record.file}, {record.size_bytes / 2**20:.0f} MiB, {table} fused"

@@ -135,6 +135,11 @@ def tune(
     chosen = base.chosen(runtimes or RUNTIMES)
     if other := [runtime.name for runtime in chosen if runtime.name not in RUNTIMES]:
         raise UsageError(f"--runtime {other[0]}: tune tries {' and '.join(RUNTIMES)}.")
+    if weights := [key for key in keys if key.precision in PLANS and PLANS[key.precision].weights]:
+        raise UsageError(
+            f"--runtime {weights[0]}: that is for GPUs; what is fastest on this processor says nothing of it.",
+            hint=f"attnport build FOLDER --target {weights[0].runtime} --precision {weights[0].precision} writes it.",
+        )
     sentences = read_sentences(text) if text else []
     # What cannot be read, or does not fit, is told before minutes of work.
     data = data_of(folder, manifest, sentences, inputs)
@@ -369,7 +374,8 @@ class Tuning:
     def _wanted(self, runtime: Runtime, plan: str) -> bool:
         """Whether a precision was asked for, and the runtime has it here."""
         name = name_of(runtime.name, plan)
-        return plan in self.probed[runtime.name].plans and any(key.covers(name) for key in self.keys)
+        able = plan in self.probed[runtime.name].plans and not PLANS[plan].weights  # those are for GPUs
+        return able and any(key.covers(name) for key in self.keys)
 
     def _judge_form(
         self, runtime: Runtime, key: str, manifest: Manifest, parity: RuntimeParity | None, *, by_metric: bool

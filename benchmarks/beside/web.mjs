@@ -25,9 +25,8 @@ function opened({ model, external }) {
   return ort.InferenceSession.create(bytes(model), externalData.length ? { externalData } : {});
 }
 
-const runs = [], firsts = sides.map((side) => ({ ...side, schedule: '', ms: [] }));
-for (const side of sides) {
-  const { name, schedules } = side;
+const runs = [];
+for (const { name, schedules, ...side } of sides) {
   const session = await opened(side);
   for (const [schedule, batches] of Object.entries(schedules)) {
     const given = batches.map((batch) => feeds(session.inputNames, batch));
@@ -40,13 +39,5 @@ for (let round = -1; round < Number(rounds); round += 1) { // the first is not c
     for (const batch of given) await session.run(batch);
     if (round >= 0) ms.push(performance.now() - began);
   }
-  for (const side of firsts) { // from the file to the first result, of one sentence
-    const began = performance.now();
-    const session = await opened(side);
-    await session.run(feeds(session.inputNames, [0]));
-    if (round >= 0) side.ms.push(performance.now() - began);
-    await session.release();
-  }
 }
-const told = ({ side, name, schedule, ms }) => ({ side: side ?? name, schedule, ms });
-console.log(JSON.stringify([...runs, ...firsts].map(told)));
+console.log(JSON.stringify(runs.map(({ side, schedule, ms }) => ({ side, schedule, ms }))));

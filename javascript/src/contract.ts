@@ -17,6 +17,7 @@ export interface MaskSpec { kinds: string[]; input: string | null; polarity: str
 export interface Contract { inputs: TensorSpec[]; outputs: TensorSpec[]; dims: Dim[]; masks: MaskSpec[] }
 
 const said = (spec: TensorSpec) => `${spec.name}=${spec.dtype}[${spec.dims.join(',')}]`;
+const told = (sizes: ReadonlyMap<string, number>) => [...sizes].map(([name, size]) => `${name}=${size}`).join(', ');
 const span = (dim: Dim) => `${dim.min} to ${dim.max}${dim.step > 1 ? ` in steps of ${dim.step}` : ''}`;
 export const takes = (dim: Dim, size: number) => dim.min <= size && size <= dim.max && size % dim.step === 0;
 /** The smallest size that a dim takes and that is `size` or more; the largest one if there is none. */
@@ -29,22 +30,17 @@ export const atLeast = (dim: Dim, size: number) =>
  */
 export function evaluate(text: string | number, sizes: ReadonlyMap<string, number>): number {
   if (typeof text === 'number') return text;
-  const tokens = text.match(/[A-Za-z_]\w*|\d+|\/\/|[-+*%(),]/g) ?? [];
+  const tokens = text.match(/\b(min|max) *\(|[A-Za-z_]\w*|\d+|\/\/|[-+*%(),]/g) ?? [];
   const strength = (token?: string) => ({ '+': 1, '-': 1, '*': 2, '//': 2, '%': 2 })[token ?? ''] ?? 0;
-  const needed = (token: string) => {
-    if (tokens.shift() !== token) throw new FeedError(`the size '${text}': a '${token}' is missing.`);
-  };
   function value(): number {
     const token = tokens.shift() ?? '';
-    if (token === '(' || (/^(min|max)$/.test(token) && tokens[0] === '(')) {
-      if (token !== '(') tokens.shift();
-      let found = expression(1);
-      if (token !== '(') {
-        needed(',');
-        found = Math[token as 'min' | 'max'](found, expression(1));
+    if (token.endsWith('(')) {
+      const found = [expression(1)];
+      for (let next = tokens.shift(); next !== ')'; next = tokens.shift()) {
+        if (next !== ',' || token === '(') throw new FeedError(`the size '${text}': a ')' is missing.`);
+        found.push(expression(1));
       }
-      needed(')');
-      return found;
+      return token.startsWith('max') ? Math.max(...found) : Math.min(...found);
     }
     const found = /^\d+$/.test(token) ? Number(token) : sizes.get(token);
     if (found === undefined) throw new FeedError(`the size '${text}': ${token || 'its end'} has no size.`);
@@ -69,40 +65,33 @@ export function evaluate(text: string | number, sizes: ReadonlyMap<string, numbe
   return found;
 }
 
-const told = (sizes: ReadonlyMap<string, number>) => [...sizes].map(([name, size]) => `${name}=${size}`).join(', ');
+function refuse(spec: TensorSpec, got: string, expected: string): never {
+  throw new FeedError(`input '${spec.name}': got ${got}; expected ${expected}.`);
+}
 
 /** Compares inputs with the contract; returns the size of each named dim. Throws FeedError. */
 export function checkFeeds(io: Contract, feeds: Readonly<Record<string, Tensor>>): Map<string, number> {
   const names = io.inputs.map((spec) => spec.name);
-  for (const name of Object.keys(feeds)) {
-    if (!names.includes(name)) {
-      throw new FeedError(`input '${name}': the model has no such input; expected ${names.join(', ')}.`);
-    }
-  }
-  const known = new Map(io.dims.map((dim) => [dim.name, dim]));
+  const other = Object.keys(feeds).find((name) => !names.includes(name));
+  if (other !== undefined) throw new FeedError(`input '${other}': the model has no such input; expected ${names.join(', ')}.`);
   const sizes = new Map<string, number>();
-  const by = new Map<string, string>();
   for (const spec of io.inputs) {
     const given = feeds[spec.name];
-    const problem = `input '${spec.name}'`;
-    if (given === undefined) throw new FeedError(`${problem} is missing; expected ${said(spec)}.`);
-    if (given.type !== spec.dtype) throw new FeedError(`${problem}: got dtype ${given.type}; expected ${spec.dtype}.`);
-    if (given.dims.length !== spec.dims.length) {
-      throw new FeedError(`${problem}: got rank ${given.dims.length}, shape [${given.dims.join(', ')}]; ` +
-        `expected rank ${spec.dims.length}, ${said(spec)}.`);
+    if (given === undefined) throw new FeedError(`input '${spec.name}' is missing; expected ${said(spec)}.`);
+    if (given.type !== spec.dtype) refuse(spec, `dtype ${given.type}`, spec.dtype);
+    const rank = given.dims.length;
+    if (rank !== spec.dims.length) {
+      refuse(spec, `rank ${rank}, shape [${given.dims.join(', ')}]`, `rank ${spec.dims.length}, ${said(spec)}`);
     }
     spec.dims.forEach((name, axis) => {
-      const dim = known.get(String(name));
-      if (typeof name === 'number' || dim === undefined) return;
-      const got = given.dims[axis];
-      const first = sizes.get(name);
-      if (first !== undefined && first !== got) {
-        throw new FeedError(`${problem}: got ${name}=${got} on axis ${axis}; ` +
-          `expected ${name}=${first} as in input '${by.get(name)}'.`);
+      const dim = io.dims.find((each) => each.name === name);
+      if (dim === undefined) return;
+      const size = given.dims[axis], known = sizes.get(dim.name), got = `${name}=${size} on axis ${axis}`;
+      if (known !== undefined && known !== size) {
+        refuse(spec, got, `${name}=${known} as in input '${io.inputs.find((each) => each.dims.includes(name))?.name}'`);
       }
-      if (!takes(dim, got)) throw new FeedError(`${problem}: got ${name}=${got} on axis ${axis}; expected ${span(dim)}.`);
-      sizes.set(name, got);
-      if (!by.has(name)) by.set(name, spec.name);
+      if (!takes(dim, size)) refuse(spec, got, span(dim));
+      sizes.set(dim.name, size);
     });
   }
   for (const spec of io.inputs) {
@@ -110,16 +99,14 @@ export function checkFeeds(io: Contract, feeds: Readonly<Record<string, Tensor>>
     spec.dims.forEach((dim, axis) => {
       if (given.dims[axis] === evaluate(dim, sizes)) return;
       const at = typeof dim === 'number' ? '' : ` with ${told(sizes)}`;
-      throw new FeedError(`input '${spec.name}': got size ${given.dims[axis]} on axis ${axis}; expected ${dim}${at}.`);
+      refuse(spec, `size ${given.dims[axis]} on axis ${axis}`, `${dim}${at}`);
     });
     const counted = io.masks.find((mask) => mask.input === spec.name && mask.carries === 'lengths');
     const most = spec.high !== null ? spec.high - 1 : counted?.keys ? sizes.get(counted.keys) : undefined;
     if (most === undefined) continue;
     let [low, high] = [Infinity, -Infinity];
     for (const value of given.data) [low, high] = [Math.min(low, Number(value)), Math.max(high, Number(value))];
-    if (low < 0 || high > most) {
-      throw new FeedError(`input '${spec.name}': got values ${low} to ${high}; expected 0 to ${most}.`);
-    }
+    if (low < 0 || high > most) refuse(spec, `values ${low} to ${high}`, `0 to ${most}`);
   }
   return sizes;
 }

@@ -2,9 +2,8 @@
 // onnxruntime-web or onnxruntime-node. Files are compared with their digests, and the golden cases run, before it is used.
 
 import { atLeast, BundleError, checkFeeds, FeedError, IntegrityError, takes } from './contract.js';
-import type { Contract, Dim, Tensor, TensorSpec, TypedArray } from './contract.js';
-import { wordPiece } from './wordpiece.js';
-import type { Row, Text, Words } from './wordpiece.js';
+import type { Contract, Dim, Tensor, TypedArray } from './contract.js';
+import { wordPiece, type Row, type Text, type Words } from './wordpiece.js';
 
 export { BundleError, FeedError, IntegrityError } from './contract.js';
 export type { Contract, Tensor, TypedArray } from './contract.js';
@@ -42,7 +41,6 @@ export interface Options {
 /** One output of a golden case: its errors against the float64 reference. */
 export interface Result { case: string; output: string; passed: boolean; reason: string; rms: number; max: number }
 
-type Read = (name: string) => Promise<Uint8Array>;
 const DTYPES: Record<string, [string, new (buffer: ArrayBuffer) => TypedArray]> = {
   F64: ['float64', Float64Array], F32: ['float32', Float32Array], F16: ['float16', Uint16Array],
   I64: ['int64', BigInt64Array], I32: ['int32', Int32Array], BOOL: ['bool', Uint8Array],
@@ -96,31 +94,27 @@ export async function load(source: string | URL, options: Options): Promise<Mode
     ...(options.threads ? { intraOpNumThreads: options.threads } : {}),
     externalData: await Promise.all(form.external.map(async (path) => ({ path, data: await checked(path) }))),
   });
-  const goldens = safetensors(await checked(manifest.goldens.file), manifest.goldens.file);
-  const model = new Model(manifest, name, options.ort, session, words, goldens);
-  if (options.selftest ?? true) {
-    const failed = (await model.selftest()).find((result) => !result.passed);
-    if (failed) {
-      await model.close();
-      throw new BundleError(`${manifest.name} computes other numbers here: ${failed.case} ${failed.output}: ${failed.reason}.`);
-    }
+  const golden = safetensors(await checked(manifest.goldens.file), manifest.goldens.file);
+  const model = new Model(manifest, name, options.ort, session, words, golden);
+  const failed = (options.selftest ?? true) && (await model.selftest()).find((result) => !result.passed);
+  if (failed) {
+    await model.close();
+    throw new BundleError(`${manifest.name} computes other numbers here: ${failed.case} ${failed.output}: ${failed.reason}.`);
   }
   return model;
 }
 
 /** An open bundle. */
 export class Model {
-  /** The contract: inputs, outputs, dims and masks. */
-  readonly io: Contract;
-
   /** Use `load`. */
   constructor(
     private readonly manifest: Manifest, readonly form: string, private readonly ort: OnnxRuntime,
     private readonly session: Session, private readonly words: Words | null,
-    private readonly goldens: Map<string, Tensor>,
-  ) {
-    this.io = manifest.io;
-  }
+    private readonly golden: (name: string) => Tensor,
+  ) {}
+
+  /** The contract: inputs, outputs, dims and masks. */
+  get io(): Contract { return this.manifest.io; }
 
   /** The outputs by name. Throws FeedError for inputs that do not fit the contract. */
   async run(feeds: Readonly<Record<string, Tensor>>): Promise<Record<string, Tensor>> {
@@ -136,13 +130,16 @@ export class Model {
    * @param options.prompt The name of the prompt to put before each text; by default the model's own, "" is none.
    */
   async embed(texts: readonly string[], options: { prompt?: string } = {}): Promise<Float32Array[]> {
-    const vector = (spec: TensorSpec) => spec.dims.length === 2 && typeof spec.dims[1] === 'number';
-    const outputs = this.io.outputs.filter(vector);
+    const outputs = this.io.outputs.filter(({ dims }) => dims.length === 2 && typeof dims[1] === 'number');
     if (outputs.length !== 1 || ['scores', 'logits'].includes(outputs[0].name)) {
       throw new FeedError(`embed: got the outputs ${this.io.outputs.map((spec) => spec.name).join(', ')}; ` +
         'expected one [batch, number], and neither scores nor logits.');
     }
-    return this.rows(texts, outputs[0].name, this.prompt(options.prompt));
+    const { named, default: usual } = this.manifest.prompts, chosen = options.prompt ?? usual;
+    if (chosen && !(chosen in named)) {
+      throw new FeedError(`prompt: got '${chosen}'; expected one of ${Object.keys(named).join(', ') || 'none'}.`);
+    }
+    return this.rows(texts, outputs[0].name, chosen ? named[chosen] : '');
   }
 
   /** The scores of each text or pair of texts, of a cross-encoder or classifier: a number for each class. */
@@ -157,71 +154,47 @@ export class Model {
 
   /** Runs the golden cases: whether the model computes here what it computed where it was bundled. */
   async selftest(): Promise<Result[]> {
-    const results: Result[] = [];
-    let [last, outputs, problem] = ['', {} as Record<string, Tensor>, ''];
-    for (const bound of this.manifest.goldens.bounds.filter((each) => each.plan === this.manifest.forms[this.form].plan)) {
-      if (bound.case !== last) {
-        last = bound.case;
-        const feeds = this.io.inputs.map((spec) => [spec.name, this.golden(`${last}/in/${spec.name}`)]);
-        [outputs, problem] = await this.run(Object.fromEntries(feeds))
-          .then((found) => [found, ''] as const, (error) => [{}, String(error.message ?? error)] as const);
+    const results: Result[] = [], { goldens, forms } = this.manifest;
+    const bounds = goldens.bounds.filter(({ plan }) => plan === forms[this.form].plan);
+    for (const name of new Set(bounds.map((bound) => bound.case))) {
+      const feeds = this.io.inputs.map((spec) => [spec.name, this.golden(`${name}/in/${spec.name}`)]);
+      const [outputs, problem] = await this.run(Object.fromEntries(feeds))
+        .then((found) => [found, ''], (error) => [{}, String(error.message ?? error)]) as [Record<string, Tensor>, string];
+      for (const bound of bounds.filter((each) => each.case === name)) {
+        const [expected, valid] = ['out', 'valid'].map((what) => this.golden(`${name}/${what}/${bound.output}`));
+        results.push(compared(bound, outputs[bound.output], expected, valid, problem));
       }
-      const [expected, valid] = ['out', 'valid'].map((what) => this.golden(`${bound.case}/${what}/${bound.output}`));
-      results.push(compared(bound, outputs[bound.output], expected, valid, problem));
     }
     if (!results.length) throw new BundleError(`there is no golden case of ${this.form}.`);
     return results;
   }
 
   /** Frees the model. */
-  async close(): Promise<void> {
-    await this.session.release();
-  }
-
-  private golden(name: string): Tensor {
-    const found = this.goldens.get(name);
-    if (!found) throw new IntegrityError(`${this.manifest.goldens.file}: there is no '${name}'.`);
-    return found;
-  }
-
-  private prompt(name?: string): string {
-    const { named, default: usual } = this.manifest.prompts;
-    const chosen = name ?? usual;
-    if (chosen && !(chosen in named)) {
-      throw new FeedError(`prompt: got '${chosen}'; expected one of ${Object.keys(named).join(', ') || 'none'}.`);
-    }
-    return chosen ? named[chosen] : '';
-  }
+  close(): Promise<void> { return this.session.release(); }
 
   private async rows(texts: readonly Text[], output: string, prompt: string): Promise<Float32Array[]> {
     const { words } = this;
     if (!words) throw new BundleError('the bundle has no tokenizer that is read here; give token ids to run.');
     if (!texts.length) throw new FeedError('texts: got none; expected one or more.');
-    texts.forEach((text, at) => {
-      if (![text].flat().every((each) => typeof each === 'string')) {
-        throw new FeedError(`texts[${at}]: got ${typeof text}; expected text, or a pair of texts.`);
-      }
-    });
-    const spec = this.io.inputs.find((each) => each.name === IDS);
-    if (!spec || this.io.inputs.some((each) => each.name === ATTENDED)) {
+    const other = texts.findIndex((text) => ![text].flat().every((each) => typeof each === 'string'));
+    if (other >= 0) throw new FeedError(`texts[${other}]: got ${typeof texts[other]}; expected text, or a pair of texts.`);
+    const ids = this.io.inputs.find((each) => each.name === IDS);
+    if (!ids || this.io.inputs.some((each) => each.name === ATTENDED)) {
       throw new FeedError('the model does not read text as this reader gives it; give its inputs to run.');
     }
-    const [item, place] = spec.dims.map((dim): Dim => this.io.dims.find((each) => each.name === dim) ??
+    const [item, place] = ids.dims.map((dim): Dim => this.io.dims.find((each) => each.name === dim) ??
       { name: '', min: Number(dim), opt: Number(dim), max: Number(dim), step: 1 });
     const longest = Math.min(place.max, this.manifest.text_limit ?? place.max);
-    const begun = (text: Text): Text => typeof text === 'string' ? prompt + text : [prompt + text[0], text[1]];
-    const rows = texts.map((text) => words.encode(begun(text), longest));
-    const before = prompt ? words.encode(prompt, longest).ids : [];
+    const rows = texts.map((text) => words.encode([text].flat().map((part, at) => at ? part : prompt + part), longest));
+    const before = prompt ? words.encode([prompt], longest).ids : [];
     const unpooled = before.length - Number(words.special.has(before[before.length - 1]));
     const found: Float32Array[] = new Array(rows.length);
     for (const batch of batches(rows.map((row) => atLeast(place, row.ids.length)), item)) {
-      const filled = [...batch, ...new Array(atLeast(item, batch.length) - batch.length).fill(batch[batch.length - 1])];
-      const size = atLeast(place, rows[batch[0]].ids.length);
-      const result = (await this.run(this.padded(filled.map((at) => rows[at]), size, words.padId, unpooled)))[output];
-      const width = result.dims.slice(1).reduce((product, each) => product * each, 1);
-      batch.forEach((at, row) => {
-        found[at] = (result.data as Float32Array).slice(row * width, (row + 1) * width);
-      });
+      const filled = Array.from({ length: atLeast(item, batch.length) }, (_, at) => rows[batch[at] ?? batch[0]]);
+      const feeds = this.padded(filled, atLeast(place, filled[0].ids.length), words.padId, unpooled);
+      const { data, dims } = (await this.run(feeds))[output];
+      const width = data.length / dims[0];
+      batch.forEach((at, row) => { found[at] = (data as Float32Array).slice(row * width, (row + 1) * width); });
     }
     return found;
   }
@@ -262,24 +235,17 @@ function* batches(lengths: number[], sizes: Dim): Generator<number[]> {
 }
 
 function compared(bound: Bound, got: Tensor | undefined, expected: Tensor, valid: Tensor, problem: string): Result {
-  let [squares, count, max] = [0, 0, 0];
-  const alike = got && got.dims.length === expected.dims.length && got.dims.every((size, axis) => size === expected.dims[axis]);
+  const [shape, wanted] = [got?.dims ?? [], expected.dims].map((dims) => dims.join(', '));
   let reason = got ? '' : problem || 'the output is missing';
-  if (got && !alike) reason = `got shape [${got.dims.join(', ')}]; expected [${expected.dims.join(', ')}]`;
-  if (got && alike) {
-    const inner = expected.data.length / Math.max(valid.data.length, 1); // elements for each one of `valid`
-    for (let at = 0; at < got.data.length; at += 1) {
-      const value = Number(got.data[at]);
-      if (!Number.isFinite(value)) reason ||= 'elements are NaN or Inf';
-      if (!valid.data[Math.floor(at / inner)]) continue;
-      const error = Math.abs(value - Number(expected.data[at]));
-      squares += error * error;
-      count += 1;
-      max = Math.max(max, error);
-    }
-    if (!count && expected.data.length) reason ||= 'no element to compare';
-  }
-  const rms = Math.sqrt(squares / Math.max(count, 1));
+  if (got && shape !== wanted) reason = `got shape [${shape}]; expected [${wanted}]`;
+  const values = got && !reason ? Array.from<number | bigint, number>(got.data, Number) : [];
+  if (!values.every(Number.isFinite)) reason = 'elements are NaN or Inf';
+  const inner = expected.data.length / Math.max(valid.data.length, 1); // elements for each one of `valid`
+  const errors = values.map((value, at) => Math.abs(value - Number(expected.data[at])))
+    .filter((_, at) => valid.data[Math.floor(at / inner)]);
+  if (values.length && !errors.length) reason ||= 'no element to compare';
+  const rms = Math.sqrt(errors.reduce((sum, error) => sum + error * error, 0) / Math.max(errors.length, 1));
+  const max = errors.reduce((most, error) => Math.max(most, error), 0);
   // Written so that NaN does not pass.
   for (const [what, error, most] of [['RMS', rms, bound.rms_bound], ['max', max, bound.max_bound]] as const) {
     if (!(error <= most)) reason ||= `${what} error ${error.toExponential(2)} is over its bound ${most.toExponential(2)}`;
@@ -287,21 +253,22 @@ function compared(bound: Bound, got: Tensor | undefined, expected: Tensor, valid
   return { case: bound.case, output: bound.output, passed: !reason, reason, rms, max };
 }
 
-/** The arrays of a safetensors file. */
-function safetensors(bytes: Uint8Array, file: string): Map<string, Tensor> {
+/** What gives the arrays of a safetensors file by their names. */
+function safetensors(bytes: Uint8Array, file: string): (name: string) => Tensor {
   const start = 8 + Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
   const header: Record<string, { dtype: string; shape: number[]; data_offsets: [number, number] }> =
     JSON.parse(new TextDecoder().decode(bytes.subarray(8, start)));
-  const entries = Object.entries(header).filter(([name]) => name !== '__metadata__');
-  return new Map(entries.map(([name, { dtype, shape, data_offsets: [begin, end] }]): [string, Tensor] => {
+  return (name) => {
+    if (!header[name]) throw new IntegrityError(`${file}: there is no '${name}'.`);
+    const { dtype, shape, data_offsets: [begin, end] } = header[name];
     if (!DTYPES[dtype] || start + end > bytes.length) throw new IntegrityError(`${file}: '${name}' is cut short, or of ${dtype}.`);
     const [type, Array] = DTYPES[dtype];
-    return [name, { type, dims: shape, data: new Array(bytes.slice(start + begin, start + end).buffer) }];
-  }));
+    return { type, dims: shape, data: new Array(bytes.slice(start + begin, start + end).buffer) };
+  };
 }
 
 /** What reads the files of a folder: by the network, or from the disk in Node. */
-function reader(source: string | URL): Read {
+function reader(source: string | URL): (name: string) => Promise<Uint8Array> {
   const place = String(source).replace(/\/*$/, '/');
   if ((globalThis as any).process?.versions?.node && !/^https?:/.test(place)) {
     // Not a literal, so that no bundler looks for it.

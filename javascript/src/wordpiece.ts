@@ -9,12 +9,11 @@ export type Text = string | readonly [string, string];
 export interface Words {
   padId: number;
   special: ReadonlySet<number>;
-  /** The ids of a text or pair with the tokens around it, cut at its end so that there are at most `longest`. */
-  encode(text: Text, longest: number): Row;
+  /** The ids of one text or of two with the tokens around it, cut at its end so that there are at most `longest`. */
+  encode(texts: readonly string[], longest: number): Row;
 }
 
 interface Part { ids: number[]; text: number; type: number }
-const PAD_TOKENS = ['[PAD]', '<pad>', '<|pad|>', '<|endoftext|>'];
 const total = (parts: { length: number }[]) => parts.reduce((sum, part) => sum + part.length, 0);
 
 export function wordPiece(tokenizer: string, table: string): Words {
@@ -28,7 +27,6 @@ export function wordPiece(tokenizer: string, table: string): Words {
   const escaped = [...added.keys()].sort((one, other) => other.length - one.length)
     .map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'));
   const split = new RegExp(`(${escaped.join('|') || '(?!)'})`, 'u');
-  const known = PAD_TOKENS.map((token) => added.get(token)).find((id) => id !== undefined);
   const around = ['single', 'pair'].map((which) => after[which].map((part: Record<string, any>): Part => {
     const [[kind, place]] = Object.entries(part);
     const text = kind === 'Sequence' ? 'AB'.indexOf(place.id) : -1;
@@ -54,8 +52,8 @@ export function wordPiece(tokenizer: string, table: string): Words {
     return token !== undefined ? [token] : Array.from(part, changed).join('').split(' ').flatMap(cut);
   });
 
-  function encode(text: Text, longest: number): Row {
-    let found = (typeof text === 'string' ? [text] : text).map(idsOf);
+  function encode(texts: readonly string[], longest: number): Row {
+    let found = texts.map(idsOf);
     const parts = around[found.length - 1];
     const room = Math.max(longest - total(parts.map(({ ids }) => ids)), 0);
     if (total(found) > room) { // of two, as the package: the shorter one is cut to no less than half
@@ -68,21 +66,18 @@ export function wordPiece(tokenizer: string, table: string): Words {
   }
 
   const special = new Set(tokens.filter((token) => token.special).map(({ id }) => id));
-  return { padId: padding ? padding.pad_id : known ?? 0, special, encode };
+  const known = ['[PAD]', '<pad>', '<|pad|>', '<|endoftext|>'].find((token) => added.has(token)) ?? '';
+  return { padId: padding?.pad_id ?? added.get(known) ?? 0, special, encode };
 }
 
-const LINE =
-  /^([0-9A-F]{1,6}) ([0-9A-F]{1,6}) (?:(space|removed|apart)|([+-]) ([0-9A-F]{1,6})|(=)((?: [0-9A-F]{1,6})+))$/;
+const LINE = /^[0-9A-F]{1,6} [0-9A-F]{1,6} (space|removed|apart|[+-] [0-9A-F]{1,6}|=( [0-9A-F]{1,6})+)$/;
 
 /** What a character becomes by `tokenizer.chars`: nothing, a space, others, or itself with spaces around it. */
 function characters(table: string): (character: string) => string {
   const rules = table.trimEnd().split('\n').map((line) => {
-    const found = LINE.exec(line);
-    if (!found) throw new BundleError(`tokenizer.chars: got '${line}'; expected two characters and a rule.`);
-    const [, first, last, alone, sign, step, equals, codes] = found;
-    const numbers = sign ? [sign + step] : (codes ?? '').split(' ').filter(Boolean);
-    return { first: parseInt(first, 16), last: parseInt(last, 16), what: alone ?? sign ?? equals,
-      codes: numbers.map((number) => parseInt(number, 16)) };
+    if (!LINE.test(line)) throw new BundleError(`tokenizer.chars: got '${line}'; expected two characters and a rule.`);
+    const [first, last, what, ...codes] = line.split(' ');
+    return { first: parseInt(first, 16), last: parseInt(last, 16), what, codes: codes.map((code) => parseInt(code, 16)) };
   });
   const rule = (code: number) => {
     let [low, high] = [0, rules.length];
@@ -91,18 +86,18 @@ function characters(table: string): (character: string) => string {
       if (rules[middle].first <= code) low = middle + 1;
       else high = middle;
     }
-    return low && code <= rules[low - 1].last ? rules[low - 1] : { what: '', codes: [] as number[] };
+    return low && code <= rules[low - 1].last ? rules[low - 1] : undefined;
   };
   const apart = (code: number) => {
-    const { what } = rule(code), character = String.fromCodePoint(code);
+    const what = rule(code)?.what, character = String.fromCodePoint(code);
     return what === 'space' ? ' ' : what === 'removed' ? '' : what === 'apart' ? ` ${character} ` : character;
   };
   const made = new Map<string, string>();
   return (character) => {
-    const code = character.codePointAt(0) as number;
     if (!made.has(character)) {
-      const { what, codes } = rule(code);
-      made.set(character, (what === '=' ? codes : [code + (codes[0] ?? 0)]).map(apart).join(''));
+      const code = character.codePointAt(0) as number, { what, codes = [] } = rule(code) ?? {};
+      const step = (codes[0] ?? 0) * (what === '-' ? -1 : 1);
+      made.set(character, (what === '=' ? codes : [code + step]).map(apart).join(''));
     }
     return made.get(character) as string;
   };

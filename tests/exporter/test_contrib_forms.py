@@ -397,3 +397,29 @@ def test_the_cpu_form_is_the_fastest_for_the_usual_length(name: str, usual: int,
     assert said.startswith(form)
     assert (str(usual) in said) is (form != "Attention")
     assert error(name, result.model, on_ort) < 2e-6
+
+
+@pytest.mark.parametrize("usual", [1, LONG_MASKED])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("none", "MultiHeadAttention"),
+        ("padding", "MultiHeadAttention"),
+        ("causal", "Attention"),
+        ("bias_padding", "Attention"),
+        ("grouped", "Attention"),
+    ],
+)
+def test_half_precision_has_the_operator_of_webgpu_where_that_is_right(name: str, form: str, usual: int) -> None:
+    class Sized(Forced):
+        def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
+            build.sizes = {CASES[name].key: usual}
+            return base.get("ort_cpu").write(build, masks, attention, plan)
+
+    result = lowered(name, Sized(""), "fp16")
+    (anchors,) = result.anchors.values()
+    (node,) = (node for node in result.model.graph if node.name in anchors)
+    assert node.op_type == form
+    mask = node.inputs[5] if len(node.inputs) > 5 else None
+    assert form == "Attention" or mask is None  # hidden keys are a column of q and k
+    assert error(name, result.model, on_reference) < 2e-2

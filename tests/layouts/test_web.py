@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from attnport.folder.workspace import open_folder
 from attnport.runtimes import base
 from attnport.runtimes._javascript import Chromium
 from attnport.verbs.bench import bench
+from attnport.verbs.build import build
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.export import export
@@ -50,6 +52,18 @@ def test_numbers_are_within_the_bound(tiny_artifact: Path) -> None:
     ran_in = report.runtimes["ort_web"].ran
     assert ran_in is not None
     assert "wasm, Chrom" in ran_in.provider
+
+
+def test_what_a_gpu_leaves_to_the_processor_is_named(tiny_artifact: Path) -> None:
+    runtime, manifest = base.get("ort_webgpu"), open_folder(tiny_artifact)
+    if not runtime.probe().available:
+        pytest.skip("no adapter")
+    with contextlib.closing(runtime.open(base.Opening(manifest.io, model=tiny_artifact / "model.onnx"))) as session:
+        # onnxruntime-web 1.30 has kernels of WebGPU for products and norms, and none for the standard's Attention.
+        told = session.ran.provider.partition("; on the CPU: ")[2]
+        assert re.search(r"\d+ Attention \(", told)
+        assert "MatMul" not in told
+        assert "LayerNormalization" not in told
 
 
 def test_times_are_those_of_the_calls_alone(tiny_artifact: Path) -> None:
@@ -133,6 +147,20 @@ def test_transformers_js_reads_half_precision(
     assert files["model_fp16.onnx"] < 0.51 * files["model.onnx"]
     got = np.asarray(json.loads(ran(["node", HERE / "embed.mjs", node_modules, web, "fp16"], texts)))
     assert 1e-6 < float(np.abs(got - wanted).max()) < 1e-3
+
+
+def test_transformers_js_reads_four_bits_with_half_precision(
+    out: Path, node_modules: Path, texts: list[str], wanted: Vectors, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(out, tmp_path / "out"))
+    build(folder, "ort_cpu", "int4_fp16", text=ROOT / "examples" / "sentences.txt", max_drop="3%")
+    check(folder, ["ort_cpu"])
+    web = bundle(folder, tmp_path / "web", layout="web")
+    files = {path.name: path.stat().st_size for path in (web / "onnx").iterdir()}
+    assert files["model_q4f16.onnx"] < 0.36 * files["model.onnx"]
+    got = np.asarray(json.loads(ran(["node", HERE / "embed.mjs", node_modules, web, "q4f16"], texts)))
+    assert float(np.abs(got - wanted).max()) > 1e-3
+    assert float((got * wanted).sum(-1).min()) > 0.85
 
 
 def decoder(config: Any, minilm: Path, folder: Path) -> Path:

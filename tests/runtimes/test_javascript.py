@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx.parser
 import pytest
 
 from attnport.errors import MissingDependency
 from attnport.runtimes import base
-from attnport.runtimes._javascript import package
+from attnport.runtimes._javascript import on_processor, package
 
 
 def installed(folder: Path, version: str) -> Path:
@@ -63,6 +64,18 @@ BROWSER = """#!/bin/sh
 for each; do case $each in --user-data-dir=*) echo > "${each#*=}/state";; esac; done
 exec cat <&3 > /dev/null
 """
+
+
+def test_nodes_on_the_processor_are_told_but_those_of_integers() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 23]> g (float[B,4] x, int64[B] n) => (float[B,4] y, int64[B] m) {'
+        " [first] y = Softmax (x) [second] m = Neg (n) }"
+    )
+    assert on_processor(model, [["Neg", "second"]]) == ""
+    nodes = [["Softmax", "first"], ["Neg", "second"], ["Neg", "another"], ["FusedConv", "made by the runtime"]]
+    assert on_processor(model, nodes) == "; on the CPU: 1 Softmax (first), 1 FusedConv (made by the runtime)"
+
+
 OPENING = "from pathlib import Path; from attnport.runtimes._javascript import Chromium; Chromium(Path(), 'x', {})"
 
 

@@ -19,7 +19,8 @@ from attnport.verbs.build import build
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.export import export
-from attnport.verbs.fuse import drop_forms
+from attnport.verbs.fuse import drop_forms, fuse
+from attnport.verbs.tune import tune
 from attnport_bundle.goldens import read_safetensors
 
 pytest.importorskip("tensorrt_rtx")
@@ -130,3 +131,51 @@ def test_a_decoder_with_its_cache_is_judged_by_perplexity(tmp_path: Path) -> Non
     assert form.integers is not None
     assert form.integers.metric == "perplexity"
     assert dtypes(folder / form.file)["INT4"] > 0
+
+
+def products(path: Path) -> dict[tuple[int, str], int]:
+    """How many products have weights of some bits, with scales of some type."""
+    graph = onnx.load(path, load_external_data=False).graph
+    types = {one.name: onnx.TensorProto.DataType.Name(one.data_type) for one in graph.initializer}
+    nodes = [node for node in graph.node if node.op_type == "MatMulNBits"]
+    keys = [(next(each.i for each in node.attribute if each.name == "bits"), types[node.input[2]]) for node in nodes]
+    return {key: keys.count(key) for key in set(keys)}
+
+
+def test_a_form_for_the_browser_has_four_bits_and_half_precision_between(
+    folder: Path, text: Path, tmp_path: Path
+) -> None:
+    fuse(folder, targets=["ort_cpu"])
+    record, table = build(folder, "ort_cpu", "int4_fp16", text=text, max_drop=0.9)
+    assert record is None
+    assert (table.fused, table.attentions) == (2, 2)
+    form = open_folder(folder).forms["ort_cpu.int4_fp16"]
+    assert form.integers is not None
+    assert (form.integers.bits, form.integers.kept) == (4, ())
+    assert products(folder / form.file) == {(4, "FLOAT16"): 12}
+    report = check(folder, ["ort_cpu"])
+    assert report.runtimes["ort_cpu.int4_fp16"].verdict == "PASS"
+    assert "worse by" in report.runtimes["ort_cpu.int4_fp16"].reason
+    app = bundle(folder, tmp_path / "app", forms=["ort_cpu.int4_fp16"])
+    cases = read_safetensors((app / GOLDENS).read_bytes(), "the goldens")
+    assert any(".int4_fp16/out/" in name for name in cases)
+
+
+def test_what_it_costs_is_measured_of_the_form_itself(folder: Path, text: Path) -> None:
+    build(folder, "ort_cpu", "int4_fp16", text=text, max_drop=0.015, force=True)
+    form = open_folder(folder).forms["ort_cpu.int4_fp16"]
+    assert form.integers is not None
+    assert form.integers.drop <= 0.015 < form.integers.drop_of_all
+    assert products(folder / form.file).keys() == {(4, "FLOAT16"), (8, "FLOAT16")}
+    with pytest.raises(ParityFailed, match="with any layer in int4"):
+        build(folder, "ort_cpu", "int4_fp16", text=text, max_drop=1e-9, force=True)
+
+
+def test_what_is_not_for_that_form_is_refused(folder: Path, text: Path) -> None:
+    with pytest.raises(UsageError, match="no engine is built for it"):
+        build(folder, "ort_cpu", "fp16")
+    with pytest.raises(UsageError, match="--profile and --sm are of engines"):
+        build(folder, "ort_cpu", "int4_fp16", (PROFILE,), text=text)
+    with pytest.raises(UsageError, match="for GPUs") as raised:
+        tune(folder, ["ort_cpu.int4_fp16"], text=text)
+    assert f"attnport build {folder} --target ort_cpu --precision int4_fp16" in raised.value.hint

@@ -33,8 +33,9 @@ FILES = {
     "fp16": "onnx/model_fp16.onnx",
     "int8": "onnx/model_quantized.onnx",
     "int4": "onnx/model_q4.onnx",
+    "int4_fp16": "onnx/model_q4f16.onnx",
 }
-DTYPES = {"fp32": "fp32", "fp16": "fp16", "int8": "q8", "int4": "q4"}
+DTYPES = {"fp32": "fp32", "fp16": "fp16", "int8": "q8", "int4": "q4", "int4_fp16": "q4f16"}
 """By precision of the form, and what transformers.js calls it."""
 
 
@@ -44,7 +45,7 @@ class Web(Hub):
     name = "web"
     runtimes = ("onnxruntime",)
     casts = True
-    also = ("ort_cpu.fp16", "ort_cpu.int8", "ort_cpu.int4")
+    also = ("ort_cpu.fp16", "ort_cpu.int8", "ort_cpu.int4", "ort_cpu.int4_fp16")
 
     def next(self, manifest: Manifest, out: Path) -> str:
         """With transformers.js, and every `dtype` that there is a file for."""

@@ -13,6 +13,9 @@ they are in the graph. ONNX Runtime's `MatMulNBits` computes that, on CPUs with 
 32 as well; OpenVINO reads the operator too. The largest weight of a block is rounded to -8, or -128, which sets the
 scale (as in llama.cpp's Q4_0).
 
+Half precision goes with that for GPUs, as in transformers.js' `q4f16`: scales and what the operator reads are fp16, and
+so are embedding tables.
+
 In the graph of an engine weights alone are integers, and `DequantizeLinear` gives them their scale: in int8 one for
 each output, with 4 bits one for each 128, 64 or 32 weights of it. TensorRT keeps them so, and multiplies in fp16.
 """
@@ -351,12 +354,12 @@ def write_int4(model: ir.Model, packed: Mapping[tuple[str, int], Packed], kept: 
     """Writes every layer with weights of 4 bits, in place; those whose name is among `kept`, of 8.
 
     Args:
-        model: As lowered, in float32.
+        model: As lowered, in float32 or float16.
         packed: See `pack_all`.
         kept: The names of the layers that have 8 bits.
     """
     build = Builder(model)
-    for layer in layers(model):
+    for layer in layers(model, halves=True):
         bits = 8 if layer.name in kept else 4
         for node in _nodes_of(model, layer)[1]:
             _write_int4(build, node, packed[str(node.name), bits])
@@ -370,7 +373,10 @@ def _write_int4(build: Builder, node: ir.Node, packed: Packed) -> None:
     build.before, build.scope = node, f"int{packed.bits}"
     # Layers that share a weight share what is packed of it.
     whole = build.once(("whole", id(packed)), lambda: build.stored(f"{node.name}/int{packed.bits}", packed.whole))
-    scales = build.once(("scales", id(packed)), lambda: build.stored(f"{node.name}/scales", packed.scales))
+    weight = _stored(node)[0]
+    assert weight is not None
+    of_blocks = packed.scales.astype(weight.dtype.numpy())
+    scales = build.once(("scales", id(packed)), lambda: build.stored(f"{node.name}/scales", of_blocks))
     product = build.op(
         "MatMulNBits", node.inputs[0], whole, scales, name=str(node.name), domain=CONTRIB, K=width, N=count,
         bits=packed.bits, block_size=BLOCK, accuracy_level=_ROUNDS_ACTIVATIONS,

@@ -122,6 +122,12 @@ class Lowering(abc.ABC):
         """The plan that is written into the graph; it differs from `plan` if a setting of the runtime does the rest."""
         return plan
 
+    def plan_beside(self, plan: str) -> str:
+        """The plan of all that a form in integers has besides."""
+        if not PLANS[plan].weights:
+            return "fp32"
+        return AUTO if self.searched else "fp16"
+
     def table_key(self, plan: str) -> str:
         """The key of a table in `fusion.json`: the target, and the plan if it is not the default, whichever that is."""
         return self.name if plan == self.plans[0] else f"{self.name}.{plan}"

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attnport.artifacts import MANY
+from attnport.artifacts import MANY, PLANS
 from attnport.exporter.builder import Builder
 from attnport.exporter.contrib.group_query import group_query_attention, why_not_group_query
 from attnport.exporter.contrib.multi_head import hides_keys_alone, multi_head_attention, why_not_multi_head
@@ -57,7 +57,7 @@ class OrtCpu(Lowering):
     opset = 23
     plans: ClassVar[tuple[str, ...]] = ("fp32", "fp16")
     proved_by: ClassVar[tuple[str, ...]] = ("ort_cpu",)
-    integers: ClassVar[tuple[str, ...]] = ("int8", "int4")
+    integers: ClassVar[tuple[str, ...]] = ("int8", "int4", "int4_fp16")
     real_tokens: ClassVar[bool] = True
     widens: ClassVar[bool] = True
 
@@ -68,19 +68,26 @@ class OrtCpu(Lowering):
         update_in_place(model)
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
-        """Windows in blocks; many keys by the runtime's own operators; else `Attention`, one mask for all layers."""
+        """Windows in blocks; many keys by the runtime's own operators; else `Attention`, one mask for all layers.
+
+        Half precision is for WebGPU, where onnxruntime-web (1.30) has no kernel for `Attention`, and those of
+        `MultiHeadAttention` and `GroupQueryAttention` are wrong with a bias and with a causal mask (`check --runtime
+        ort_webgpu`, Chromium's software adapter): there is a column of keys, or `Attention`, which the processor runs.
+        """
         blocks = in_blocks(build, masks, attention, "float_full")
         if not isinstance(blocks, str):
             output, anchors, name, local = blocks
             return Written(output, name, anchors, local=local)
         note = blocks and f"not in blocks: {blocks}"
         length = build.usual_size(attention.v, 2) or 0
-        if length >= LONG and not why_not_group_query(attention):
+        half = bool(PLANS[plan].half)
+        if length >= LONG and not half and not why_not_group_query(attention):
             output, anchors = group_query_attention(build, masks, attention)
             return Written(output, f"GroupQueryAttention (keys: {length})", anchors, note)
         heads, key_heads = attention.head_counts()
         alone = heads == key_heads and hides_keys_alone(attention)
-        if length >= (LONG if alone else LONG_MASKED) and not why_not_multi_head(attention):
+        takes = alone if half else length >= (LONG if alone else LONG_MASKED)
+        if takes and not why_not_multi_head(attention):
             output, anchors = multi_head_attention(build, masks, attention, key_column=True)
             return Written(output, f"MultiHeadAttention (keys: {length})", anchors, note)
         output, anchors = attention_op(build, masks, attention, "float_full")

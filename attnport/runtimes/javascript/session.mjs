@@ -38,9 +38,21 @@ export function pack(message, tensors = {}) {
   return bytes;
 }
 
+/** The nodes that a session has put on the processor, `[operator, name]`, by the log of its making: nothing else says so. */
+export function onProcessor(lines) {
+  const nodes = [];
+  let provider = '';
+  for (const line of lines) {
+    provider = /placed on \[(\w+)\]/.exec(line)?.[1] ?? provider;
+    const node = /VerifyEachNodeIsAssignedToAnEp\] +(\S+) \((.*)\)/.exec(line);
+    if (node && provider === 'CPUExecutionProvider') nodes.push(node.slice(1));
+  }
+  return nodes;
+}
+
 /** What answers messages: `open` once, then `run`. An exception is an answer, too. */
 export function answering(ort, read) {
-  let session;
+  let session, quiet = {};
 
   async function open({ model, external, provider, threads, options }) {
     if (ort.env.wasm) ort.env.wasm.numThreads = threads;
@@ -52,15 +64,23 @@ export function answering(ort, read) {
     const externalData = await Promise.all(external.map(async (path) => ({ path, data: await read(path) })));
     const settings = { executionProviders: [provider], intraOpNumThreads: threads, interOpNumThreads: 1, ...options };
     if (externalData.length) settings.externalData = externalData;
-    session = await ort.InferenceSession.create(await read(model), settings);
-    return [{ device, half, ms: performance.now() - began }];
+    const lines = [];
+    if (adapter) {
+      let making = true;
+      for (const kind of ['log', 'info', 'debug', 'warn', 'error']) console[kind] = (line) => making && lines.push(`${line}`);
+      session = await ort.InferenceSession.create(await read(model), { ...settings, logSeverityLevel: 0 });
+      [making, quiet] = [false, { logSeverityLevel: 2 }];
+    } else {
+      session = await ort.InferenceSession.create(await read(model), settings);
+    }
+    return [{ device, half, on_processor: onProcessor(lines), ms: performance.now() - began }];
   }
 
   async function run({ outputs }, arrays) {
     const feeds = {};
     for (const [name, { dtype, shape, data }] of Object.entries(arrays)) feeds[name] = new ort.Tensor(dtype, data, shape);
     const began = performance.now();
-    const results = await session.run(feeds, outputs);
+    const results = await session.run(feeds, outputs, quiet);
     return [{ ms: performance.now() - began }, results];
   }
 
