@@ -200,7 +200,7 @@ def warm(
         raise BundleError(f"{model.form}: what is compiled cannot be kept.", hint="Name a folder of your own: --cache.")
     from .runtimes.tensorrt import choose_profile  # a bundle without an engine has no such file
 
-    usual = []
+    usual: list[Mapping[str, int]] = []
     for index, profile in enumerate(form.profiles):
         sizes = {dim.name: dim.opt for dim in profile.dims}
         given = {name: array.shape for name, array in sample_feeds(model.io, sizes).items()}
@@ -208,8 +208,8 @@ def warm(
             sizes = {dim.name: dim.max for dim in profile.dims}
         usual.append(sizes)
     calls = []
-    for sizes in [*usual, *shapes]:
-        feeds = sample_feeds(model.io, sizes)
+    for wanted in [*usual, *shapes]:
+        feeds = sample_feeds(model.io, wanted)
         times = [clock()]
         for _ in range(2):
             model.run(**feeds)

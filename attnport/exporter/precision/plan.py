@@ -99,7 +99,7 @@ def _cast_value(value: ir.Value, half: ir.DataType) -> None:
     value.dtype = half
 
 
-def _halved(held: ir.TensorProtocol, half: ir.DataType) -> ir.Tensor:
+def _halved(held: ir.TensorProtocol, half: ir.DataType) -> ir.TensorProtocol:
     """A weight in the half type; a weight in a file maps the whole file, and lets go of it again."""
     cast = ir.tensor(to_half(held.numpy(), half))
     if isinstance(held, ir.ExternalTensor):

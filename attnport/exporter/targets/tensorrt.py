@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from attnport.artifacts import PLANS
+from attnport.artifacts import PLANS, WEIGHT_PLANS
 from attnport.exporter.builder import Builder, node_name
 from attnport.exporter.forms.operands import Change, MaskWriter, key_of, operands, reindexed, repeated, sink_bias
 from attnport.exporter.forms.standard import attention_op
@@ -50,7 +50,7 @@ class TensorRt(Lowering):
     opset = 23
     plans: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp16_islands", "bf16_islands", "fp32")
     proved_by: ClassVar[tuple[str, ...]] = ("engine",)
-    integers: ClassVar[tuple[str, ...]] = ("int8_fp16", "int4_fp16")
+    integers: ClassVar[tuple[str, ...]] = WEIGHT_PLANS
 
     def mask_writer(self, build: Builder) -> MaskWriter:
         """A writer that compares indices in int32, so that kernels compute the mask."""
@@ -401,7 +401,8 @@ def _constant(build: Builder, bias: ir.Value) -> ir.Value:
     except ValueError:  # an input of the model changes it
         return bias
     model = ir.external_data.load_to_model(ir.Model(graph, ir_version=build.model.ir_version))
-    (array,) = ReferenceEvaluator(ir.to_proto(model)).run(None, {})
+    (found,) = ReferenceEvaluator(ir.to_proto(model)).run(None, {})
+    array = np.asarray(found)
     return bias if array.size > MOST_CONSTANT else build.stored(f"{bias.name}/constant", array)
 
 
