@@ -1,4 +1,4 @@
-"""A bias that no input changes, as a window's positions looked up in a table, is a constant of an engine's form."""
+"""Biases that no input changes, as positions in a window, are constants of an engine's form; one key has no kernel."""
 
 from __future__ import annotations
 
@@ -73,3 +73,16 @@ def test_one_that_is_drawn_anew_is_none(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(tensorrt, "_DRAWS", ("Unsqueeze",))
     low = base.get("tensorrt_rtx").lower(found.model, found.attentions, plan="fp16")
     assert not bias_is_stored(low.model)
+
+
+def test_an_attention_to_a_single_key_says_why_it_is_not_fused() -> None:
+    x, key = TensorSpec("x", "float32", ("batch", 2, 9, 16)), TensorSpec("key", "float32", ("batch", 2, 1, 16))
+    io = IOContract((x, key), (TensorSpec("y", "float32", x.dims),), (Dim("batch", 1, 2, 4),))
+
+    class ToOne(torch.nn.Module):
+        def forward(self, x: Any, key: Any) -> Any:
+            return torch.nn.functional.scaled_dot_product_attention(x, key, key)
+
+    found = capture(ToOne().eval(), io)
+    low = base.get("tensorrt_rtx").lower(found.model, found.attentions, plan="fp16")
+    assert list(low.notes.values()) == ["a single key, whose weight is always 1: there is no fused kernel for it"]

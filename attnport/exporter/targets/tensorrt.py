@@ -88,7 +88,9 @@ class TensorRt(Lowering):
             output, anchors = _tiled(build, masks, attention, compute=compute)
         if depth is not None and value_depth is not None and value_depth < depth:
             output = _narrowed(build, output, value_depth)
-        return Written(output, ", ".join([form, *filter(None, changes)]), anchors, _note(plan, key_depth, value_depth))
+        return Written(
+            output, ", ".join([form, *filter(None, changes)]), anchors, _note(plan, attention, key_depth, value_depth)
+        )
 
 
 def _kernel_depth(key_depth: int | None, value_depth: int | None) -> int | None:
@@ -124,12 +126,14 @@ def _mask_is_square(attention: Attention) -> bool:
     return {"b", "i"} <= axes and q is not None and v is not None and q[2] is not None and q[2] == v[2]
 
 
-def _note(plan: str, key_depth: int | None, value_depth: int | None) -> str:
+def _note(plan: str, attention: Attention, key_depth: int | None, value_depth: int | None) -> str:
     if plan == "fp32":
         return "fp32 attention has no fused kernel; use fp16, bf16 or their islands"
     deepest = max(key_depth or 0, value_depth or 0)
     if deepest > MOST_DEPTH:
         return f"head dim {deepest}: fused kernels take up to {MOST_DEPTH}"
+    if (dims_of(attention.v) or [None] * 4)[2] == 1:
+        return "a single key, whose weight is always 1: there is no fused kernel for it"
     return ""
 
 
