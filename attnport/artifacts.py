@@ -40,6 +40,7 @@ from attnport.precisions import AUTO as AUTO
 from attnport.precisions import CASTS as CASTS
 from attnport.precisions import INTEGERS as INTEGERS
 from attnport.precisions import PLANS as PLANS
+from attnport.precisions import WEIGHT_PLANS as WEIGHT_PLANS
 from attnport.precisions import IntegerPlan as IntegerPlan
 from attnport.precisions import Island as Island
 from attnport.precisions import PrecisionPlan as PrecisionPlan

@@ -16,10 +16,11 @@ class Plan:
         eps: The distance from 1 to the next number in the type of its results; the floor of a bound is a multiple.
         half: NumPy's name of its half type; "" = it has none.
         islands: Whether only the q, k and v of attention are cast to `half`, and the output back to float32.
-        bits: The width of integers in the weights of linear layers; 0 = none are in integers.
-        finer: For linear layers in integers: what those have that would lose too much.
+        bits: The width of the weights of linear layers in few bits; 0 = none are.
+        finer: For linear layers in few bits: what those have that would lose too much.
         searched: Whether a search decides which parts stay finer: by a bound for `auto`, by a metric for integers.
-        weights: Whether integers are weights alone, in a graph of `half`: for GPUs. `build` writes such forms.
+        weights: Whether weights alone are in few bits, in a graph of `half`: for GPUs. `build` writes such forms.
+        floats: Whether few bits are floating-point numbers, e4m3 or e2m1, in place of integers.
     """
 
     name: str
@@ -30,6 +31,12 @@ class Plan:
     finer: str = ""
     searched: bool = False
     weights: bool = False
+    floats: bool = False
+
+    @property
+    def least_sm(self) -> int:
+        """The compute capability from which on TensorRT's kernels read such weights; 0 = any."""
+        return {8: 89, 4: 120}[self.bits] if self.floats else 0
 
     @property
     def cast(self) -> str:
@@ -56,6 +63,10 @@ _OF_INTEGERS = (
     Plan("int4", 2.0**-7, bits=4, finer="8 bits", searched=True),
     Plan("int8_fp16", 2.0**-7, "float16", bits=8, finer="float16", searched=True, weights=True),
     Plan("int4_fp16", 2.0**-7, "float16", bits=4, finer="8 bits", searched=True, weights=True),
+    Plan("fp8_fp16", 2.0**-7, "float16", bits=8, finer="float16", searched=True, weights=True, floats=True),
+    Plan("fp4_fp16", 2.0**-7, "float16", bits=4, finer="8 bits", searched=True, weights=True, floats=True),
+    Plan("fp8_bf16", 2.0**-7, "bfloat16", bits=8, finer="bfloat16", searched=True, weights=True, floats=True),
+    Plan("fp4_bf16", 2.0**-7, "bfloat16", bits=4, finer="8 bits", searched=True, weights=True, floats=True),
 )
 
 PLANS = {plan.name: plan for plan in (*_OF_FLOATS, *_OF_INTEGERS)}
@@ -64,8 +75,10 @@ CASTS = tuple(name for name, plan in PLANS.items() if not plan.searched)
 """The plans that are a cast of the module, or of q, k and v around its attentions."""
 _OTHERWISE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 INTEGERS = tuple(name for name, plan in PLANS.items() if plan.bits)
-"""Linear layers in int8 or with weights of 4 bits, all else in float32, bf16 or fp16; by a metric. `tune` writes them,
-and `build` those of engines."""
+"""Linear layers in int8 or with weights of 8 or 4 bits, all else in float32, bf16 or fp16; by a metric. `tune` writes
+them, and `build` those of engines, also with floating-point numbers of so few bits."""
+WEIGHT_PLANS = tuple(name for name, plan in PLANS.items() if plan.weights)
+"""Those of engines."""
 
 
 def plan_of(text: str) -> str:
@@ -183,6 +196,7 @@ class IntegerPlan:
         items: How many inputs ranges were taken of for int8, and how many others were scored.
         evaluations: The number of graphs that were scored.
         inputs: A digest of all that the search depends on.
+        floats: See `Plan`.
     """
 
     bits: int
@@ -196,6 +210,7 @@ class IntegerPlan:
     items: tuple[int, int]
     evaluations: int
     inputs: str
+    floats: bool = False
 
     @property
     def drop(self) -> float:
@@ -210,12 +225,13 @@ class IntegerPlan:
     @property
     def share(self) -> str:
         """`20 of 24 layers in int8`, or `in int4, the others in 8 bits`; what the metric is with all 24."""
-        told = f"{self.layers - len(self.kept)} of {self.layers} layers in int{self.bits}"
+        form = f"{'fp' if self.floats else 'int'}{self.bits}"
+        told = f"{self.layers - len(self.kept)} of {self.layers} layers in {form}"
         if not self.kept:
             return told
         fall = f"worse by {self.drop_of_all:.2%}" if math.isfinite(self.drop_of_all) else "no finite number"
         others = ", the others in 8 bits" if self.bits == 4 else ""
-        return f"{told}{others}; with all {self.layers} in int{self.bits} the metric is {fall}"
+        return f"{told}{others}; with all {self.layers} in {form} the metric is {fall}"
 
 
 def drop(score: Score, reference: Score) -> float:

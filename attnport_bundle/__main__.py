@@ -1,4 +1,6 @@
-"""The command line: `python -m attnport_bundle selftest` checks the bundle, `bench` times it, `serve` answers requests.
+"""The command line: `python -m attnport_bundle selftest` checks the bundle, `bench` times it, `warm` compiles ahead.
+
+`serve` answers requests.
 
 Exit codes (see errors.py): 0 success, 2 not a bundle or wrong usage, 3 no runtime, 4 wrong numbers, 6 a file differs.
 """
@@ -10,7 +12,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,6 +47,16 @@ def main(arguments: list[str] | None = None) -> int:
     timed.add_argument("--shape", type=_shape, default={}, metavar="batch=8,seq=128", help="default: the usual sizes")
     timed.add_argument("--seconds", type=float, default=2.0, help="how long samples are taken (default: 2)")
     timed.add_argument("--form", help="which form (default: the first that can be opened)")
+    about = "compile and keep what a TensorRT-RTX engine needs on this device, so that no request waits for it"
+    ready = _verb(verbs, "warm", _warm, about)
+    ready.add_argument(
+        "--shape", type=_shape, action="append", default=[], metavar="batch=8,seq=128",
+        help="sizes to run beside the usual ones of each profile; several allowed",
+    )  # fmt: skip
+    ready.add_argument("--form", help="which form (default: the first that can be opened)")
+    ready.add_argument(
+        "--cache", type=Path, help="where to keep it (default: $ATTNPORT_CACHE, or the user's own folder)"
+    )
     _serve_arguments(verbs)
     options = parser.parse_args(arguments)
     try:
@@ -138,6 +150,72 @@ def _bench(options: argparse.Namespace) -> int:
     for name, row in rows.items():
         print(f"{name:<8} {row}")
     return 0
+
+
+def _warm(options: argparse.Namespace) -> int:
+    start = time.perf_counter_ns()
+    with load(options.folder, form=options.form, threads=options.threads, cache=options.cache) as model:
+        load_ns = time.perf_counter_ns() - start
+        calls = warm(model, options.shape)
+    if options.json:
+        told = {"form": model.form, "load_ns": load_ns, "calls": [dataclasses.asdict(call) for call in calls]}
+        print(json.dumps(told, indent=1))
+        return 0
+    print(f"{model.form}: {_milliseconds(load_ns)} to load")
+    for call in calls:
+        sizes = ", ".join(f"{name}={size}" for name, size in call.sizes.items())
+        print(f"{sizes}: {_milliseconds(call.first_ns)}, again {_milliseconds(call.again_ns)}")
+    return 0
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """A call that was run twice: the size of each named dim, and how long the first and the second time took."""
+
+    sizes: Mapping[str, int]
+    first_ns: int
+    again_ns: int
+
+
+def warm(
+    model: Model,
+    shapes: Sequence[Mapping[str, int]] = (),
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> list[Warmed]:
+    """Runs each optimization profile of an engine, and `shapes`; what TensorRT-RTX compiles is kept when it is closed.
+
+    A profile is run at its usual sizes, or at its largest where a smaller profile takes these.
+
+    Args:
+        shapes: Sizes of named dims; a dim that is not named has its usual size.
+
+    Raises:
+        BundleError: the form is no engine of TensorRT-RTX, no cache can be kept, or the runtime failed.
+        FeedError: a dim is unknown, or its size is out of range.
+    """
+    form, session = model.manifest.forms[model.form], model._session
+    if form.runtime != "tensorrt_rtx":
+        raise BundleError(f"{model.form}: nothing is compiled for it.", hint="Name an engine of TensorRT-RTX: --form.")
+    if session is None or not session.keeps:
+        raise BundleError(f"{model.form}: what is compiled cannot be kept.", hint="Name a folder of your own: --cache.")
+    from .runtimes.tensorrt import choose_profile  # a bundle without an engine has no such file
+
+    usual: list[Mapping[str, int]] = []
+    for index, profile in enumerate(form.profiles):
+        sizes = {dim.name: dim.opt for dim in profile.dims}
+        given = {name: array.shape for name, array in sample_feeds(model.io, sizes).items()}
+        if choose_profile(session.profiles, given) != index:
+            sizes = {dim.name: dim.max for dim in profile.dims}
+        usual.append(sizes)
+    calls = []
+    for wanted in [*usual, *shapes]:
+        feeds = sample_feeds(model.io, wanted)
+        times = [clock()]
+        for _ in range(2):
+            model.run(**feeds)
+            times.append(clock())
+        calls.append(Warmed(feeding.check_feeds(model.io, feeds), times[1] - times[0], times[2] - times[1]))
+    return calls
 
 
 def _milliseconds(duration_ns: float) -> str:

@@ -5,7 +5,8 @@
 A type is made tiny, with random weights (`tiny_hf.py`), and saved as a folder. Each side makes a graph of it, which
 ONNX Runtime runs at five sets of sizes; the numbers are compared with the transformers module itself. A type whose
 heads can share keys and values, or that has windows, is made a second time, the other way about. A type that generates
-text is also exported with its cache, and its tokens are compared. Each side of each type has a process of its own, with
+text is also exported with its cache, and its tokens are compared. The side `engine` builds an engine of TensorRT-RTX,
+which needs no GPU, and runs none. Each side of each type has a process of its own, with
 one processor and a limit of memory and time. Results are kept in `sweep_hf.json` with the versions of the packages and
 a digest of the code: what was measured with these versions is not measured again, unless `--again` says so.
 `docs/make_models.py` makes the page of it.
@@ -329,27 +330,11 @@ def through_attnport(kind: str, class_name: str, *, other: bool = False) -> dict
 
     Where random values do not fit what is declared, it is given examples, as torch.onnx alone always is.
     """
-    from attnport.errors import SpecError
-    from attnport.verbs.export import export
     from attnport.verbs.fuse import fuse
 
     def compare(made: Any, folder: Path, result: dict[str, Any]) -> str:
         out = folder / "out"
-        try:
-            manifest = export(f"hf:{folder / 'model'}", out)
-        except SpecError as err:
-            if "--input" not in err.hint:
-                raise
-            result["declared"] = [one.declared() for one in made.inputs]
-            used = {dim: [sizes[dim] for sizes in made.sizes] for one in made.inputs for dim in one.dims
-                    if isinstance(dim, str)}  # fmt: skip
-            dims = [f"{dim}={min(sizes)}:{sizes[0]}:{max(sizes)}" for dim, sizes in used.items()]
-            try:
-                manifest = export(f"hf:{folder / 'model'}", out, inputs=result["declared"], dims=dims)
-            except SpecError:  # random values do not fit its inputs
-                result["examples"] = True
-                manifest = export(f"hf:{folder / 'model'}", out, kwargs=feeds_of(made, made.sizes[0]))
-        result["exported"] = True
+        manifest = exported(made, folder, out, result)
         result["inputs"] = [str(one) for one in manifest.io.inputs]
         result["fixed"] = [f"{dim.name}={dim.max}" for dim in manifest.io.dims if dim.min == dim.max]
         table = fuse(out, targets=["ort_cpu"]).targets["ort_cpu"]
@@ -362,6 +347,29 @@ def through_attnport(kind: str, class_name: str, *, other: bool = False) -> dict
         return wrong(out / "model.ort_cpu.onnx", made.model, values, compared(manifest.io.outputs))
 
     return _compared(kind, class_name, compare, other=other)
+
+
+def exported(made: Any, folder: Path, out: Path, result: dict[str, Any]) -> Any:
+    """The manifest of a tiny model's export; the result says how its inputs were found."""
+    from attnport.errors import SpecError
+    from attnport.verbs.export import export
+
+    try:
+        manifest = export(f"hf:{folder / 'model'}", out)
+    except SpecError as err:
+        if "--input" not in err.hint:
+            raise
+        result["declared"] = [one.declared() for one in made.inputs]
+        used = {dim: [sizes[dim] for sizes in made.sizes] for one in made.inputs for dim in one.dims
+                if isinstance(dim, str)}  # fmt: skip
+        dims = [f"{dim}={min(sizes)}:{sizes[0]}:{max(sizes)}" for dim, sizes in used.items()]
+        try:
+            manifest = export(f"hf:{folder / 'model'}", out, inputs=result["declared"], dims=dims)
+        except SpecError:  # random values do not fit its inputs
+            result["examples"] = True
+            manifest = export(f"hf:{folder / 'model'}", out, kwargs=feeds_of(made, made.sizes[0]))
+    result["exported"] = True
+    return manifest
 
 
 def with_cache(kind: str, class_name: str) -> dict[str, Any]:
@@ -390,13 +398,32 @@ def on_other_config(kind: str, class_name: str) -> dict[str, Any]:
     return through_attnport(kind, class_name, other=True)
 
 
-CACHED, OTHER = "cached", "other"
+def as_engine(kind: str, class_name: str) -> dict[str, Any]:
+    """`attnport export hf:FOLDER` and `attnport build --target tensorrt_rtx` in fp16, without a GPU; none is run.
+
+    Right = it was built, and one kernel covers each attention by the engine's own text. Inputs as `through_attnport`.
+    """
+    from attnport.verbs.build import build
+
+    def compare(made: Any, folder: Path, result: dict[str, Any]) -> str:
+        out = folder / "out"
+        exported(made, folder, out, result)
+        record, table = build(out, "tensorrt_rtx")
+        result.update(attentions=table.attentions, fused=table.fused, version=record.version)
+        result.update(bytes=record.size_bytes, scratch_bytes=record.scratch_bytes)
+        return "; ".join(sorted({f"not fused: {item.reason}" for item in table.items if not item.fused})[:3])
+
+    return _compared(kind, class_name, compare)
+
+
+CACHED, OTHER, ENGINE = "cached", "other", "engine"
 SIDES: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "torch": torch_alone,
     "exporters": by_transformers,
     "attnport": through_attnport,
     OTHER: on_other_config,
     CACHED: with_cache,
+    ENGINE: as_engine,
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ RESULTS = HERE.parent / "benchmarks" / "sweep_hf.json"
 PAGE = HERE / "models.md"
 LONGEST = 160
 PEERS = {"torch": "torch.onnx alone", "exporters": "transformers.exporters"}
-CACHED, OTHER_CONFIG = "cached", "other"
+CACHED, OTHER_CONFIG, ENGINE = "cached", "other", "engine"
 OURS = ("attnport", OTHER_CONFIG)
 """What attnport gives in one pass, on a type's first config and on another one."""
 NOT_CAUSAL = "attend to what comes behind them"
@@ -55,6 +55,9 @@ share them if they did not, and the reverse; a window is longer than the texts i
 24 tokens of `attnport generate` for three prompts are those of the module, run on all tokens at every step. Of an
 encoder-decoder, both parts are exported. See [decode.md](decode.md).
 
+**engine**: attentions that one kernel of TensorRT-RTX covers, of those counted, by the text of an engine that `attnport
+build --target tensorrt_rtx` built in fp16, without a GPU; no engine was run. An empty cell was not tried.
+
 `python benchmarks/sweep_hf.py` measures what is not known yet, `python docs/make_models.py` makes this page of
 `benchmarks/sweep_hf.json`.
 
@@ -83,6 +86,9 @@ def page(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         text += f"\n## {title}\n\n{''.join(found_reasons)}" if found_reasons else ""
     for title, state in (("Without a cache", (False, False)), ("Not right with a cache", (True, False))):
         text += listed(title, {kind: sides[CACHED]["reason"] for kind, sides in made.items() if cached(sides) == state})
+    engines = {kind: sides[ENGINE] for kind, sides in made.items() if ENGINE in sides}
+    short = {kind: engine["reason"] for kind, engine in engines.items() if not engine["right"]}
+    text += listed("No engine, or attentions that are not fused in it", short)
     others = {kind: sides[OTHER_CONFIG] for kind, sides in made.items() if OTHER_CONFIG in sides}
     different = {
         kind: other["reason"] for kind, other in others.items() if made[kind]["attnport"]["right"] > other["right"]
@@ -114,15 +120,16 @@ def counts(made: Mapping[str, Mapping[str, Mapping[str, Any]]], missing: int) ->
     """How many are right on each side, and what one gets right and the other does not."""
     right = sum(sides["attnport"]["right"] for sides in made.values())
     no_graph = sum(cause_of(sides["attnport"]) in (VALUES, RANDOM) for sides in made.values())
-    fused = [sides["attnport"] for sides in made.values() if sides["attnport"].get("attentions")]
-    whole = sum(one["fused"] == one["attentions"] for one in fused)
+    attending = [sides["attnport"] for sides in made.values() if sides["attnport"].get("attentions")]
+    whole = sum(one["fused"] == one["attentions"] for one in attending)
     lines = [
         f"- {len(made) + missing} types were tried; {missing} could not be made. Of the {len(made)} others, attnport "
         f"gets **{right}** right. {no_graph} do not fit into a graph: values of their inputs decide sizes or branches, "
         f"or they draw random numbers. Of the rest, {100 * right / max(1, len(made) - no_graph):.1f} % are right.",
         *(against(made, side) for side in PEERS if any(side in sides for sides in made.values())),
-        f"- Of {len(fused)} types with attention, every attention is fused in {whole}.",
+        f"- Of {len(attending)} types with attention, every attention is fused in {whole}.",
         *on_other_configs(made),
+        *as_engines([sides[ENGINE] for sides in made.values() if ENGINE in sides]),
     ]
     states = [state for sides in made.values() if (state := cached(sides)) is not None]
     lines += (
@@ -153,6 +160,17 @@ def on_other_configs(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Ite
         )
 
 
+def as_engines(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How many engines were built, and in how many all attentions are fused."""
+    if built := [one for one in results if "attentions" in one]:
+        whole = sum(one["fused"] == one["attentions"] for one in built)
+        versions = " and ".join(sorted({one["version"] for one in built}))
+        yield (
+            f"- TensorRT-RTX {versions} builds an engine of {len(built)} of {len(results)} types that were tried; every"
+            f" attention is fused in {whole}."
+        )
+
+
 def against(made: Mapping[str, Mapping[str, Mapping[str, Any]]], peer: str) -> str:
     """How many are right by a peer and here, of those that both were measured on."""
     both = [(kind, sides[peer]["right"], sides["attnport"]["right"]) for kind, sides in made.items() if peer in sides]
@@ -167,21 +185,27 @@ def against(made: Mapping[str, Mapping[str, Mapping[str, Any]]], peer: str) -> s
 def table(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
     """A row for each type."""
     peers = [peer for peer in PEERS if any(peer in sides for sides in made.values())]
+    engines = any(ENGINE in sides for sides in made.values())
     yield (
         f"| type |{''.join(f' {PEERS[peer]} | s |' for peer in peers)} attnport | fused | s | other config "
-        "| cache | generate |"
+        f"| cache | generate |{' engine |' * engines}"
     )
-    yield f"|{'-|' * (7 + 2 * len(peers))}"
+    yield f"|{'-|' * (7 + engines + 2 * len(peers))}"
     for kind, sides in sorted(made.items()):
         ours, cells = sides["attnport"], [f"`{kind}`"]
         for peer in (sides.get(name) for name in peers):
             cells += [cell(peer), seconds(peer)] if peer else ["", ""]
         cells.append(cell(ours))
-        fused = f"{ours['fused']}/{ours['attentions']}" if ours.get("attentions") is not None else ""
         state = cached(sides)
-        cells += [fused, seconds(ours), cell(sides[OTHER_CONFIG]) if OTHER_CONFIG in sides else ""]
+        cells += [fused(ours), seconds(ours), cell(sides[OTHER_CONFIG]) if OTHER_CONFIG in sides else ""]
         cells += [("refused", "yes")[state[0]], ("", ("**wrong**", "right")[state[1]])[state[0]]] if state else ["", ""]
+        cells += [fused(sides[ENGINE]) or "**none**" if ENGINE in sides else ""] if engines else []
         yield f"| {' | '.join(cells)} |"
+
+
+def fused(result: Mapping[str, Any]) -> str:
+    """`2/2`, the attentions that are fused of those counted; "" where there is nothing in which to count them."""
+    return f"{result['fused']}/{result['attentions']}" if result.get("attentions") is not None else ""
 
 
 def seconds(result: Mapping[str, Any]) -> str:

@@ -16,6 +16,11 @@ from attnport_bundle.format.contract import IO, MaskSpec, TensorSpec
 from attnport_bundle.format.decoder import Roles
 from attnport_bundle.text import reads_text
 
+_COMPILED = (
+    "Compile the engine's kernels before the first call, as the user who runs the program:",
+    "    cd python && python -m attnport_bundle warm",
+)
+
 
 def package_of(runtime: str, provider: str | None) -> str:
     """The package that a form needs beside `numpy`."""
@@ -59,6 +64,7 @@ def readme(
         + _bounds(plans or {}),
         "How long a call takes here, with `--shape`, `--threads` and `--seconds`:",
         "    cd python && python -m attnport_bundle bench",
+        *(_COMPILED if any(package.startswith("tensorrt-rtx") for package in packages) else ()),
         *(["For C++ there is a library in `cpp/`: see `cpp/README.md`."] if cpp else []),
         "## Use it",
         "Copy the folder as it is into your product, here as `app/`, and keep your own files out of it: an added file "

@@ -278,11 +278,13 @@ class Halves(Variants):
 
 
 class Integers(Variants):
-    """Graphs with linear layers in int8, or with weights of 4 bits.
+    """Graphs with linear layers in int8, or with weights of few bits.
 
     Attributes:
         bits: 8 or 4.
-        finer: What the layers that are kept have: `float32`, `float16` or `8 bits`.
+        form: `int8`, `int4`, `fp8` or `fp4`.
+        floats: See `Plan`.
+        finer: What the layers that are kept have: a type, or `8 bits`.
         layers: The number of weights of each layer by its name, in topological order.
     """
 
@@ -309,7 +311,8 @@ class Integers(Variants):
         lowering.lower(model, manifest.attentions, plan="fp32", masks=manifest.io.masks, sizes=usual)
         super().__init__(folder, model, runtime, opening, scratch)
         self._plan, self.items = PLANS[plan], items
-        self.bits, self.finer = self._plan.bits, self._plan.finer
+        self.bits, self.floats, self.finer = self._plan.bits, self._plan.floats, self._plan.finer
+        self.form = f"{'fp' if self.floats else 'int'}{self.bits}"
         self._dequantizes = self._plan.weights and lowering.searched  # an engine's graph
         self._half = scratch / "half.onnx" if opening.plan == plan and self._plan.weights else None
         if self._half:
@@ -330,13 +333,17 @@ class Integers(Variants):
         return self._opened(model, self.opening)
 
     def rewrite(self, model: ir.Model, kept: Collection[str]) -> None:
-        """Writes the layers of the graph in integers, in place, but those `kept`, which are as `bits` says."""
+        """Writes the layers of the graph in few bits, in place, but those `kept`, which are as `finer` says."""
         if self._dequantizes:
-            integers.write_weights(model, self.bits, kept)
+            integers.write_weights(model, self.bits, kept, floats=self.floats)
         elif self.bits == 8:
             integers.write_int8(model, self._seen, kept)
         else:
             integers.write_int4(model, self._packed, kept)
+
+    def _opened(self, model: ir.Model, opening: Opening) -> contextlib.closing[Session]:
+        integers.widen_fp4(model)
+        return super()._opened(model, opening)
 
     def error_of(self, layer: str) -> float:
         """The error of the graph with this layer alone in integers, as a share of its work; at most 1 if finite."""
@@ -571,7 +578,7 @@ def plan_integers(
     count, scores = len(graphs.layers), dict[Names, Score]()
 
     def drop_with(kept: Names) -> float:
-        progress(f"int{graphs.bits}: {len(kept)} of {count} layers in {graphs.finer}")
+        progress(f"{graphs.form}: {len(kept)} of {count} layers in {graphs.finer}")
         with graphs.open(kept) as session:
             scores[kept] = metric(session)
         return drop(scores[kept], reference)
@@ -582,14 +589,14 @@ def plan_integers(
     def error_of(layer: str) -> float:
         if time.monotonic() > until_s:
             return 1.0  # more than any that was measured and is finite
-        progress(f"int{graphs.bits}: {layer} alone")
+        progress(f"{graphs.form}: {layer} alone")
         return graphs.error_of(layer)
 
     found = fewest(tuple(graphs.layers), error_of, error, most=2 + math.ceil(math.log2(count)))
     kept = frozenset(found.names)
     if len(kept) == count and (graphs.bits == 8 or drop_with(kept) > max_drop):
         fall = drop(scores[frozenset()], reference)
-        rest = f"and by more than {max_drop:.2%} with any layer in int{graphs.bits}"
+        rest = f"and by more than {max_drop:.2%} with any layer in {graphs.form}"
         return f"{metric.name} is worse by {fall:.2%}, {rest}"
     return IntegerPlan(
         bits=graphs.bits,
@@ -603,4 +610,5 @@ def plan_integers(
         items=(len(graphs.items), scored),
         evaluations=len(scores),
         inputs=inputs,
+        floats=graphs.floats,
     )

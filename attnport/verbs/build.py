@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 from attnport import optional
-from attnport.artifacts import AUTO, INTEGERS, PLANS, EngineRecord, FusionReport, FusionTable, Manifest, plan_of
+from attnport.artifacts import AUTO, PLANS, WEIGHT_PLANS, EngineRecord, FusionReport, FusionTable, Manifest, plan_of
 from attnport.cases.choosing import read_sentences
 from attnport.dims import Profile, parse_profile, profiles_digest
 from attnport.errors import ParityFailed, UsageError
@@ -42,6 +42,7 @@ from attnport.verbs import fuse as fusing
 from attnport.verbs._arguments import verb
 from attnport.verbs.export import MODEL, WEIGHTS
 from attnport.verbs.tune import data_of, judged_by, metric_of, parse_share, write_own_golden
+from attnport_bundle.runtimes.tensorrt import TARGET_BITS
 
 DEFAULT_PLAN = "fp16"
 
@@ -57,7 +58,8 @@ def build(
         str,
         Option(
             "fp16, bf16, fp32; fp16_islands, bf16_islands, which compute attention alone in half precision; auto, fp16 "
-            "but for what has to be float32, which is searched; int8_fp16 or int4_fp16, fp16 with weights in integers.",
+            "but for what has to be float32, which is searched; int8_fp16, int4_fp16, fp8_fp16, fp4_fp16, "
+            "fp8_bf16 or fp4_bf16, with weights in few bits.",
             "--dtype --precision",
         ),
     ] = DEFAULT_PLAN,
@@ -70,7 +72,12 @@ def build(
         ),
     ] = (),
     sm: Annotated[
-        Sequence[int], Option("Compute capability, 86 for 8.6; several allowed; default: the builder's own.", "--sm")
+        Sequence[int],
+        Option(
+            "Compute capability, 86 for 8.6; several allowed; default: the builder's own, of fp8 "
+            "those from 89 on, of fp4 from 120.",
+            "--sm",
+        ),
     ] = (),
     *,
     budget: Annotated[
@@ -79,7 +86,7 @@ def build(
     ] = None,
     text: Annotated[
         Path | None,
-        Option("With integers: sentences, one in each line, by which they are judged; see tune."),
+        Option("With few bits: sentences, one in each line, by which they are judged; see tune."),
     ] = None,
     inputs: Annotated[Path | None, Option("Instead, an .npz of many items, an array for each input.")] = None,
     metric: Annotated[
@@ -100,17 +107,17 @@ def build(
     It is skipped if the same engine was built before and its file is unchanged. The form is made first if it does not
     exist yet; of the plan `auto`, fp16 with the fewest parts in float32 that keep the bound, these are searched for.
 
-    With `int8_fp16` and `int4_fp16`, weights of linear layers are integers that the engine reads as such, but those
-    that cost more of the metric than is allowed: these stay in fp16, or have 8 bits in place of 4. The metric is that
-    of `tune`, of the same graph in float32 on the processor.
+    With `int8_fp16`, `fp4_fp16` and the like, weights of linear layers are integers or floating-point numbers of few
+    bits, but those that cost more of the metric than is allowed: these stay in half precision, or have 8 bits in place
+    of 4. The metric is that of `tune`, of the same graph in float32 on the processor.
 
     Of `ort_cpu` with `int4_fp16` the form alone is built, as there are no engines: `model_q4f16.onnx` of layout `web`.
     Its metric is that of the form itself.
 
     Raises:
         UsageError: the target or compute capability is unknown; the budget is invalid or given without `auto`; or
-            nothing is given to judge integers by.
-        ParityFailed: with `auto`: no islands of float32 keep the bound; with integers: the metric falls too far.
+            nothing is given to judge few bits by, or a compute capability has no kernels for them.
+        ParityFailed: with `auto`: no islands of float32 keep the bound; with few bits: the metric falls too far.
         ProfileError: a profile does not fit the model.
         SpecError: with `auto`: the source has changed, or would run code that this user has not exported or trusted.
         ArtifactError, IntegrityError: the folder is not an artifact, or its files are not what was written.
@@ -124,8 +131,9 @@ def build(
     if budget is not None and plan != AUTO:
         raise UsageError(f"--budget goes with --precision {AUTO}; got {plan}.")
     given = [name for name, value in (("text", text), ("inputs", inputs), ("metric", metric)) if value is not None]
-    if given and plan not in INTEGERS:
-        raise UsageError(f"--{given[0]} goes with a precision in integers, int8_fp16 or int4_fp16; got {plan}.")
+    if given and plan not in WEIGHT_PLANS:
+        raise UsageError(f"--{given[0]} goes with weights in few bits, {', '.join(WEIGHT_PLANS)}; got {plan}.")
+    sm = check_sm(plan, sm) if target == "tensorrt_rtx" else sm
     manifest = open_folder(folder)
     parsed = tuple(parse_profile(item, manifest.io.dims) if isinstance(item, str) else item for item in profiles)
     checked = check_profiles(manifest.io, parsed)
@@ -188,6 +196,24 @@ def _lowering(target: str, plan: str, *, of_engines: bool) -> Lowering:
     if target not in FLAVOURS and of_engines:
         raise UsageError(f"--profile and --sm are of engines; the form of {target} runs at all sizes of the model.")
     return lowering
+
+
+def check_sm(plan: str, sm: Sequence[int]) -> Sequence[int]:
+    """The compute capabilities to build for; where none is named, all that read such weights.
+
+    TensorRT-RTX's own list would claim devices whose kernels do not.
+
+    Raises:
+        UsageError: one of those that are named does not.
+    """
+    if not (least := PLANS[plan].least_sm if plan in PLANS else 0):
+        return sm
+    if early := [each for each in sm if each < least]:
+        raise UsageError(
+            f"--sm {early[0]}: TensorRT-RTX reads weights of {plan} from compute capability {least} on.",
+            hint="Take int8_fp16 or int4_fp16 there.",
+        )
+    return sm or [each for each in TARGET_BITS.values() if each >= least]
 
 
 def parse_budget(budget: float | str | None) -> float:
@@ -254,7 +280,7 @@ def _write_integers(
     judge = metric_of(folder, manifest, data, metric)
     if data is None or judge is None:
         raise UsageError(
-            f"--precision {plan}: integers are judged by items of yours, and there are none.",
+            f"--precision {plan}: weights in few bits are judged by items of yours, and there are none.",
             hint="Give --text FILE, or many items with --inputs.",
         )
     key, digest = lowering.form_key(plan), judged_by(manifest, data, judge, most)

@@ -64,6 +64,7 @@ class Session(Protocol):
         inputs, outputs: The inputs and outputs of the file.
         profiles: For each optimization profile of an engine, the smallest and largest shape of each input by name.
         wants_eights: Whether lengths that are multiples of 8 are much quicker than others.
+        keeps: Whether what is compiled for the device is kept for the next time.
     """
 
     provider: str
@@ -73,6 +74,7 @@ class Session(Protocol):
     outputs: tuple[Port, ...]
     profiles: Sequence[Mapping[str, Range]] = ()
     wants_eights: bool = False
+    keeps: bool = False
 
     def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
         """Every output by name, in the file's own dtypes; `feeds` fit the contract."""

@@ -74,6 +74,7 @@ class EngineSession(Session):
         self._buffers: dict[str, tuple[int, int]] = {}  # by tensor; `_SCRATCH` is what the contexts share
         self._lent = 0  # outputs that others hold
         self._config, self._compiled = self._configured()
+        self.keeps = self._compiled is not None
 
     def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """Every output by name.

@@ -110,6 +110,7 @@ def test_an_engine_that_ran_nowhere_is_graph_only_and_says_what_it_needs(wide: P
     page = (app / "README.md").read_text()
     assert "`numpy` and one of `tensorrt-rtx`, `onnxruntime`;" in page
     assert "pip install numpy tensorrt-rtx\n" in page
+    assert "    cd python && python -m attnport_bundle warm\n" in page
     assert not read.unverified
     assert read.forms["ort_cpu"].proof == "device"
     with load(app, form="ort_cpu") as model:

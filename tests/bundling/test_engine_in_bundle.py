@@ -5,18 +5,22 @@ No engine ran on a GPU for these tests: they show what the reader does, not what
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import bundle_forms
 import numpy as np
+import pretended_gpu
 import pytest
 from bundle_forms import ENGINE_VERSION, engine_bundle, manifest, reform, seal
 from pretended_gpu import Context, Engine, HostDevice, engine_bytes, trt
 
 from attnport_bundle import FeedError, IntegrityError, NumbersOff, RuntimeMissing, load
+from attnport_bundle import __main__ as command
 from attnport_bundle.errors import BundleWarning
 from attnport_bundle.model import selftest
 from attnport_bundle.runtimes import cuda as reader_cuda
@@ -159,6 +163,45 @@ def test_what_was_compiled_is_there_the_next_time(bundle: Path, cache: Path, dev
     load(bundle, cache=cache).close()
     assert device.engine.configs[0].cache is not None
     assert 7 not in device.engine.configs[0].cache.kernels
+
+
+def test_warm_compiles_each_profile_before_the_first_request(
+    bundle: Path, cache: Path, device: HostDevice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["warm", str(bundle), "--cache", str(cache), "--shape", "n=2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [call["sizes"]["n"] for call in told["calls"]] == [4, 32, 2]
+    assert all(call["first_ns"] > 0 < call["again_ns"] for call in told["calls"])
+    device.engine = Engine()
+    with load(bundle, cache=cache):
+        (config,) = device.engine.configs
+        assert config.cache is not None
+        assert config.cache.kernels == {1, 2}
+    assert command.main(["warm", str(bundle), "--cache", str(cache)]) == 0
+    assert re.search(r"(?m)^n=32: [\d.]+ ms, again [\d.]+ ms$", capsys.readouterr().out)
+
+
+def test_warm_takes_the_largest_sizes_of_a_profile_whose_usual_ones_a_smaller_takes(
+    tmp_path: Path, cache: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (pretended_gpu, bundle_forms):
+        monkeypatch.setattr(module, "PROFILES", ((1, 4, 8), (1, 6, 64)))
+    with load(engine_bundle(tmp_path / "nested"), cache=cache) as model:
+        assert [call.sizes["n"] for call in command.warm(model)] == [4, 64]
+        assert device.engine is not None
+        assert len(device.engine.contexts) == 2
+
+
+def test_warm_refuses_what_it_could_not_keep(
+    app: Path, bundle: Path, cache: Path, device: HostDevice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["warm", str(app), "--form", "ort_cpu"]) == 2
+    assert "ort_cpu: nothing is compiled for it.\nhint: Name an engine" in capsys.readouterr().err
+    cache.mkdir(exist_ok=True)
+    cache.chmod(0o777)
+    with pytest.warns(BundleWarning, match="others may write to it"):
+        assert command.main(["warm", str(bundle), "--cache", str(cache)]) == 2
+    assert "what is compiled cannot be kept" in capsys.readouterr().err
 
 
 def test_its_bytes_are_compared_also_where_files_are_not(bundle: Path, cache: Path, device: HostDevice) -> None:

@@ -57,6 +57,21 @@ def test_what_writes_text_says_whether_its_cache_gives_the_same_tokens() -> None
     assert "## Not right with a cache\n\n- `b`: it is off\n" in text
 
 
+def test_engines_have_a_column_where_they_were_tried() -> None:
+    engine = result(attentions=4, fused=4, version="1.7.1")
+    part = {**engine, "fused": 1, "right": False, "reason": "not fused: why"}
+    engines = {"a": engine, "b": part, "c": result(right=False)}
+    sides = {kind: {"attnport": result(), "engine": side} for kind, side in engines.items()}
+    text = make.page({"d": {"attnport": result()}, **sides})
+    assert (
+        "- TensorRT-RTX 1.7.1 builds an engine of 2 of 3 types that were tried; every attention is fused in 1." in text
+    )
+    for kind, cell in {"a": "4/4", "b": "1/4", "c": "**none**", "d": ""}.items():
+        assert f"| `{kind}` | right |  | 3 |  |  |  | {cell} |" in text
+    assert "attentions that are not fused in it\n\n- `b`: not fused: why\n- `c`: it is off\n" in text
+    assert "engine |" not in make.page({"d": {"attnport": result()}})
+
+
 def test_a_reason_is_short_and_has_no_path_of_a_machine() -> None:
     reason = f"SpecError: hf:/tmp/x/model: it is odd (/a/site-packages/b.py, line 3) <- {'cause ' * 99}"
     assert make.brief(reason) == "SpecError: it is odd ... line 3)"

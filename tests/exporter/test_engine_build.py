@@ -155,6 +155,18 @@ def test_unused_input_is_an_error_though_the_builder_would_build(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx"]
 
 
+def test_an_input_that_the_model_itself_does_not_read_is_said_to_be_one(tmp_path: Path) -> None:
+    model = onnx.load(decomposed(tmp_path / "m.onnx"))
+    kind = onnx.TensorProto.INT64
+    model.graph.input.append(onnx.helper.make_tensor_value_info("longer", kind, ["batch"]))
+    onnx.save(model, tmp_path / "m.onnx")
+    io = contract(output="attno")
+    io = dataclasses.replace(io, inputs=(*io.inputs, TensorSpec("longer", "int64", ("batch",))))
+    with pytest.raises(EngineBuildError, match=r"input longer out of .* nothing in the model reads it") as raised:
+        build_engine("tensorrt_rtx", tmp_path / "m.onnx", io, tmp_path / "e.engine")
+    assert "--input" in raised.value.hint
+
+
 def test_model_whose_inputs_are_not_the_contracts_is_refused(tmp_path: Path) -> None:
     model = decomposed(tmp_path / "m.onnx")
     short = dataclasses.replace(contract(), inputs=contract().inputs[:3])

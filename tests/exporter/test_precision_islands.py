@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,13 @@ from written_graphs import written
 
 from attnport.artifacts import AUTO
 from attnport.errors import ExportError, UsageError
+from attnport.exporter import storage
 from attnport.exporter.builder import clean_up
+from attnport.exporter.capture import capture
 from attnport.exporter.precision.parts import add_largest, parts_of
 from attnport.exporter.precision.plan import apply_plan
 from attnport.exporter.targets import base
+from attnport.models.base import get
 
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
@@ -168,3 +172,14 @@ def test_ranges_are_of_finite_numbers_only() -> None:
         empty = dict(zip(names, ReferenceEvaluator(proto).run(None, {"x": np.float32([])}), strict=True))
     assert {name: float(found[output]) for name, output in outputs.items()} == {"x": 300, "a": 90000, "b": 0}
     assert float(empty[outputs["a"]]) == 0
+
+
+def test_weights_are_cast_without_the_file_staying_mapped_for_each(tmp_path: Path) -> None:
+    spec = get("bert_encoder", vocabulary=64, width=32, heads=2, hidden=64, layers=4, positions=32)
+    storage.save_form(capture(spec.make(), spec.io).model, tmp_path / "model.onnx", "weights.bin")
+    model = storage.load(tmp_path / "model.onnx")
+    apply_plan(model, "fp16")
+    storage.save_form(model, tmp_path / "half.onnx", "half.bin")
+    mapped = Path("/proc/self/maps").read_text().count(str(tmp_path / "weights.bin"))
+    assert sum(value.dtype == ir.DataType.FLOAT16 for value in model.graph.initializers.values()) > 40
+    assert mapped < 10

@@ -1,4 +1,4 @@
-"""Engines with weights in integers: judged by a metric, kept as integers by the builder, and judged by a bundle."""
+"""Engines with weights in few bits: judged by a metric, kept so by the builder, and judged by a bundle."""
 
 from __future__ import annotations
 
@@ -97,6 +97,29 @@ def test_rows_of_several_blocks_have_four_bits_and_others_eight(folder: Path, te
     assert dtypes(folder / form.file) == {"INT4": 10, "INT8": 2}
 
 
+@pytest.mark.parametrize(
+    ("plan", "sm", "types"),
+    [
+        ("fp8_fp16", (89, 120, 121), {"FLOAT8E4M3FN": 12}),
+        ("fp4_bf16", (120, 121), {"FLOAT4E2M1": 12, "FLOAT8E4M3FN": 12}),
+    ],
+)
+def test_floats_of_few_bits_are_built_for_devices_that_read_them(
+    folder: Path, text: Path, tmp_path: Path, plan: str, sm: tuple[int, ...], types: dict[str, int]
+) -> None:
+    plain, _ = build(folder, "tensorrt_rtx", plan[4:], profiles=(PROFILE,), sm=sm)
+    record, table = build(folder, "tensorrt_rtx", plan, (PROFILE,), text=text, max_drop=0.5)
+    assert (record.sm, table.fused, table.attentions) == (sm, 2, 2)
+    assert record.size_bytes < plain.size_bytes
+    form = open_folder(folder).forms[record.form]
+    assert str(form.integers).startswith(f"8 of 8 layers in {plan[:3]}; ")
+    assert dtypes(folder / form.file) == types
+    app = bundle(folder, tmp_path / "app", forms=[record.form, "ort_cpu"])
+    assert any(f".{plan}/out/" in name for name in read_safetensors((app / GOLDENS).read_bytes(), "the goldens"))
+    with pytest.raises(UsageError, match=rf"--sm 86: TensorRT-RTX reads weights of {plan} from .* {sm[0]} on"):
+        build(folder, "tensorrt_rtx", plan, (PROFILE,), sm=(86, 120))
+
+
 def test_layers_that_cost_too_much_stay_finer_or_nothing_is_built(folder: Path, text: Path, tmp_path: Path) -> None:
     with pytest.raises(ParityFailed, match="with any layer in int8"):
         build(folder, "tensorrt_rtx", "int8_fp16", (PROFILE,), text=text, max_drop=1e-9, force=True)
@@ -117,7 +140,7 @@ def test_integers_need_items_and_items_need_integers(folder: Path, text: Path, t
     with pytest.raises(UsageError, match="judged by items of yours") as raised:
         build(other, "tensorrt_rtx", "int8_fp16")
     assert "--text FILE" in raised.value.hint
-    with pytest.raises(UsageError, match="--text goes with a precision in integers"):
+    with pytest.raises(UsageError, match="--text goes with weights in few bits"):
         build(folder, "tensorrt_rtx", "fp16", text=text)
 
 

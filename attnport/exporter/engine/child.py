@@ -194,6 +194,11 @@ def build(request: BuildRequest, log: IO[str]) -> BuildResult:
         raise EngineBuildError(f"{request.module} cannot build {request.model}: {_errors(messages)}")
     # The parser silently drops an optional operand that it does not know; only the builder warns.
     dropped = [text.removeprefix(UNUSED) for _, text in messages if text.startswith(UNUSED)]
+    if dropped and not _read(request.model) & set(dropped):
+        raise EngineBuildError(
+            f"{request.module} leaves the input {', '.join(dropped)} out of the engine: nothing in the model reads it.",
+            hint="Export the model without it: name the others with --input.",
+        )
     if dropped:
         raise EngineBuildError(
             f"{request.module} would build an engine that ignores the input {', '.join(dropped)} "
@@ -214,6 +219,14 @@ REMEDIES = {
     "export again."
 }
 """What to write in the module in place of an operator that TensorRT does not have."""
+
+
+def _read(model: str) -> set[str]:
+    """The names of all values that a node of the graph, or of a branch in it, reads."""
+    from attnport.exporter.naming import all_nodes
+    from attnport.onnx_graph import ir
+
+    return {str(value.name) for node in all_nodes(ir.load(model)) for value in node.inputs if value is not None}
 
 
 def _place(model: str, problem: Any) -> str:

@@ -17,7 +17,9 @@ Half precision goes with that for GPUs, as in transformers.js' `q4f16`: scales a
 so are embedding tables.
 
 In the graph of an engine weights alone are integers, and `DequantizeLinear` gives them their scale: in int8 one for
-each output, with 4 bits one for each 128, 64 or 32 weights of it. TensorRT keeps them so, and multiplies in fp16.
+each output, with 4 bits one for each 128, 64 or 32 weights of it. TensorRT keeps them so, and multiplies in fp16. They
+may also be floating-point numbers: e4m3 of 8 bits, or e2m1 of 4, of which 16 share a scale, itself in e4m3 behind one
+more scale for the whole weight (TensorRT's NVFP4).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ import numpy as np
 
 from attnport.exporter.builder import Builder, clean_up
 from attnport.exporter.naming import module_of
-from attnport.onnx_graph import CONTRIB, attribute, ir, perm_of
+from attnport.onnx_graph import CONTRIB, array_of, attribute, ir, perm_of
 
 SMOOTHING = 0.75
 """How much of a channel's range goes from activations to weights. On MiniLM the least cosine is 0.942 with 0.5, 0.976
@@ -42,6 +44,9 @@ BLOCK = 32
 """Weights of few bits that share a scale."""
 _BLOCKS = (128, 64, 32)
 """The same in the graph of an engine: the first that divides a row."""
+_FP4_BLOCK, _LARGEST_FP4, _LARGEST_FP8 = 16, 6.0, 448.0
+_FP4_SCALE = 256.0
+"""What the largest scale of a weight becomes in e4m3: below its largest number, as the scale of scales is rounded."""
 _MERGED: dict[str, Callable[..., Any]] = {"ReduceMin": np.min, "ReduceMax": np.max, "ReduceMean": np.mean}
 """The operators that observe a layer's input, and how the results of several runs are merged."""
 _ROUNDS_ACTIVATIONS = 4
@@ -101,9 +106,9 @@ def layers(model: ir.Model, *, halves: bool = False) -> tuple[Layer, ...]:
 
     Args:
         model: The graph.
-        halves: Also those in float16.
+        halves: Also those in float16 and bfloat16.
     """
-    dtypes = ("FLOAT", "FLOAT16") if halves else ("FLOAT",)
+    dtypes = ("FLOAT", "FLOAT16", "BFLOAT16") if halves else ("FLOAT",)
     by_input: dict[str, list[ir.Node]] = {}
     for node in model.graph:
         value = node.inputs[0] if node.inputs else None
@@ -386,12 +391,13 @@ def _write_int4(build: Builder, node: ir.Node, packed: Packed) -> None:
     build.replace(node.outputs[0], product if bias is None else build.op("Add", product, bias, name="biased"))
 
 
-def write_weights(model: ir.Model, bits: int, kept: Collection[str] = ()) -> None:
-    """Writes the weight of every layer in integers that `DequantizeLinear` reads, in place.
+def write_weights(model: ir.Model, bits: int, kept: Collection[str] = (), *, floats: bool = False) -> None:
+    """Writes the weight of every layer in few bits that `DequantizeLinear` reads, in place.
 
     Args:
-        model: As lowered, in float32 or float16.
+        model: As lowered, in float32, float16 or bfloat16.
         bits: 8 or 4.
+        floats: As floating-point numbers, in place of integers.
         kept: The names of the layers that have 8 bits in place of 4, or stay as they are in place of 8.
     """
     build = Builder(model)
@@ -399,13 +405,26 @@ def write_weights(model: ir.Model, bits: int, kept: Collection[str] = ()) -> Non
         if bits == 8 and layer.name in kept:
             continue
         for node in _nodes_of(model, layer)[1]:
-            _write_weight(build, node, 8 if layer.name in kept else bits)
+            _write_weight(build, node, 8 if layer.name in kept else bits, floats=floats)
     clean_up(model)
 
 
-def _write_weight(build: Builder, node: ir.Node, bits: int) -> None:
-    weight_KN, value = _weight_of(node), node.inputs[0]
+def _write_weight(build: Builder, node: ir.Node, bits: int, *, floats: bool) -> None:
+    value, form = node.inputs[0], f"{'fp' if floats else 'int'}{bits}"
     assert value is not None
+    build.before, build.scope = node, form
+    write = _float_weight if floats else _whole_weight
+    # Layers that share a weight share its few bits.
+    weight = build.once((form, _weight_key(node)), lambda: write(build, _weight_of(node), f"{node.name}/{form}", bits))
+    product = build.op("MatMul", value, weight, name=str(node.name), dtype=value.dtype)
+    product.shape = node.outputs[0].shape
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    result = product if bias is None else build.op("Add", product, bias, name="biased", dtype=value.dtype)
+    build.replace(node.outputs[0], result)
+
+
+def _whole_weight(build: Builder, weight_KN: Array, name: str, bits: int) -> ir.Value:
+    """A weight in integers, as it is read."""
     width = len(weight_KN)
     block = next((size for size in _BLOCKS if not width % size), 0) if bits == 4 else 0
     bits, block = (4, block) if block else (8, width)  # one scale for a whole row is too coarse for 4 bits
@@ -416,16 +435,45 @@ def _write_weight(build: Builder, node: ir.Node, bits: int) -> None:
     whole = np.rint(apart / scales.astype(np.float32)[:, None]).clip(-largest, largest)
     stored: Array = whole.reshape(weight_KN.shape).astype(np.int8 if bits == 8 else ir.DataType.INT4.numpy())
     options: dict[str, Any] = {"axis": 1} if bits == 8 else {"axis": 0, "block_size": block}
-    build.before, build.scope, name = node, f"int{bits}", f"{node.name}/int{bits}"
+    of_blocks = build.stored(f"{name}/scales", scales[0] if bits == 8 else scales)
+    return build.op("DequantizeLinear", build.stored(name, stored), of_blocks, dtype=of_blocks.dtype, **options)
 
-    def read() -> ir.Value:
-        of_blocks = build.stored(f"{name}/scales", scales[0] if bits == 8 else scales)
-        return build.op("DequantizeLinear", build.stored(name, stored), of_blocks, dtype=value.dtype, **options)
 
-    # Layers that share a weight share its integers.
-    weight = build.once(("whole", _weight_key(node), bits), read)
-    product = build.op("MatMul", value, weight, name=str(node.name), dtype=value.dtype)
-    product.shape = node.outputs[0].shape
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    result = product if bias is None else build.op("Add", product, bias, name="biased", dtype=value.dtype)
-    build.replace(node.outputs[0], result)
+def _float_weight(build: Builder, weight_KN: Array, name: str, bits: int) -> ir.Value:
+    """A weight in e4m3, or in e2m1 where blocks divide its rows, as it is read."""
+    width, half = len(weight_KN), weight_KN.dtype
+    fine, coarse = ir.DataType.FLOAT8E4M3FN.numpy(), ir.DataType.FLOAT4E2M1.numpy()
+    in_blocks = bits == 4 and not width % _FP4_BLOCK
+    block, largest, kind = (_FP4_BLOCK, _LARGEST_FP4, coarse) if in_blocks else (width, _LARGEST_FP8, fine)
+    apart = weight_KN.astype(np.float32).reshape(width // block, block, -1)
+    exact = np.abs(apart).max(1) / largest
+    of_scales = np.array(exact.max() / _FP4_SCALE if in_blocks else 1, half)
+    step = np.float32(of_scales) or np.float32(1)  # 0 of zeros, or of what is too small for float16
+    stored = (exact / step).astype(fine if in_blocks else half)
+    stored[stored == 0] = 1  # TensorRT refuses a scale of 0
+    parts = apart / (stored.astype(np.float32) * step)[:, None]
+    rounded = build.stored(name, parts.clip(-largest, largest).reshape(weight_KN.shape).astype(kind))
+    dtype = ir.DataType.from_numpy(half)
+    if not in_blocks:
+        by_output = build.stored(f"{name}/scales", stored[0])
+        return build.op("DequantizeLinear", rounded, by_output, dtype=dtype, axis=1)
+    by_block = build.op(
+        "DequantizeLinear", build.stored(f"{name}/scales", stored), build.const(step, half), dtype=dtype
+    )
+    return build.op("DequantizeLinear", rounded, by_block, dtype=dtype, axis=0, block_size=block)
+
+
+def widen_fp4(model: ir.Model) -> None:
+    """Writes weights in e2m1 as the numbers that they stand for, in place: ONNX Runtime's CPU has no such type."""
+    build = Builder(model)
+    for node in list(model.graph):
+        held = node.inputs[0].const_value if node.op_type == "DequantizeLinear" and node.inputs[0] is not None else None
+        if held is None or held.dtype.name != "FLOAT4E2M1":
+            continue
+        by_block = node.inputs[1].producer() if node.inputs[1] is not None else None
+        assert by_block is not None
+        stored, step = (array_of(value) for value in by_block.inputs if value is not None)
+        scales = (stored.astype(np.float32) * step.astype(np.float32)).astype(step.dtype)
+        wide = held.numpy().astype(step.dtype) * np.repeat(scales, _FP4_BLOCK, axis=0)
+        build.replace(node.outputs[0], build.stored(f"{node.name}/wide", wide))
+    clean_up(model)

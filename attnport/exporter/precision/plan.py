@@ -7,6 +7,7 @@ and this pass does nothing.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from typing import Any
 
@@ -90,12 +91,21 @@ def _cast_value(value: ir.Value, half: ir.DataType) -> None:
     if (held := value.const_value) is not None:
         # The weight is cast when it is written, since all weights of a model at once may not fit into memory.
         value.const_value = ir.LazyTensor(
-            lambda: ir.tensor(to_half(held.numpy(), half)),
+            lambda: _halved(held, half),
             dtype=half,
             shape=ir.Shape(held.shape.numpy()),
             name=value.name,
         )
     value.dtype = half
+
+
+def _halved(held: ir.TensorProtocol, half: ir.DataType) -> ir.TensorProtocol:
+    """A weight in the half type; a weight in a file maps the whole file, and lets go of it again."""
+    cast = ir.tensor(to_half(held.numpy(), half))
+    if isinstance(held, ir.ExternalTensor):
+        with contextlib.suppress(BufferError):  # somebody else reads it
+            held.release()
+    return cast
 
 
 def to_half(array: np.ndarray[Any, Any], half: ir.DataType) -> np.ndarray[Any, Any]:

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from attnport.artifacts import PLANS
+from attnport.artifacts import PLANS, WEIGHT_PLANS
 from attnport.exporter.builder import Builder, node_name
 from attnport.exporter.forms.operands import Change, MaskWriter, key_of, operands, reindexed, repeated, sink_bias
 from attnport.exporter.forms.standard import attention_op
@@ -36,6 +36,9 @@ LEAST_DEPTH, MOST_DEPTH, STEP = 16, 256, 8
 """Head dims with a fused kernel: at 8 and 257 there is none, at 12 and 20 a mask makes the builder fail (1.7.1)."""
 FAR = 2**30
 """Larger than every index, and small enough that the sum of two fits into int32."""
+MOST_CONSTANT = 1 << 20
+"""Elements of a bias that is stored: those of 12 heads at 197 tokens, or of 32 at a window of 144, are fewer."""
+_DRAWS = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 _COMPARISONS = ("Equal", "Ne", "Less", "LessOrEqual")
 _SUMS = ("Add", "Sub", "Neg", "Abs", "Max", "Min", "Mod")
 
@@ -47,7 +50,7 @@ class TensorRt(Lowering):
     opset = 23
     plans: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp16_islands", "bf16_islands", "fp32")
     proved_by: ClassVar[tuple[str, ...]] = ("engine",)
-    integers: ClassVar[tuple[str, ...]] = ("int8_fp16", "int4_fp16")
+    integers: ClassVar[tuple[str, ...]] = WEIGHT_PLANS
 
     def mask_writer(self, build: Builder) -> MaskWriter:
         """A writer that compares indices in int32, so that kernels compute the mask."""
@@ -85,7 +88,9 @@ class TensorRt(Lowering):
             output, anchors = _tiled(build, masks, attention, compute=compute)
         if depth is not None and value_depth is not None and value_depth < depth:
             output = _narrowed(build, output, value_depth)
-        return Written(output, ", ".join([form, *filter(None, changes)]), anchors, _note(plan, key_depth, value_depth))
+        return Written(
+            output, ", ".join([form, *filter(None, changes)]), anchors, _note(plan, attention, key_depth, value_depth)
+        )
 
 
 def _kernel_depth(key_depth: int | None, value_depth: int | None) -> int | None:
@@ -121,12 +126,14 @@ def _mask_is_square(attention: Attention) -> bool:
     return {"b", "i"} <= axes and q is not None and v is not None and q[2] is not None and q[2] == v[2]
 
 
-def _note(plan: str, key_depth: int | None, value_depth: int | None) -> str:
+def _note(plan: str, attention: Attention, key_depth: int | None, value_depth: int | None) -> str:
     if plan == "fp32":
         return "fp32 attention has no fused kernel; use fp16, bf16 or their islands"
     deepest = max(key_depth or 0, value_depth or 0)
     if deepest > MOST_DEPTH:
         return f"head dim {deepest}: fused kernels take up to {MOST_DEPTH}"
+    if (dims_of(attention.v) or [None] * 4)[2] == 1:
+        return "a single key, whose weight is always 1: there is no fused kernel for it"
     return ""
 
 
@@ -383,8 +390,28 @@ def _is_gathered(bias: ir.Value) -> bool:
     return any(node.op_type in {"Gather", "GatherND", "GatherElements"} for node in _computing(bias, through))
 
 
-def _computing(value: ir.Value, through: Collection[str]) -> Iterator[ir.Node]:
-    """The nodes that compute a value, from the last one back; the walk goes on only at operators in `through`."""
+def _constant(build: Builder, bias: ir.Value) -> ir.Value:
+    """A bias as a constant, if no input changes it and it is not too large; else as it is.
+
+    The builder computes one of few elements by itself. Larger ones, as of Swin's windows, whose positions are looked up
+    in a table, it puts into the kernel of the softmax, which then is not fused with the products.
+    """
+    from onnx.reference import ReferenceEvaluator
+
+    if bias.const_value is not None or any(node.domain or node.op_type in _DRAWS for node in _computing(bias, None)):
+        return bias
+    try:
+        graph = ir.convenience.extract(build.model.graph, [], [bias])
+    except ValueError:  # an input of the model changes it
+        return bias
+    model = ir.external_data.load_to_model(ir.Model(graph, ir_version=build.model.ir_version))
+    (found,) = ReferenceEvaluator(ir.to_proto(model)).run(None, {})
+    array = np.asarray(found)
+    return bias if array.size > MOST_CONSTANT else build.stored(f"{bias.name}/constant", array)
+
+
+def _computing(value: ir.Value, through: Collection[str] | None) -> Iterator[ir.Node]:
+    """The nodes that compute a value, from the last back; the walk goes on at operators in `through`; None = all."""
     pending, seen = [value], set()
     while pending:
         value = pending.pop()
@@ -393,7 +420,7 @@ def _computing(value: ir.Value, through: Collection[str]) -> Iterator[ir.Node]:
             continue
         seen.add(value)
         yield node
-        if node.op_type in through:
+        if through is None or node.op_type in through:
             pending.extend(part for part in node.inputs if part is not None)
 
 
@@ -435,6 +462,11 @@ class _NarrowMaskWriter(MaskWriter):
     numbers from inputs are compared for equality, such as the documents of two tokens, each is compared as two words of
     32 bits. If they are compared by order, the comparison stays in int64.
     """
+
+    def bias(self, attention: Attention, dtype: ir.DataType) -> ir.Value | None:
+        """As `MaskWriter.bias`; one that no input changes is a constant."""
+        bias = super().bias(attention, dtype)
+        return bias if bias is None else self.build.once(("constant", bias), lambda: _constant(self.build, bias))
 
     def _operation(self, expr: Op, attention: Attention) -> ir.Value:
         if expr.name not in _COMPARISONS or not all(map(_narrows, expr.args)):
