@@ -104,8 +104,9 @@ class Caches:
             yield
         finally:
             for held, kept in zip(self.dicts, before, strict=True):
-                held.clear()
-                held.update(kept)
+                if held.keys() != kept.keys() or any(held[key] is not value for key, value in kept.items()):
+                    held.clear()
+                    held.update(kept)
 
     @contextlib.contextmanager
     def unused(self) -> Iterator[None]:

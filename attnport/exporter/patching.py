@@ -234,7 +234,7 @@ def _of_sizes(tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
         def built(part: Any) -> torch.Tensor:
             if isinstance(part, list | tuple):
                 return torch.stack([built(each) for each in part])
-            return torch.full((), part, dtype=dtype) if type(part) in kinds else part
+            return part.to(dtype) if isinstance(part, torch.Tensor) else torch.full((), part, dtype=dtype)
 
         return built(data)
 
