@@ -380,6 +380,9 @@ class JavaScriptRuntime(Runtime):
             process.close()
             raise ArtifactError(f"{path} cannot be opened by {self.npm}: {err}") from err
         device = answer["device"] or "CPU"
+        if PLANS[opening.plan].half and not answer["half"]:
+            process.close()
+            raise UnavailableError(f"{self.npm} computes no {opening.plan} on {device}, which has no shader-f16.")
         elsewhere = on_processor(model, answer["on_processor"])
         ran = Ran(device, f"{self.npm} {self.version()} {self.provider}, {process.name}{elsewhere}", opening.plan)
         return JavaScriptSession(opening, process, ran, round(answer["ms"] * 1e6))
