@@ -68,6 +68,19 @@ def test_a_larger_one_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not bias_is_stored(low.model)
 
 
+class Given(torch.nn.Module):
+    def forward(self, x: Any, bias: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+
+
+def test_one_that_is_an_input_itself_is_added_as_it_is() -> None:
+    x, bias = (TensorSpec(name, "float32", dims) for name, dims in (("x", (2, 4, 9, 16)), ("bias", ("n", 1, 9, 9))))
+    io = IOContract((x, bias), (TensorSpec("y", "float32", x.dims),), (Dim("n", 1, 2, 2),))
+    found = capture(Given(), io)
+    low = base.get("tensorrt_rtx").lower(found.model, found.attentions, plan="fp16")
+    assert list(low.forms) == [attention.name for attention in found.attentions], low.notes
+
+
 def test_one_that_is_drawn_anew_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     found = capture(Window().eval(), IO)
     monkeypatch.setattr(tensorrt, "_DRAWS", ("Unsqueeze",))

@@ -398,8 +398,8 @@ def _constant(build: Builder, bias: ir.Value) -> ir.Value:
     """
     from onnx.reference import ReferenceEvaluator
 
-    if bias.const_value is not None or any(node.domain or node.op_type in _DRAWS for node in _computing(bias, None)):
-        return bias
+    if bias.producer() is None or any(node.domain or node.op_type in _DRAWS for node in _computing(bias, None)):
+        return bias  # an input, or a constant already, or what ONNX's reference evaluator cannot compute
     try:
         graph = ir.convenience.extract(build.model.graph, [], [bias])
     except ValueError:  # an input of the model changes it
