@@ -71,11 +71,11 @@ def copy_of(module: nn.Module, shared: Iterable[torch.Tensor] = ()) -> nn.Module
     kept: dict[int, Any] = {id(tensor): tensor for tensor in shared}
     try:
         return copy.deepcopy(module, dict(kept))
-    except Exception:
+    except Exception:  # classes raise whatever they like from their own __deepcopy__
         for part in module.modules():
             for key, value in vars(part).items():
                 try:
                     copy.deepcopy(value, dict(kept)) if key not in ("_parameters", "_buffers", "_modules") else None
-                except Exception:
+                except Exception:  # likewise
                     kept[id(value)] = value
         return copy.deepcopy(module, kept)

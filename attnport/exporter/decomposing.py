@@ -131,7 +131,7 @@ def _decompositions(
             return None  # other nodes see what it does
         if node.target in table or _is_always_decompose(node.target):
             try:
-                # Some C++ code makes dynamic sizes constants, as that of `padding="same"` with an even kernel does.
+                # torch's C++ code makes constants of some dynamic sizes, as for `padding="same"` with an even kernel.
                 with fake, fake.shape_env.error_on_new_guards():
                     found[node] = _traced(node, table, translated)
             except Exception:  # torch raises errors of any type; those of the whole program are the ones to tell

@@ -333,7 +333,7 @@ class Given:
         if frozen(sizes) and not _by_runs(tensors):
             specs = tuple(held.spec for held in arguments.inputs)
             masks = tuple(held.mask for held in arguments.inputs if held.mask)
-            # Those of the example may be special: that of a whole table, or the usual one, which has its own way.
+            # The example's sizes may be special: that of a whole table, or the usual one, which has a branch.
             others = {dim.name: size for dim in tried
                       for size in (start[dim.name] + dim.step, start[dim.name] - dim.step)[::-1]
                       if dim.takes(size) and size > 1}  # fmt: skip

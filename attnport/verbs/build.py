@@ -112,7 +112,7 @@ def build(
     of 4. The metric is that of `tune`, of the same graph in float32 on the processor.
 
     Of `ort_cpu` with `int4_fp16` the form alone is built, as there are no engines: `model_q4f16.onnx` of layout `web`.
-    Its metric is that of the form itself.
+    The metric judges the form itself.
 
     Raises:
         UsageError: the target or compute capability is unknown; the budget is invalid or given without `auto`; or

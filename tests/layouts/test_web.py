@@ -56,8 +56,10 @@ def test_numbers_are_within_the_bound(tiny_artifact: Path) -> None:
 
 def test_what_a_gpu_leaves_to_the_processor_is_named(tiny_artifact: Path) -> None:
     runtime, manifest = base.get("ort_webgpu"), open_folder(tiny_artifact)
-    if not runtime.probe().available:
-        pytest.skip("no adapter")
+    found = runtime.probe()
+    if not found.available:
+        assert "adapter" in found.reason  # Chromium brings its own, where the machine lets it
+        pytest.skip(found.reason)
     with contextlib.closing(runtime.open(base.Opening(manifest.io, model=tiny_artifact / "model.onnx"))) as session:
         # onnxruntime-web 1.30 has kernels of WebGPU for products and norms, and none for the standard's Attention.
         told = session.ran.provider.partition("; on the CPU: ")[2]

@@ -414,7 +414,7 @@ def _write_weight(build: Builder, node: ir.Node, bits: int, *, floats: bool) -> 
     assert value is not None
     build.before, build.scope = node, form
     write = _float_weight if floats else _whole_weight
-    # Layers that share a weight share its few bits.
+    # Layers that share a weight share what is written for it.
     weight = build.once((form, _weight_key(node)), lambda: write(build, _weight_of(node), f"{node.name}/{form}", bits))
     product = build.op("MatMul", value, weight, name=str(node.name), dtype=value.dtype)
     product.shape = node.outputs[0].shape
