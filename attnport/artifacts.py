@@ -50,6 +50,7 @@ from attnport.precisions import key_of as key_of
 from attnport.precisions import plan_of as plan_of
 from attnport.printed import Printed
 from attnport_bundle.format.contract import IO
+from attnport_bundle.format.contract import UNKNOWN_SIZE as UNKNOWN_SIZE
 from attnport_bundle.format.contract import Ran as Ran
 from attnport_bundle.format.contract import Verdict as Verdict
 from attnport_bundle.format.decoder import Rules
@@ -62,8 +63,6 @@ if TYPE_CHECKING:
 
 MANIFEST = "attnport.json"
 FORMAT = 1
-UNKNOWN_SIZE = "?"
-"""A size of an output that runs of the module do not tell; export replaces it by what the torch graph says."""
 OWN_HALF = "attnport.own_half"
 """The key of a model's metadata that holds the half types in which it computes by itself, whatever its plan."""
 

@@ -108,11 +108,7 @@ def check_outputs(io: IO, sizes: Mapping[str, int], shapes: Mapping[str, Sequenc
         for got, dim in zip(shape, spec.dims, strict=False):
             if dim in names:
                 known.setdefault(str(dim), got)
-        try:
-            fits = shape == list(spec.shape(known))
-        except UsageError:  # an expression has no value at these sizes
-            fits = False
-        if not fits:
+        if not spec.fits(shape, known):
             stated = _told({dim.name: known[dim.name] for dim in io.dims if dim.name in known}) or "any size"
             raise BundleError(f"output {spec.name!r}: got shape {shape}; expected {spec} with {stated}.")
 

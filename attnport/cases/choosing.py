@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from attnport.artifacts import Dim, IOContract, Manifest, TensorSpec
+from attnport.artifacts import UNKNOWN_SIZE, Dim, IOContract, Manifest, TensorSpec
 from attnport.cases.inputs import LONGEST, Array, Case, case, cases, full_case, largest_size, random_feeds
 from attnport.cases.inputs import case as given_case
 from attnport.decoders import decoder_roles, roles_in
@@ -141,12 +141,12 @@ def text_cases(
 def _largest_tensor(io: IOContract, graph: Path, sizes: Mapping[str, int]) -> int:
     """The elements of the largest tensor whose size is known, of a graph and of a contract's outputs."""
     sizes = {dim.name: dim.min for dim in io.dims} | dict(sizes)
-    shapes = [spec.shape(sizes) for spec in io.outputs]
+    shapes = [spec.shape(sizes) for spec in io.outputs if UNKNOWN_SIZE not in spec.dims]
     for value in (value for node in ir.load(graph).graph for value in node.outputs):
         with suppress(ValueError):  # a name that the exporter gave to a size
             dims = dims_of(value) or ()
             shapes.append(tuple(dim if isinstance(dim, int) else evaluate(str(dim), sizes) for dim in dims))
-    return max(map(math.prod, shapes))
+    return max(map(math.prod, shapes), default=0)
 
 
 def _pair(sentence: str) -> Text:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from attnport.artifacts import Dim, IOContract, TensorSpec
+from attnport.artifacts import UNKNOWN_SIZE, Dim, IOContract, TensorSpec
 from attnport.cases.mask_cases import NO_PADDING, keep_of, keys_dim, layouts_of, mask_value
 from attnport.example_values import continued
 from attnport.masks.numpy_builders import numpy_dtype
@@ -175,7 +175,7 @@ def extreme_feeds(io: IOContract, feeds: Mapping[str, Array], kind: str, batch: 
         elif spec.name in io.examples:
             extreme[spec.name] = array
         elif kind == ZEROS:
-            extreme[spec.name] = np.zeros_like(array)
+            extreme[spec.name] = array if _chooses(spec) else np.zeros_like(array)
         elif kind == EQUAL_ROWS:
             extreme[spec.name] = _repeating(array, spec, batch)
         elif spec.dtype.startswith("int"):
@@ -308,7 +308,7 @@ def keeps(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
 def validity(io: IOContract, feeds: Mapping[str, Array], *, empty_items: bool = True) -> dict[str, Array]:
     """The elements of each output that are compared: bool over its leading dims.
 
-    These are the rows of tokens that the padding masks keep.
+    These are the rows of tokens that the padding masks keep. Of an output with an unknown size they are all of them.
 
     Args:
         empty_items: Whether all rows of items for which a mask keeps no key are compared too, or none.
@@ -317,6 +317,9 @@ def validity(io: IOContract, feeds: Mapping[str, Array], *, empty_items: bool = 
     kept = keeps(io, feeds)
     valid = {}
     for output in io.outputs:
+        if UNKNOWN_SIZE in output.dims:
+            valid[output.name] = np.asarray(True)
+            continue
         shape = output.shape(sizes)
         compared = np.ones(shape[:1], dtype=bool)
         for mask in io.padding_masks():
@@ -358,7 +361,9 @@ def _spec(io: IOContract, name: str) -> TensorSpec:
 
 
 def random_feeds(io: IOContract, sizes: Mapping[str, int], layout: str, rng: np.random.Generator) -> dict[str, Array]:
-    """An array for every input, of the given sizes and with a layout of padding."""
+    """An array for every input, of the given sizes and with a layout of padding; what may choose chooses the first of
+    each item.
+    """
     masks = {mask.input: mask for mask in io.masks if mask.input}
     feeds = {}
     for spec in io.inputs:
@@ -373,4 +378,11 @@ def random_feeds(io: IOContract, sizes: Mapping[str, int], layout: str, rng: np.
             feeds[spec.name] = rng.integers(0, spec.high or 2, shape).astype(dtype)
         else:
             feeds[spec.name] = rng.standard_normal(shape).astype(dtype)
+        if spec.name not in masks and spec.name not in io.examples and _chooses(spec):
+            feeds[spec.name][..., :1] = 1
     return feeds
+
+
+def _chooses(spec: TensorSpec) -> bool:
+    """Whether an input may hold lengths, counts or a choice: of nothing chosen, some runtimes compute nothing."""
+    return spec.dtype == "bool" or (spec.dtype.startswith("int") and not spec.high)

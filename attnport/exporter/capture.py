@@ -15,11 +15,12 @@ import itertools
 import math
 import re
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.export.graph_signature import InputKind
 
 from attnport.artifacts import IOContract, SourceAttention, TensorSpec
@@ -33,8 +34,8 @@ from attnport.exporter.graph.sizes import settle_sizes
 from attnport.exporter.guards import Guard, constants, guards, pinned
 from attnport.exporter.multiples import joining, rejoin, split, split_axis, steps_of
 from attnport.exporter.naming import name_dims, name_outputs, note_empty, strip
-from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
-from attnport.exporter.patching import exact_rules, located, numbers_of_sizes, quiet, traceable
+from attnport.exporter.output_sizes import traced_outputs
+from attnport.exporter.patching import exact_rules, located, numbers_of_sizes, quiet, sizes_of_values, traceable
 from attnport.exporter.portable import name_padded_axes, pair_einsums, write_out_rotary, write_out_spectra
 from attnport.exporter.torch_graph import (
     choose_by_masks,
@@ -49,7 +50,7 @@ from attnport.exporter.torch_graph import (
 from attnport.exporter.translations import tables
 from attnport.known import Computing, known
 from attnport.options import advised
-from attnport.patches import forward_as, patched
+from attnport.patches import Patch, forward_as, patched
 from attnport.user_code import place_in_trace, raised_in
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ def trace(
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
         # Strict mode takes a value of the example for a constant or a size, so it is no way around such a value.
         by_values = "data-dependent" in str(err)
-        ways = [{"computing": True}, {"computing": True, "some": False}] if by_values else [{"strict": True}]
-        for way in ways:
+        of_values = [{"computing": True}, {"computing": True, "some": False}, {"keeping": True, "valued": True}]
+        for way in of_values if by_values else [{"strict": True}]:
             if (read := _retraced(module, contract, feeds, **way)) is not None:
                 return read, guards(read, contract)
         lengths = [dim.name for dim in contract.dims if dim.name != "batch"]
@@ -122,6 +123,7 @@ def _retraced(
     computing: bool = False,
     some: bool = True,
     keeping: bool = False,
+    valued: bool = False,
 ) -> torch.export.ExportedProgram | None:
     """Traces the module in another way; None if that fails too, or if the graph is right at one size alone.
 
@@ -132,13 +134,21 @@ def _retraced(
         computing: What follows from numbers alone is computed meanwhile, so that it can decide sizes; see `Computing`.
         some: Then also: what `any` gives in a condition, and `all` does not.
         keeping: `int`, `float` and `len` keep sizes; see `numbers_of_sizes`.
+        valued: Operators ask the feeds' values for what they need of sizes that these give; see `sizes_of_values`.
     """
     mode = Computing(some)
 
     def traced(module: torch.nn.Module, feeds: dict[str, torch.Tensor]) -> torch.export.ExportedProgram:
-        numbers = patched(lambda: numbers_of_sizes(module)) if keeping else contextlib.nullcontext()
-        with numbers, _computing(module, mode) if computing else contextlib.nullcontext():
-            return _exported(module, feeds, contract, chosen=True, strict=strict)
+        tables: list[Callable[[], Iterable[Patch]]] = [lambda: numbers_of_sizes(module)] if keeping else []
+        tables += [lambda: sizes_of_values(mode.decided)] if valued else []
+        values = torch._functorch.config.patch(fake_tensor_propagate_real_tensors=valued)
+        with values, patched(*tables), _computing(module, mode) if computing else contextlib.nullcontext():
+            asked = _chosen(feeds, contract) if valued else feeds
+            program = _exported(module, asked, contract, chosen=True, strict=strict)
+        if valued:  # what is computed in the graph from now on has no example
+            fake = next(value for node in program.graph.nodes if isinstance(value := node.meta.get("val"), FakeTensor))
+            fake.fake_mode.propagate_real_tensors = False
+        return program
 
     try:
         with patched(located):
@@ -148,6 +158,16 @@ def _retraced(
     except Exception:  # torch raises errors of any type; the first try's is the one to tell
         return None
     return None if constants(program, contract) or pinned(program, contract) else program
+
+
+def _chosen(feeds: dict[str, torch.Tensor], contract: IOContract) -> dict[str, torch.Tensor]:
+    """Feeds with more of what may be lengths or counts: operators have another way for sizes of 0 and 1."""
+    declared = {mask.input for mask in contract.masks} | contract.examples.keys()
+    free = {spec.name for spec in contract.inputs if not spec.high and spec.name not in declared}
+    return {
+        name: feed if name not in free or feed.is_floating_point() or feed.dtype == torch.bool else feed + 2
+        for name, feed in feeds.items()
+    }
 
 
 @contextlib.contextmanager
@@ -282,11 +302,6 @@ def _advice(problem: str, table: Sequence[tuple[str, str]] = _SIZES) -> str:
 
 
 OPSET = 23
-OF_VALUES = (
-    "Return an output of a size that does not: all rows, with those that do not count set to zero by "
-    "torch.where(mask, x, 0), or with a mask beside them."
-)
-"""What to do where the size of an output depends on values."""
 _LARGE = (521, 523, 541, 547, 557, 563, 569, 571, 577, 587)
 _MIDDLE = (11, 137, 139, 149, 151, 157, 163, 167, 173, 179)
 _SMALL = (5, 37, 41, 43, 47, 53, 59, 61, 67, 71)
@@ -377,10 +392,12 @@ def _distinct(io_contract: IOContract, primes: tuple[int, ...]) -> dict[str, int
 
 
 def example_tensors(contract: IOContract, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
-    """A tensor for each input: ones for masks, small token ids, normal floats, or an example's; the same each time."""
-    masks = {mask.input for mask in contract.masks}
+    """A tensor for each input: ones for masks, whole lengths, small token ids, normal floats, or an example's; the same
+    each time."""
+    named = contract.given()  # without another name, lengths count the dim beside that of items
+    masks = {mask.input: sizes[mask.keys or named[-1]] if mask.carries == "lengths" else 1 for mask in contract.masks}
     return {
-        spec.name: torch.ones(spec.shape(sizes), dtype=getattr(torch, spec.dtype))
+        spec.name: torch.full(spec.shape(sizes), masks[spec.name], dtype=getattr(torch, spec.dtype))
         if spec.name in masks
         else example(spec, sizes, contract.examples.get(spec.name, ""), least=None if spec.dtype == "bool" else 0)
         for spec in contract.inputs
@@ -396,8 +413,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
         observed: The sizes of the contract's outputs come from runs; those of the torch graph replace them.
 
     Raises:
-        ExportError: torch cannot export the module, a dim froze (the message names the dim and its inputs), or nothing
-            tells the size of an output.
+        ExportError: torch cannot export the module, or a dim froze (the message names the dim and its inputs).
     """
     exported = _graph_of(module, contract, opset)
     model: ir.Model = exported.onnx.model
@@ -408,14 +424,6 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
             hint="Return a tensor or a flat tuple of tensors, one for each declared output.",
         )
     outputs = exported.outputs if observed else contract.outputs
-    reads = _reads_values(exported.onnx.exported_program)
-    if unknown := unknown_sizes(outputs):
-        raise ExportError(
-            f"the size of {unknown} depends on the values of inputs{reads}, and is no expression of their dims."
-            if reads
-            else f"the size of {unknown} is no expression of the inputs' dims.",
-            hint=OF_VALUES if reads else "Return an output of a size that the sizes of the inputs tell.",
-        )
     _register_constants(model)
     _free_names(model)
     write_out_rotary(model)
@@ -428,6 +436,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     settle_sizes(model)
     name_outputs(model, sized)
     strip(model)
+    reads = _reads_values(exported.onnx.exported_program)
     found = (exported.guards, reads, exported.decided, exported.trace)
     return Capture(model, exported.attentions, outputs, *found)
 

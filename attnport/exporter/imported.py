@@ -19,7 +19,6 @@ from attnport.exporter.graph.opset import to_opset
 from attnport.exporter.graph.size_rules import KnownSizes, Size
 from attnport.exporter.graph.sizes import Inference, settle_sizes
 from attnport.exporter.naming import SCOPES, all_values, name_outputs, note_empty, strip
-from attnport.exporter.output_sizes import unknown_sizes
 from attnport.exporter.patching import exact_rules
 from attnport.exporter.portable import write_out_rotary
 from attnport.exporter.storage import INLINE_BYTES
@@ -42,13 +41,8 @@ def imported(model: ir.Model, inputs: Mapping[str, str], outputs: Mapping[str, s
         outputs: By the contract's name, the name of a graph's output; the contract may have fewer.
 
     Raises:
-        ExportError: the graph has no form at that opset, or nothing tells the size of an output.
+        ExportError: the graph has no form at that opset.
     """
-    if unknown := unknown_sizes(contract.outputs):
-        raise ExportError(
-            f"the size of {unknown} is no expression of the inputs' dims.",
-            hint="It may depend on values of the inputs; choose other outputs.",
-        )
     graph = model.graph
     for value in all_values(model):
         if not value.is_graph_input() and value.const_value is None:

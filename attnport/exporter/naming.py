@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from attnport.artifacts import OWN_HALF, IOContract
+from attnport.artifacts import OWN_HALF, UNKNOWN_SIZE, IOContract, TensorSpec
 from attnport.onnx_graph import ir
 
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -53,7 +53,13 @@ def name_dims(model: ir.Model, contract: IOContract) -> None:
     for value, spec in zip(model.graph.inputs, contract.inputs, strict=True):
         value.shape = ir.Shape(list(spec.dims))
     for value, spec in zip(model.graph.outputs, contract.outputs, strict=True):
-        value.shape = ir.Shape(list(spec.dims))
+        value.shape = _declared(value, spec)
+
+
+def _declared(output: ir.Value, spec: TensorSpec) -> ir.Shape:
+    """A contract's sizes; one that it does not know keeps the graph's name, which other values may have too."""
+    own = output.shape if output.shape is not None and len(output.shape) == len(spec.dims) else [None] * len(spec.dims)
+    return ir.Shape([had if dim == UNKNOWN_SIZE else dim for had, dim in zip(own, spec.dims, strict=True)])
 
 
 def name_outputs(model: ir.Model, contract: IOContract) -> None:
@@ -63,8 +69,8 @@ def name_outputs(model: ir.Model, contract: IOContract) -> None:
     for value, spec in zip(model.graph.outputs, contract.outputs, strict=True):
         for symbol, dim in zip(value.shape or (), spec.dims, strict=False):
             if isinstance(symbol, ir.SymbolicDim) and symbol.value and symbol.value not in known:
-                names.setdefault(symbol.value, str(dim))
-        value.shape = ir.Shape(list(spec.dims))
+                names.setdefault(symbol.value, symbol.value if dim == UNKNOWN_SIZE else str(dim))
+        value.shape = _declared(value, spec)
     names = {symbol: name for symbol, name in names.items() if not name.isdigit() and symbol != name}
     outputs = set(model.graph.outputs)
     for value in all_values(model) if names else ():

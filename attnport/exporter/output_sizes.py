@@ -23,7 +23,12 @@ _DIVISIONS = {"FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%"}
 
 
 def traced_outputs(program: torch.export.ExportedProgram, contract: IOContract) -> tuple[TensorSpec, ...]:
-    """The contract's outputs with the sizes that the graph gives; a size that has no such form stays as declared."""
+    """The contract's outputs with the sizes that the graph gives.
+
+    A size that depends on values is unknown, whatever it was in the runs; one that has no form stays as declared.
+    """
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
     values: dict[Any, Any] = {node.name: node.meta.get("val") for node in program.graph.nodes}
     made = [values.get(getattr(output.arg, "name", None)) for output in program.graph_signature.output_specs]
     kinds = [output.kind.name for output in program.graph_signature.output_specs]
@@ -39,7 +44,10 @@ def traced_outputs(program: torch.export.ExportedProgram, contract: IOContract) 
             continue
         exact = (getattr(getattr(size, "node", None), "expr", size) for size in shape)
         sizes = (size_text(size if isinstance(size, int) else size.subs(follow), names) for size in exact)
-        axes = tuple(dim if size is None else _dim(size, contract) for dim, size in zip(spec.dims, sizes, strict=True))
+        axes = tuple(
+            _dim(size, contract) if size is not None else UNKNOWN_SIZE if free_unbacked_symbols(traced) else dim
+            for dim, size, traced in zip(spec.dims, sizes, shape, strict=True)
+        )
         outputs.append(dataclasses.replace(spec, dims=axes))
     return tuple(outputs)
 
@@ -57,12 +65,6 @@ def _dim(size: str | int, contract: IOContract) -> str | int:
     except ValueError:  # it has no value at one of them
         return size
     return dim.name if same else size
-
-
-def unknown_sizes(outputs: tuple[TensorSpec, ...]) -> str:
-    """The first size that neither runs nor the graph tell, as `axis 1 of 'output'`; "" if there is none."""
-    return next((f"axis {spec.dims.index(UNKNOWN_SIZE)} of {spec.name!r}" for spec in outputs
-                 if UNKNOWN_SIZE in spec.dims), "")  # fmt: skip
 
 
 def _symbols(

@@ -33,6 +33,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimConstraints, ShapeEnv
 from torch.nn.modules import transformer
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.numbers import int_oo
 
 from attnport.exporter.loops import all_experts, scanned
 from attnport.exporter.named_axes import named_axes
@@ -397,6 +398,36 @@ def numbers_of_sizes(module: nn.Module) -> Iterator[Patch]:
     return (Patch(scope, name, of) for scope in own_scopes(module) for name, of in kept.items())
 
 
+def sizes_of_values(decided: dict[str, None]) -> tuple[Patch, ...]:
+    """Patches with which operators learn from an example what they ask of a size that comes of values.
+
+    Of `x[:, : lengths.max()]` they ask whether it is 0 or 1, or as long as another tensor, and the graph is that of the
+    example's answer. A whole number that is none below zero there is none anywhere. What the code itself asks, as
+    `if lengths.max() > 5`, has no answer still: torch runs an operator within a dispatch, and a condition without one.
+
+    Args:
+        decided: Takes the lines of code at which an operator asked.
+    """
+
+    def answered(env: ShapeEnv, question: Any, answer: Any) -> None:
+        frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
+        inside = itertools.takewhile(lambda frame: f"{os.sep}torch{os.sep}" in frame.f_code.co_filename, frames)
+        if not any(frame.f_code.co_name == "__torch_dispatch__" for frame in inside):
+            raise env._make_data_dependent_error(question, question)
+        place = place_of(traceback.extract_stack(limit=80)).strip()
+        decided[f"{place}, where a size that comes of values is as in an example, neither 0 nor 1"] = None
+
+    noted = ShapeEnv.set_real_tensor_prop_unbacked_vals
+
+    def bounded(env: ShapeEnv, symbol: sympy.Symbol, value: Any) -> None:
+        noted(env, symbol, value)
+        if symbol.is_integer and int(value) >= 0:
+            env.constrain_symbol_range(symbol, 0, int_oo)
+
+    names = {"_log_real_tensor_propagation": answered, "set_real_tensor_prop_unbacked_vals": bounded}
+    return tuple(Patch(ShapeEnv, name, value) for name, value in names.items())
+
+
 class _Numbers(type):
     """The type of types in whose place others stand, so that `isinstance` finds what these are."""
 
@@ -406,6 +437,7 @@ class _Numbers(type):
 
 class _Int(int, metaclass=_Numbers):
     def __new__(cls, value: Any = 0, *base: Any) -> Any:
+        value = value.item() if isinstance(value, torch.Tensor) else value
         if isinstance(value, torch.SymInt | torch.SymFloat):
             return torch.sym_int(value)  # type: ignore[no-untyped-call]  # torch gives it no types
         return int(value, *base)

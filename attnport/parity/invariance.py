@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnport.artifacts import IOContract
+from attnport.artifacts import UNKNOWN_SIZE, IOContract
 from attnport.cases.inputs import Array, Case, batch_dim, keeps, validity
 from attnport.cases.mask_cases import keys_dim
 from attnport.dims import TensorSpec
@@ -145,8 +145,9 @@ def _variants(io: IOContract, case: Case, mask: MaskSpec, keep_BT: Array, about:
 
 
 def tells_items(io: IOContract, keys: str, tensor: TensorSpec) -> bool:
-    """Whether the rows of an item can be told in a tensor: not where the batch or `keys` are part of an expression."""
-    return not any(names & {keys, str(batch_dim(io))} for names in _computed(io, tensor))
+    """Whether the rows of an item can be told in a tensor: not where the batch or `keys` are part of an expression, and
+    not where a size is unknown."""
+    return not any(names & {keys, str(batch_dim(io)), UNKNOWN_SIZE} for names in _computed(io, tensor))
 
 
 def follows(io: IOContract, keys: str, output: TensorSpec) -> bool:

@@ -24,6 +24,7 @@ import numpy as np
 from attnport.artifacts import (
     MANIFEST,
     PLANS,
+    UNKNOWN_SIZE,
     Evidence,
     IOContract,
     Layer,
@@ -236,8 +237,8 @@ class Probes:
         known = {spec.name for spec in self.opening.io.outputs}
         # The dims are for the reader of an error alone: nothing checks outputs by them.
         added = [
-            TensorSpec(name, "float32", tuple("?" if dim is None else dim for dim in self.made[name].dims or ()))
-            for name in self.made
+            TensorSpec(name, "float32", tuple(UNKNOWN_SIZE if dim is None else dim for dim in made.dims or ()))
+            for name, made in self.made.items()
             if name in names and name not in known
         ]
         return dataclasses.replace(self.opening.io, outputs=(*self.opening.io.outputs, *added))

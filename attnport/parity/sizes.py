@@ -72,7 +72,6 @@ def check_dims(
     progress: Callable[[str], None],
     moved: Callable[[int], Session] | None = None,
     tell: Callable[[str], None] = lambda message: None,
-    reads: str = "",
     decided: Sequence[str] = (),
     departs: Callable[[Case], str] = lambda case: "",
 ) -> None:
@@ -87,8 +86,7 @@ def check_dims(
         moved: The module with weights and inputs moved by one rounding, drawn by a seed. It is asked where a graph is
             far off: what a model that ranks its queries by scores computes jumps where two scores change places.
         tell: Called with a line for each size that is left out.
-        reads: The line of code that makes sizes of values, as of `Capture`.
-        decided: The lines of code that choose one of two ways by values, likewise.
+        decided: The lines of code that choose one of two ways by values, as of `Capture`.
         departs: The path of the first module whose output the graph does not give on a case, "" where that is unknown.
 
     Raises:
@@ -119,7 +117,7 @@ def check_dims(
     def right(varied: str | Guard | None, sizes: Mapping[str, int]) -> bool:
         case = full_case(io, sizes)
         got, single = _outputs(session, case), eager(case.feeds)
-        _check_contract(io, case, single, varied, reads)
+        _check_contract(io, case, single, varied)
         if not isinstance(got, str) and _alike(got, single):
             return True
         expected = reference(case.feeds)
@@ -214,27 +212,21 @@ def _remedy(
     return f"Write it without a Python branch on a size, or {left}."
 
 
-def _check_contract(
-    io: IOContract, case: Case, outputs: Mapping[str, Array], varied: str | Guard | None, reads: str
-) -> None:
+def _check_contract(io: IOContract, case: Case, outputs: Mapping[str, Array], varied: str | Guard | None) -> None:
     """Raises ExportError where the module gives an output of another shape than the contract says."""
-    from attnport.exporter.capture import OF_VALUES
-
     why, hint = "", _CONTRADICTED
-    if reads:
-        why, hint = f". The size depends on the values of inputs{reads}", OF_VALUES
-    elif varied is not None and not isinstance(varied, str):
+    if varied is not None and not isinstance(varied, str):
         why, hint = (
             f". The contract is that of {varied.text}, which the module's code decides{varied.place}",
             _remedy(io, varied),
         )
     sizes = check_feeds(io, case.feeds)
     for spec in io.outputs:
-        stated, shape = spec.shape(sizes), outputs[spec.name].shape
-        if shape != stated:
+        shape = outputs[spec.name].shape
+        if not spec.fits(shape, sizes):
             raise ExportError(
                 f"output {spec.name!r}: at {case.name} the module gives shape {list(shape)}; the contract {spec} says "
-                f"{list(stated)}{why}.",
+                f"{list(spec.shape(sizes))}{why}.",
                 hint=hint,
                 dims=_varied_dims(varied) if (one := _is_one(varied, sizes)) else (),
                 but_one=one,

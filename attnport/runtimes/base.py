@@ -179,6 +179,8 @@ def small_feeds(
 ) -> dict[str, Any]:
     """Feeds that most models take: small sizes that `io` allows, 2 without it, zeros (valid ids), True for booleans.
 
+    What may be a length or a count by `io` is 1: of nothing, some runtimes compute nothing.
+
     Args:
         given: The sizes of some named dims.
     """
@@ -189,6 +191,7 @@ def small_feeds(
     sizes = {dim.name: dim.at_least(2) for dim in io.dims} if io is not None else {}
     sizes |= given or {}
     examples = io.examples if io is not None else {}
+    counts = {spec.name for spec in io.inputs if "int" in spec.dtype and not spec.high} if io is not None else set()
     for value in model.graph.input:
         if value.name in weights:
             continue
@@ -198,7 +201,7 @@ def small_feeds(
             for dim in tensor.shape.dim
         ]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        feeds[value.name] = np.full(shape, dtype == np.bool_, dtype)
+        feeds[value.name] = np.full(shape, dtype == np.bool_ or value.name in counts, dtype)
         if value.name in examples:
             feeds[value.name] = continued(examples[value.name], tuple(shape)).astype(dtype)
     return feeds
@@ -373,7 +376,9 @@ def check_names(io: IOContract, inputs: list[str], outputs: list[str], where: st
 
 
 def usual_feeds(io: IOContract) -> dict[str, Array]:
-    """Zeros at each dim's usual size, or 2 instead of 1 if allowed, as some runtimes compile size 1 separately."""
+    """Zeros at each dim's usual size, or 2 instead of 1 if allowed, as some runtimes compile size 1 separately; ones of
+    what may be a length or a count.
+    """
     import ml_dtypes
 
     sizes = {dim.name: dim.at_least(max(2, dim.opt)) for dim in io.dims}
@@ -382,6 +387,8 @@ def usual_feeds(io: IOContract) -> dict[str, Array]:
         shape, dtype = spec.shape(sizes), ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else np.dtype(spec.dtype)
         example = io.examples.get(spec.name)
         feeds[spec.name] = continued(example, shape).astype(dtype) if example else np.zeros(shape, dtype)
+        if spec.dtype in ("int32", "int64") and not spec.high and not example:
+            feeds[spec.name] += 1
     return feeds
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
+from attnport.artifacts import FORMAT, UNKNOWN_SIZE, IOContract, Manifest, ModelSpec, Session
 from attnport.cases.choosing import needed_tokenizer
 from attnport.cases.inputs import Case, full_case
 from attnport.errors import AttnportError, ExportError, FeedError, UsageError
@@ -344,7 +344,10 @@ def _made(
     with create(folder, manifest, began_s) as changing:
         note_own_half(captured.model)
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
-        guards, reads, decided, trace = captured.guards, captured.reads, captured.decided, captured.trace
+        guards, decided, trace = captured.guards, captured.decided, captured.trace
+        if unknown := [str(output) for output in spec.io.outputs if UNKNOWN_SIZE in output.dims]:
+            why = f"depends on values{captured.reads}" if captured.reads else "is no expression of dims"
+            note(f"the contract has ? for a size of {' and '.join(unknown)}, which {why}: only a call tells it")
         for place in decided:
             note(f"the graph has one of two ways {place}")
         if left := sorted({node.op_type for node in captured.model.graph if node.domain}):
@@ -357,7 +360,7 @@ def _made(
         with contextlib.closing(reference), contextlib.closing(eager):
             departs = partial(_departs, model, manifest, eager.run)
             runs = reference.run, eager.run
-            check_dims(spec.io, guards, model, *runs, progress, _moved(traced), note, reads, decided, departs)
+            check_dims(spec.io, guards, model, *runs, progress, _moved(traced), note, decided, departs)
             for name in _ignored_masks(spec.io, eager.run):
                 note(f"no output depends on the padding mask {name!r}: padding beside an item changes its answers")
             if spec.source.in_memory and trace is not None:

@@ -26,7 +26,8 @@ Kinds combine: a key is allowed where all of them allow it, after `prefix` has w
 
 Sizes are numbers, dims, or expressions of dims: `past+seq`, `2*seq-1`, `(height//8)*(width//8)`, `max(seq,4)`. There
 are names, whole numbers, `+ - * // %`, `min(a,b)`, `max(a,b)` and parentheses. Values are integers from -(2^53 - 1) to
-2^53 - 1, also within the expression; `//` rounds down, and `//` and `%` divide by positive numbers only.
+2^53 - 1, also within the expression; `//` rounds down, and `//` and `%` divide by positive numbers only. An output has
+`?` for a size that only its values tell, as that of `x[mask]`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,6 +53,9 @@ OF_INTEGERS = ("lengths", "ids")
 """What only an input of integers may hold."""
 COMPUTED = ("none", "causal", "window", "bias")
 """Kinds that need no input: the module makes them from positions or from its weights."""
+
+UNKNOWN_SIZE = "?"
+"""The size of an output that no expression of dims tells: each call has its own."""
 
 Verdict = Literal["PASS", "FAIL", "NOT_RUN"]
 
@@ -111,7 +115,7 @@ class Dim:
 class TensorSpec:
     """A declared input or output: name, dtype and dims (names of dynamic dims, or fixed sizes).
 
-    A dim may be an expression of dims, such as `past+seq`, that inputs have as such.
+    A dim may be an expression of dims, such as `past+seq`, that inputs have as such; that of an output, `UNKNOWN_SIZE`.
     `high` bounds an integer input's values (exclusive), as a vocabulary bounds token ids. `labels` name the places on
     the last axis, as the classes of a classifier.
     """
@@ -139,6 +143,13 @@ class TensorSpec:
     def known_shape(self, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
         """As `shape`, with None for a size that has no value."""
         return tuple(self._size(dim, sizes, needed=False) for dim in self.dims)
+
+    def fits(self, shape: Sequence[int], sizes: Mapping[str, int]) -> bool:
+        """Whether a shape is the one for `sizes`; an unknown size may be any, an expression without a value is none."""
+        return len(shape) == len(self.dims) and all(
+            dim == UNKNOWN_SIZE or got == size
+            for got, dim, size in zip(shape, self.dims, self.known_shape(sizes), strict=True)
+        )
 
     def _size(self, dim: str | int, sizes: Mapping[str, int], *, needed: bool = True) -> Any:
         if isinstance(dim, int):
@@ -254,7 +265,7 @@ class IO:
         if unusual := [dim for dim in self.dims if dim.opt < 1]:
             raise UsageError(f"dim {unusual[0]}: got the usual size 0; expected 1 or more.")
         for tensor in (*self.inputs, *self.outputs):
-            _check_sizes(tensor, known, given)
+            _check_sizes(tensor, known, given, of_output=tensor in self.outputs)
         if limited := [tensor for tensor in self.outputs if tensor.high is not None]:
             raise UsageError(f"output {limited[0].name!r}: got high {limited[0].high}; only inputs have one.")
         inputs = {tensor.name: tensor for tensor in self.inputs}
@@ -264,9 +275,11 @@ class IO:
             raise UsageError("a model has at least one input and one output.")
 
 
-def _check_sizes(tensor: TensorSpec, known: Set[str], given: Set[str]) -> None:
-    """Raises UsageError unless each dim is a size, a name or an expression of names in `given`."""
+def _check_sizes(tensor: TensorSpec, known: Set[str], given: Set[str], *, of_output: bool) -> None:
+    """Raises UsageError unless each dim is a size, a name or an expression of `given`; an output's may be unknown."""
     for dim in tensor.dims:
+        if of_output and dim == UNKNOWN_SIZE:
+            continue
         problem = "" if isinstance(dim, str) or dim >= 0 else "it is below 0"
         if isinstance(dim, str) and dim not in known:
             try:
@@ -352,8 +365,10 @@ Step = int | str | tuple[str]
 
 
 def dims_in(text: str) -> frozenset[str]:
-    """The dims in an expression. Raises ValueError for text that is none."""
-    return frozenset(step for step in steps(text) if isinstance(step, str))
+    """The dims in an expression, or an unknown size. Raises ValueError for text that is neither."""
+    return (
+        frozenset((text,)) if text == UNKNOWN_SIZE else frozenset(step for step in steps(text) if isinstance(step, str))
+    )
 
 
 def evaluate(text: str, sizes: Mapping[str, int]) -> int:

@@ -135,12 +135,6 @@ def test_a_declared_expression_that_is_right_is_exported(tmp_path: Path) -> None
     assert export(declared("1+seq"), tmp_path / "out").io.outputs[0].dims == ("batch", "1+seq", 4)
 
 
-def test_a_size_that_depends_on_values_is_refused() -> None:
-    spec = dataclasses.replace(declared(UNKNOWN_SIZE), observed=False)
-    with pytest.raises(ExportError, match="the size of axis 1 of 'y' is no expression"):
-        capture(spec.make(), spec.io)
-
-
 def test_an_output_that_changes_its_rank_is_refused(tmp_path: Path) -> None:
     body = CACHE.replace("return y.transpose(1, 2).flatten(2), k, v", "return y if y.shape[2] > 6 else y[0]")
     with pytest.raises(SpecError, match="gives other outputs: ranks"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from attnport import registry
 from attnport.errors import ParityFailed, UnavailableError, UsageError
-from attnport_bundle.format.contract import IO, Dim
+from attnport_bundle.format.contract import IO, UNKNOWN_SIZE, Dim
 from attnport_bundle.format.manifest import Manifest, package_of
 from attnport_bundle.goldens import GoldenCases
 
@@ -123,7 +123,8 @@ class Packed:
 
         first = {spec.dims[0] if spec.dims else None for spec in (*self.io.inputs, *self.io.outputs)}
         dim = next((dim for dim in self.io.dims if first == {dim.name}), None)
-        if dim is None or dim.min > 1 or dim.step > 1:
+        unknown = any(UNKNOWN_SIZE in spec.dims for spec in self.io.outputs)
+        if dim is None or dim.min > 1 or dim.step > 1 or unknown:
             return None
         counts = []
 

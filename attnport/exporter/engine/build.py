@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attnport import errors
-from attnport.artifacts import EngineRecord, IOContract, Profile
+from attnport.artifacts import UNKNOWN_SIZE, EngineRecord, IOContract, Profile
 from attnport.errors import ArtifactError, AttnportError, EngineBuildError, ProfileError, UsageError
 from attnport.exporter.engine.child import NOT_WRITTEN, BuildRequest, BuildResult
 from attnport.exporter.engine.evidence import read_header
@@ -34,9 +34,14 @@ def check_profiles(io: IOContract, profiles: Sequence[Profile]) -> tuple[Profile
         profiles: The profiles; without any, one profile covers the model's whole range.
 
     Raises:
-        ProfileError: a dim is unknown, missing or beyond the model's range, a profile is given twice, or an input would
-            have more elements than TensorRT can count.
+        ProfileError: a dim is unknown, missing or beyond the model's range, a profile is given twice, an input would
+            have more elements than TensorRT can count, or nothing tells the size of an output.
     """
+    if unknown := [spec for spec in io.outputs if UNKNOWN_SIZE in spec.dims]:
+        raise ProfileError(
+            f"output {unknown[0]}: nothing tells its size before a call, so that no memory can be kept for it.",
+            hint="Return all rows and which of them count, or run the model on ONNX Runtime or OpenVINO.",
+        )
     known = {dim.name: dim for dim in io.dims}
     checked: list[Profile] = []
     for profile in profiles or (io.profile(),):

@@ -22,7 +22,8 @@ struct Dim {
     std::int64_t step = 1;
 };
 
-/// An axis: the name of a dim, or a fixed size; of an output also an expression of dims, such as `past+seq`.
+/// An axis: the name of a dim, or a fixed size; of an output also an expression of dims, such as `past+seq`, or `?` for
+/// a size that nothing tells before a call.
 using Axis = std::variant<std::string, std::int64_t>;
 
 /// An input or output. `high` bounds an integer input's values, exclusive; `labels` name the places on the last axis.

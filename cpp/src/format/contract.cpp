@@ -123,10 +123,11 @@ Names distinct(const Located& at, const Texts& names) {
     return found;
 }
 
-/// `given`: the dims that inputs have as such. A size may be an expression of them.
-void check_axes(const Located& at, const TensorSpec& spec, const Names& dims, const Names& given) {
+/// `given`: the dims that inputs have as such. A size may be an expression of them, and an output's `unknown`.
+void check_axes(const Located& at, const TensorSpec& spec, const Names& dims, const Names& given, bool unknown) {
     for (const auto& axis : spec.dims) {
         const auto* name = std::get_if<std::string>(&axis);
+        if (unknown && is_unknown(axis)) continue;
         if (name != nullptr ? dims.count(*name) != 0 : std::get<std::int64_t>(axis) >= 0) continue;
         std::string got = name != nullptr ? quoted(*name) : to_string(std::get<std::int64_t>(axis));
         if (name != nullptr) {
@@ -382,9 +383,9 @@ IO io_of(const Located& at) {
         if (dim.opt < 1) at.fail("dim " + quoted(dim.name) + ": got the usual size 0; expected 1 or more");
     }
     const Names given = given_dims(io.inputs, dims);
-    for (const auto& spec : io.inputs) check_axes(at, spec, dims, given);
+    for (const auto& spec : io.inputs) check_axes(at, spec, dims, given, false);
     for (const auto& spec : io.outputs) {
-        check_axes(at, spec, dims, given);
+        check_axes(at, spec, dims, given, true);
         if (spec.high) {
             at.fail("output " + quoted(spec.name) + ": got high " + to_string(*spec.high) + "; only inputs have one");
         }
@@ -420,6 +421,11 @@ bool admits(const Profile& profile, const std::map<std::string, std::int64_t>& s
         const auto size = sizes.find(dim.name);
         return size == sizes.end() || takes(dim, size->second);
     });
+}
+
+bool is_unknown(const Axis& axis) {
+    const auto* const name = std::get_if<std::string>(&axis);
+    return name != nullptr && *name == "?";
 }
 
 const Dim* dim_of(const std::vector<Dim>& dims, const Axis& axis) {

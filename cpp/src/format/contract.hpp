@@ -19,6 +19,8 @@ class Located;
 /// Throws IntegrityError also unless the profile has the model's dims, in order, each inside its range, with its step.
 [[nodiscard]] Profile profile_of(const Located& at, const IO& io);
 
+/// Whether nothing tells a size before a call; that of an output may be so.
+[[nodiscard]] bool is_unknown(const Axis& axis);
 /// The dim that a size is the name of; null for another size.
 [[nodiscard]] const Dim* dim_of(const std::vector<Dim>& dims, const Axis& axis);
 /// Whether a size is a dim, or an expression of it: then it is no expression of the other dims.

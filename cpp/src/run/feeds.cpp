@@ -84,6 +84,7 @@ void check_shape(const IO& io, const TensorSpec& spec, const Input& input, DType
 
 /// Whether a size is the one that an axis has in this call; that of a named dim is noted where it was not known.
 bool is_size(const IO& io, const Axis& axis, std::int64_t got, Known& known) {
+    if (is_unknown(axis)) return true;
     if (const auto* const fixed = std::get_if<std::int64_t>(&axis)) return got == *fixed;
     const auto known_of = [&](const Dim* dim) -> auto& { return known[static_cast<std::size_t>(dim - io.dims.data())]; };
     if (const Dim* const dim = find_named(io.dims, std::get<std::string>(axis))) {
