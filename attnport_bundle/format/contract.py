@@ -264,8 +264,10 @@ class IO:
         known, given = {dim.name for dim in self.dims}, set(self.given())
         if unusual := [dim for dim in self.dims if dim.opt < 1]:
             raise UsageError(f"dim {unusual[0]}: got the usual size 0; expected 1 or more.")
-        for tensor in (*self.inputs, *self.outputs):
-            _check_sizes(tensor, known, given, of_output=tensor in self.outputs)
+        for tensor in self.inputs:
+            _check_sizes(tensor, known, given)
+        for tensor in self.outputs:
+            _check_sizes(tensor, known, given | {UNKNOWN_SIZE})
         if limited := [tensor for tensor in self.outputs if tensor.high is not None]:
             raise UsageError(f"output {limited[0].name!r}: got high {limited[0].high}; only inputs have one.")
         inputs = {tensor.name: tensor for tensor in self.inputs}
@@ -275,11 +277,9 @@ class IO:
             raise UsageError("a model has at least one input and one output.")
 
 
-def _check_sizes(tensor: TensorSpec, known: Set[str], given: Set[str], *, of_output: bool) -> None:
-    """Raises UsageError unless each dim is a size, a name or an expression of `given`; an output's may be unknown."""
+def _check_sizes(tensor: TensorSpec, known: Set[str], given: Set[str]) -> None:
+    """Raises UsageError unless each dim is a size, a name or an expression of names in `given`."""
     for dim in tensor.dims:
-        if of_output and dim == UNKNOWN_SIZE:
-            continue
         problem = "" if isinstance(dim, str) or dim >= 0 else "it is below 0"
         if isinstance(dim, str) and dim not in known:
             try:

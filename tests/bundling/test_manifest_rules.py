@@ -121,9 +121,14 @@ FINE: dict[str, Edit] = {
     "a limit of texts": lambda m: m.update(text_limit=256),
     "a tokenizer without characters": lambda m: tokenizer(m, None),
     "a tokenizer with its characters": lambda m: tokenizer(m, "tokenizer.chars"),
+    "an output of a size that nothing tells": lambda m: m["io"]["outputs"][0].update(dims=["batch", "?", 16]),
     "the largest integer": lambda m: m["io"]["inputs"][0].update(high=2**53 - 1),
 }
 WRONG: dict[str, tuple[Edit, str]] = {
+    "an input of a size that nothing tells": (
+        lambda m: m["io"]["inputs"][0].update(dims=["batch", "?"]),
+        "got dim '?' (no input has ?)",
+    ),
     "runtime": (lambda m: form(m).update(runtime="caffe"), "runtime: got 'caffe'"),
     "no provider": (lambda m: form(m).update(provider=None), "got provider None for onnxruntime"),
     "provider of another": (lambda m: form(m).update(runtime="openvino"), "got provider 'CPUExecutionProvider'"),
