@@ -143,8 +143,7 @@ def _retraced(
         tables += [lambda: sizes_of_values(mode.decided)] if valued else []
         values = torch._functorch.config.patch(fake_tensor_propagate_real_tensors=valued)
         with values, patched(*tables), _computing(module, mode) if computing else contextlib.nullcontext():
-            asked = _chosen(feeds, contract) if valued else feeds
-            program = _exported(module, asked, contract, chosen=True, strict=strict)
+            program = _exported(module, feeds, contract, chosen=True, strict=strict)
         if valued:  # what is computed in the graph from now on has no example
             fake = next(value for node in program.graph.nodes if isinstance(value := node.meta.get("val"), FakeTensor))
             fake.fake_mode.propagate_real_tensors = False
@@ -158,16 +157,6 @@ def _retraced(
     except Exception:  # torch raises errors of any type; the first try's is the one to tell
         return None
     return None if constants(program, contract) or pinned(program, contract) else program
-
-
-def _chosen(feeds: dict[str, torch.Tensor], contract: IOContract) -> dict[str, torch.Tensor]:
-    """Feeds with more of what may be lengths or counts: operators have another way for sizes of 0 and 1."""
-    declared = {mask.input for mask in contract.masks} | contract.examples.keys()
-    free = {spec.name for spec in contract.inputs if not spec.high and spec.name not in declared}
-    return {
-        name: feed if name not in free or feed.is_floating_point() or feed.dtype == torch.bool else feed + 2
-        for name, feed in feeds.items()
-    }
 
 
 @contextlib.contextmanager

@@ -25,13 +25,15 @@ from typing import TYPE_CHECKING, Any
 import sympy  # type: ignore[import-untyped]  # sympy has no type hints
 import torch
 from onnxscript.rewriter import _matcher
+from sympy.logic import boolalg  # type: ignore[import-untyped]  # likewise
 from torch import nn
-from torch._subclasses import FakeTensor
+from torch._subclasses import FakeTensor, fake_utils
 from torch.backends import mha
 from torch.export import _trace
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimConstraints, ShapeEnv
 from torch.nn.modules import transformer
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.numbers import int_oo
 
@@ -83,6 +85,7 @@ def traceable(module: Any) -> Iterator[None]:
 
     Other threads that run such modules meanwhile get the same numbers, only more slowly.
     """
+    _device_constructors()  # torch lists what obeys `with torch.device(...)` once: before any of it is replaced
     without_cache = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
     caches = Caches(module)
     own = (caches.patches, lambda: _restoring(module, caches))
@@ -399,33 +402,60 @@ def numbers_of_sizes(module: nn.Module) -> Iterator[Patch]:
 
 
 def sizes_of_values(decided: dict[str, None]) -> tuple[Patch, ...]:
-    """Patches with which operators learn from an example what they ask of a size that comes of values.
+    """Patches with which a trace goes on where a size comes of values, as that of `x[mask]` or `x[:, : lengths.max()]`.
 
-    Of `x[:, : lengths.max()]` they ask whether it is 0 or 1, or as long as another tensor, and the graph is that of the
-    example's answer. A whole number that is none below zero there is none anywhere. What the code itself asks, as
-    `if lengths.max() > 5`, has no answer still: torch runs an operator within a dispatch, and a condition without one.
+    Operators ask whether it is 0 or 1, and the code whether it is 0, as that of experts to which no token goes. It is
+    neither: a graph for some rows is right for none. What else operators ask, as whether it is that of another tensor,
+    torch answers by the example's values. What else the code asks, as `if lengths.max() > 5`, has no answer still.
 
     Args:
-        decided: Takes the lines of code at which an operator asked.
+        decided: Takes the first line of code at which something was asked, for each kind of answer.
     """
+    evaluate, noted = ShapeEnv.evaluate_expr, ShapeEnv.set_real_tensor_prop_unbacked_vals
+
+    def evaluated(env: ShapeEnv, question: Any, *others: Any, **options: Any) -> Any:
+        of_values = question.free_symbols - env.backed_var_to_val.keys()
+        if len(of_values) == 1 and question.is_Relational:
+            by_code = not _within_operator()
+            own = [env.backed_var_to_val[each] for each in question.free_symbols - of_values]
+            at_sizes = question.xreplace(env.backed_var_to_val)
+            found = {at_sizes.xreplace(dict.fromkeys(of_values, size)) for size in (2 - by_code, 2, 3, 1009, *own)}
+            if len(found) == 1 and (of_values <= env.size_like or not by_code):
+                note("neither 0 nor 1" if not by_code else "not 0")
+                return found.pop()
+        return evaluate(env, question, *others, **options)
 
     def answered(env: ShapeEnv, question: Any, answer: Any) -> None:
-        frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
-        inside = itertools.takewhile(lambda frame: f"{os.sep}torch{os.sep}" in frame.f_code.co_filename, frames)
-        if not any(frame.f_code.co_name == "__torch_dispatch__" for frame in inside):
+        if not isinstance(question, boolalg.Boolean) or not _within_operator():  # a number would be a constant
             raise env._make_data_dependent_error(question, question)
-        place = place_of(traceback.extract_stack(limit=80)).strip()
-        decided[f"{place}, where a size that comes of values is as in an example, neither 0 nor 1"] = None
+        note("as in an example")
 
-    noted = ShapeEnv.set_real_tensor_prop_unbacked_vals
+    def note(how: str) -> None:
+        said = f", where a size that comes of values is {how}"
+        place = place_of(traceback.extract_stack(limit=80)).strip()
+        if place and not any(each.endswith(said) for each in decided):
+            decided[place + said] = None
 
     def bounded(env: ShapeEnv, symbol: sympy.Symbol, value: Any) -> None:
         noted(env, symbol, value)
-        if symbol.is_integer and int(value) >= 0:
+        if symbol.is_integer and int(value) >= 0:  # it may be a size, and counts no place from the end
             env.constrain_symbol_range(symbol, 0, int_oo)
 
-    names = {"_log_real_tensor_propagation": answered, "set_real_tensor_prop_unbacked_vals": bounded}
-    return tuple(Patch(ShapeEnv, name, value) for name, value in names.items())
+    return (
+        Patch(ShapeEnv, "evaluate_expr", evaluated),
+        Patch(ShapeEnv, "_log_real_tensor_propagation", answered),
+        Patch(ShapeEnv, "set_real_tensor_prop_unbacked_vals", bounded),
+        # It asks whether a view begins at the same place as its example, which makes a constant of that size.
+        Patch(fake_utils, "_check_fake_real_tensors", lambda *given, **options: None),
+    )
+
+
+def _within_operator() -> bool:
+    """Whether torch asks within an operator, which it runs in a dispatch, and not the code of a module itself."""
+    codes = (frame.f_code for frame, _ in traceback.walk_stack(sys._getframe(2)))
+    torchs = f"{os.sep}torch{os.sep}"
+    inside = itertools.takewhile(lambda code: torchs in code.co_filename or code.co_filename == __file__, codes)
+    return any(code.co_name == "__torch_dispatch__" for code in inside)
 
 
 class _Numbers(type):

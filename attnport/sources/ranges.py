@@ -89,7 +89,7 @@ def found_ranges(
         # At 1, a dim that has to be equal to another one is repeated to be so.
         if len(names) > 1 and found.max == usual[name].max == start[name] and bound_dims(names, tries):
             raise SpecError(f"dim {name!r} is frozen in the module: it runs at no size above {name}={start[name]}.")
-        wanted[name] = found
+        wanted[name] = _step_beside_others(found, wanted, start, tries)
     _fit_together(wanted, lengths, start, budget, runs)
     if len(lengths) > 1:
         wanted |= _least_together(wanted, lengths, start, tries)
@@ -259,6 +259,21 @@ def _in_steps(dims: Sequence[Dim], start: Sizes, runs: Callable[[Sizes], bool]) 
             stepped = {name: Dim(name, low, opt, high, step) for name, (low, opt, high) in ends.items()}
             return {} if step == 1 else stepped
     return {}
+
+
+def _step_beside_others(dim: Dim, dims: Mapping[str, Dim], start: Sizes, runs: Callable[[Sizes], bool]) -> Dim:
+    """A dim with the smallest multiple of its step at which the module runs beside other sizes of the other dims too.
+
+    `x.view(-1, 32)` takes multiples of 4 beside 8 rows, and multiples of 32 beside any.
+    """
+    others = {name: other.at_least(start[name] + 1) for name, other in dims.items() if other.step == 1}
+    step = dim.step
+    while step > 1 and start[dim.name] % step == 0 and not runs({**start, **others, dim.name: start[dim.name] + step}):
+        step *= 2
+    if step == dim.step or start[dim.name] % step:
+        return dim
+    least, usual, most = (-(-dim.min // step), -(-dim.opt // step), dim.max // step)
+    return Dim(dim.name, least * step, min(usual, most) * step, most * step, step)
 
 
 def _left_out(dims: Mapping[str, Dim], usual: Mapping[str, Dim], budget: Budget) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._device import _device_constructors
 
 import attnport
 from attnport.artifacts import IOContract, TensorSpec
@@ -77,6 +78,38 @@ class Decides(Attention):
         return self.attend(cut if cut.shape[1] > 4 else cut * 2)
 
 
+class Flagged(Attention):
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return self.attend(x * 2 if lengths.max().item() else x)
+
+
+class Experts(Attention):
+    """As mixtures of experts do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.view(-1, 16)
+        chosen, result = self.qkv(rows)[:, :6].argmax(-1), torch.zeros_like(rows)
+        for expert in range(6):
+            (taken,) = torch.where(chosen == expert)
+            if taken.numel() == 0:
+                continue
+            result[taken] += rows[taken] * (expert + 1)
+        return result.view_as(x)
+
+
+class Dense(Attention):
+    """As torch-geometric makes a batch of graphs."""
+
+    def forward(self, x: torch.Tensor, graph: torch.Tensor) -> torch.Tensor:
+        graphs, counts = int(graph.max()) + 1, torch.bincount(graph)
+        longest = int(counts.max())
+        begins = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        places = torch.arange(x.shape[0]) - begins[graph] + graph * longest
+        rows, real = x.new_zeros(graphs * longest, 16), torch.zeros(graphs * longest, dtype=torch.bool)
+        rows[places], real[places] = x, True
+        return self.attend(rows.view(graphs, longest, 16), real.view(graphs, longest))
+
+
 def feeds(seed: int, seq: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor([seq - 2, seq // 2])
@@ -118,9 +151,39 @@ def test_sizes_that_values_decide_are_those_of_the_module(kind: type[Attention],
     assert len(sizes) == 3
 
 
-def test_what_the_code_decides_by_values_is_refused(tmp_path: Path) -> None:
+def test_experts_without_a_token_are_left_out_as_by_the_module(tmp_path: Path) -> None:
+    """From an example: with 24 rows, the view takes multiples of 2 in place of 16."""
+    module = Experts().eval()
+    artifact = attnport.export(module, tmp_path / "out", args=(torch.randn(2, 12, 16),))
+    assert artifact.check("ort_cpu").verdict == "PASS"
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    for seq in (1, 3, 40):
+        x = torch.randn(1, seq, 16)
+        np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], module(x).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_graphs_of_several_sizes_are_a_dense_batch(tmp_path: Path) -> None:
+    module, graph = Dense().eval(), torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
+    attnport.export(module, tmp_path / "out", args=(torch.randn(9, 16), graph))
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    for graphs in (graph, torch.tensor([0, 1, 1, 1, 1, 1]), torch.arange(5)):
+        x = torch.randn(len(graphs), 16)
+        got: Any = session.run(None, {"x": x.numpy(), "graph": graphs.numpy()})[0]
+        np.testing.assert_allclose(got, module(x, graphs).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_devices_in_a_context_are_those_of_torch_afterwards(tmp_path: Path) -> None:
+    """transformers fills no buffer of a model that it loads then, where `torch.tensor([])` is not on `meta`."""
+    _device_constructors.cache_clear()
+    attnport.export(Half().eval(), tmp_path / "out", inputs=[ROWS], dims=["seq=8:16:40"])
+    with torch.device("meta"):
+        assert torch.tensor([]).is_meta
+
+
+@pytest.mark.parametrize("kind", [Decides, Flagged])
+def test_what_the_code_decides_by_values_is_refused(kind: type[Attention], tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="needs the values of a tensor"):
-        attnport.export(Decides().eval(), tmp_path / "out", inputs=[ROWS, COUNTS], dims=["seq=8:16:40"])
+        attnport.export(kind().eval(), tmp_path / "out", inputs=[ROWS, COUNTS], dims=["seq=8:16:40"])
 
 
 def test_a_bundle_is_read_with_any_size_and_an_engine_is_refused(tmp_path: Path) -> None:
