@@ -83,7 +83,7 @@ class ExportError(UsageError):
     Args:
         dims: The dims that froze, where that is known.
         within: By dim, the sizes up to which they did not, where that is known.
-        but_one: The graph is right at other sizes of them than 1.
+        least: By dim, the size from which they did not, where that is known.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class ExportError(UsageError):
         hint: str = "",
         dims: tuple[str, ...] = (),
         within: Mapping[str, int] | None = None,
-        but_one: bool = False,
+        least: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
-        self.dims, self.within, self.but_one = dims, within or {}, but_one
+        self.dims, self.within, self.least = dims, within or {}, least or {}
 
 
 class EngineBuildError(UsageError):

@@ -36,6 +36,8 @@ _MOVED = 8
 """Further runs of PyTorch where a graph is far off, each with weights and inputs moved by one rounding."""
 _BEYOND = re.compile(r"out of data bounds, idx=(-?\d+) must be within the inclusive range \[-?\d+,(\d+)\]")
 """What ONNX Runtime says of a `Gather` whose index is beyond its table: the index, and the last row."""
+_FURTHER = 32
+"""How many larger sizes are tried where a module gives nothing at one."""
 _CONTRADICTED = "Declare what is right at every size, such as past+seq, or narrow the range of a dim."
 
 
@@ -126,6 +128,8 @@ def check_dims(
         own = measure_all(single, expected, case, io)
         errors = {} if isinstance(got, str) else measure_all(got, expected, case, io)
         problem = got if isinstance(got, str) else _problem(case, errors, own)
+        if isinstance(got, str) and not all(array.size for array in single.values()):
+            _refuse_nothing(io, case, varied, sizes, eager, f"{checker} gives {got}")
         if problem and not (errors and moved and _jumps(case, errors, own, moved, expected, io)):
             place = departs(case) if errors else ""
             first = f"; the first module whose output differs is {place}" if place else ""
@@ -134,7 +138,7 @@ def check_dims(
                 hint=_remedy(io, varied, decided, sizes),
                 dims=_varied_dims(varied),
                 within={} if varied is None or isinstance(varied, str) else varied.within,
-                but_one=_is_one(varied, sizes),
+                least={str(varied): 2} if _is_one(varied, sizes) else {},
             )
         return True
 
@@ -229,8 +233,25 @@ def _check_contract(io: IOContract, case: Case, outputs: Mapping[str, Array], va
                 f"{list(spec.shape(sizes))}{why}.",
                 hint=hint,
                 dims=_varied_dims(varied) if (one := _is_one(varied, sizes)) else (),
-                but_one=one,
+                least={str(varied): 2} if one else {},
             )
+
+
+def _refuse_nothing(
+    io: IOContract, case: Case, varied: str | Guard | None, sizes: Mapping[str, int], eager: Run, problem: str
+) -> None:
+    """Raises ExportError for a size at which the module gives an empty output, and the graph does not run, if larger
+    ones of the dim give something: a quarter of 3 tokens are none."""
+    for name in _varied_dims(varied):
+        dim = io.dim(name)
+        for size in range(sizes[name] + dim.step, min(dim.max, sizes[name] + _FURTHER * dim.step) + 1, dim.step):
+            if all(array.size for array in eager(full_case(io, {**sizes, name: size}).feeds).values()):
+                raise ExportError(
+                    f"dim {name!r}: at {case.name} the module gives an empty output, and {problem}.",
+                    hint=f"Leave it out: {advised('dims', [replace(dim, min=size, opt=max(dim.opt, size))])}",
+                    dims=(name,),
+                    least={name: size},
+                )
 
 
 def _what_froze(

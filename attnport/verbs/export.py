@@ -158,6 +158,7 @@ def exported_here(
 ) -> tuple[Manifest, ModelSpec]:
     """As `exported`, in this process and without limits."""
     began_s = time.monotonic()
+    tell = cache(tell)  # what a second trace finds too is told once
     given.check_declarations()
     refuse_stranger(folder)
     code = given.code()
@@ -250,8 +251,9 @@ def _made_or_fixed(
         # What froze is not always known. An item by itself is the last thing to give up.
         fixed = [dim for dim in spec.fixable if (dim.name in err.dims if err.dims else dim.name != "batch")]
         own = parse_dims(listed(given.dims))
-        above = [replace(dim, min=2, opt=max(dim.opt, 2)) for name in err.dims for dim in [spec.io.dim(name)]
-                 if err.but_one and name not in own and name != "batch" and dim.max > 1]  # fmt: skip
+        above = [replace(dim, min=dim.at_least(least), opt=max(dim.opt, dim.at_least(least)))
+                 for name, least in err.least.items() for dim in [spec.io.dim(name)]
+                 if name not in own and name != "batch" and dim.max >= least]  # fmt: skip
         if not fixed and not above:
             raise
         bounded = [replace(dim, opt=min(dim.opt, most), max=most)

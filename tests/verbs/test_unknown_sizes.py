@@ -78,6 +78,13 @@ class Decides(Attention):
         return self.attend(cut if cut.shape[1] > 4 else cut * 2)
 
 
+class Quarter(Attention):
+    """As masked autoencoders keep it; of 3 tokens, it is none."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attend(x[:, : int(x.shape[1] * (1 - 0.75))])
+
+
 class Flagged(Attention):
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         return self.attend(x * 2 if lengths.max().item() else x)
@@ -160,6 +167,15 @@ def test_experts_without_a_token_are_left_out_as_by_the_module(tmp_path: Path) -
     for seq in (1, 3, 40):
         x = torch.randn(1, seq, 16)
         np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], module(x).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_sizes_at_which_the_module_gives_nothing_are_left_out(tmp_path: Path) -> None:
+    told: list[str] = []
+    artifact = attnport.export(Quarter().eval(), tmp_path / "out", inputs=[ROWS], tell=told.append)
+    assert str(artifact.manifest.io.dim("seq")) == "seq=4:128:512"
+    assert any("gives an empty output" in each and "limited seq to 4 to 512" in each for each in told)
+    assert len(set(told)) == len(told)
+    assert artifact.check("ort_cpu").verdict == "PASS"
 
 
 def test_graphs_of_several_sizes_are_a_dense_batch(tmp_path: Path) -> None:
