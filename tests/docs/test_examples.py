@@ -101,10 +101,10 @@ def page(name: str) -> str:
 def run(line: str, folder: Path) -> str:
     """Runs a line as in a terminal, with the commands of this environment first on the path.
 
-    What needs a GPU or a server's package ends with 3 where there is none.
+    What needs a GPU or a server's package ends with 3 where there is none, and `warm` with 2, as `app` has no engine.
     """
     needs_gpu, needs_kserve = (line.startswith(f"attnport {verb}") for verb in ("gpu-check", "serve"))
-    expected = 3 if needs_kserve or (needs_gpu and not find_gpus()[0]) else 0
+    expected = 3 if needs_kserve or (needs_gpu and not find_gpus()[0]) else 2 if "attnport_bundle warm" in line else 0
     for said, meant in READERS_OWN.items():
         line = line.replace(said, meant)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

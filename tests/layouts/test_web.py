@@ -229,7 +229,7 @@ def test_what_the_page_shows_runs(out: Path, node_modules: Path, tmp_path: Path)
     shutil.copytree(out, tmp_path / "out" / "minilm")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     commands = re.findall(r"^attnport .*$", page, re.MULTILINE)
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command in commands:
         _, *arguments = command.split()
         quick = ["--budget", "5"] if arguments[0] == "bench" else []
