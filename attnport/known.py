@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
 from typing import Any
 
 import torch
@@ -97,7 +98,8 @@ class Computing(TorchFunctionMode):
             way = "any() is true and all() is false" if self._some else "any() is false and all() is true"
             self._decide(f", where {way}")
             return self._answers[id(args[0])][1]
-        if func is torch.Tensor.__bool__ and self._some is not None and type(args[0]) is not Known and _is_asserted():
+        asked = func is torch.Tensor.__bool__ and self._some is not None and type(args[0]) is not Known
+        if asked and is_asserted(sys._getframe(1)):  # that of the code which has the tensor: C++ calls the mode
             self._decide(", where the assertion holds")
             return True
         result = self._computed(func, args, kwargs)
@@ -130,9 +132,8 @@ def computing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextM
     return Computing() if has_known else nullcontext()
 
 
-def _is_asserted() -> bool:
-    """Whether the code that asks for a value is the condition of an `assert`."""
-    frame = sys._getframe(2)  # that of the code which has the tensor, as the mode is called from C++
+def is_asserted(frame: FrameType) -> bool:
+    """Whether the code that asks for a value, in this frame, is the condition of an `assert`."""
     return any(begin <= frame.f_lineno <= end for begin, end in _assertions(frame.f_code.co_filename))
 
 

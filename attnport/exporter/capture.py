@@ -41,6 +41,7 @@ from attnport.exporter.torch_graph import (
     choose_by_masks,
     name_squeezed_axes,
     promote,
+    read_in_order,
     settle_dropout,
     share_heads,
     slice_splits,
@@ -89,8 +90,8 @@ def trace(
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
         # Strict mode takes a value of the example for a constant or a size, so it is no way around such a value.
         by_values = "data-dependent" in str(err)
-        of_values = [{"computing": True}, {"computing": True, "some": False}, {"keeping": True, "valued": True}]
-        for way in of_values if by_values else [{"strict": True}]:
+        last = {"computing": True, "keeping": True, "valued": True}
+        for way in [{"computing": True}, {"computing": True, "some": False}, last] if by_values else [{"strict": True}]:
             if (read := _retraced(module, contract, feeds, **way)) is not None:
                 return read, guards(read, contract)
         lengths = [dim.name for dim in contract.dims if dim.name != "batch"]
@@ -640,6 +641,7 @@ def _graph_of(module: torch.nn.Module, contract: IOContract, opset: int) -> _Exp
         name_squeezed_axes(program)
         promote(program)
         slice_splits(program)
+        read_in_order(program)
         try:
             with patched(exact_rules, *decomposing):
                 exported = torch.onnx.export(

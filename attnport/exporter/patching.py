@@ -37,9 +37,11 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.numbers import int_oo
 
+from attnport import known
 from attnport.exporter.loops import all_experts, scanned
 from attnport.exporter.named_axes import named_axes
 from attnport.exporter.translations.recurrent import kept_whole
+from attnport.known import is_asserted
 from attnport.patches import Caches, Patch, alone, everywhere, forward_as, own_scopes, patched
 from attnport.user_code import place_of
 
@@ -171,6 +173,7 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(torch, "tril_indices", _of_triangle(torch.tril_indices, torch.tril)),
         Patch(torch.Tensor, "split", _as_one_part(torch.Tensor.split)),
         Patch(torch, "split", _as_one_part(torch.split)),
+        Patch(torch, "div", _of_whole_sizes(torch.div)),
         Patch(SymNode, "sub", _less_rest(SymNode.sub)),
         *(Patch(math, name, _of_size(name)) for name in ("log", "log2", "log10", "log1p", "exp")),
         Patch(math, "sqrt", _root(math.sqrt)),
@@ -398,7 +401,9 @@ def numbers_of_sizes(module: nn.Module) -> Iterator[Patch]:
     Reading the code, in strict mode, torch keeps them too; but there is much that it does not read.
     """
     kept = {"int": _Int, "float": _Float, "len": _length}
-    return (Patch(scope, name, of) for scope in own_scopes(module) for name, of in kept.items())
+    models = {sys.modules[type(part).__module__] for part in module.modules()
+              if type(part).__module__.startswith("transformers.models.")}  # fmt: skip
+    return (Patch(scope, name, of) for scope in (*own_scopes(module), *models) for name, of in kept.items())
 
 
 def sizes_of_values(decided: dict[str, None]) -> tuple[Patch, ...]:
@@ -416,7 +421,7 @@ def sizes_of_values(decided: dict[str, None]) -> tuple[Patch, ...]:
     def evaluated(env: ShapeEnv, question: Any, *others: Any, **options: Any) -> Any:
         of_values = question.free_symbols - env.backed_var_to_val.keys()
         if len(of_values) == 1 and question.is_Relational:
-            by_code = not _within_operator()
+            by_code = _asker() is not None
             own = [env.backed_var_to_val[each] for each in question.free_symbols - of_values]
             at_sizes = question.xreplace(env.backed_var_to_val)
             found = {at_sizes.xreplace(dict.fromkeys(of_values, size)) for size in (2 - by_code, 2, 3, 1009, *own)}
@@ -426,9 +431,12 @@ def sizes_of_values(decided: dict[str, None]) -> tuple[Patch, ...]:
         return evaluate(env, question, *others, **options)
 
     def answered(env: ShapeEnv, question: Any, answer: Any) -> None:
-        if not isinstance(question, boolalg.Boolean) or not _within_operator():  # a number would be a constant
+        asker = _asker()
+        asserted = answer == sympy.true and asker is not None and is_asserted(asker)
+        # A number would be a constant.
+        if not asserted and (asker is not None or not isinstance(question, boolalg.Boolean)):
             raise env._make_data_dependent_error(question, question)
-        note("as in an example")
+        note("as it is asserted" if asserted else "as in an example")
 
     def note(how: str) -> None:
         said = f", where a size that comes of values is {how}"
@@ -442,6 +450,7 @@ def sizes_of_values(decided: dict[str, None]) -> tuple[Patch, ...]:
             env.constrain_symbol_range(symbol, 0, int_oo)
 
     return (
+        *(Patch(owner, name, _with_lengths(getattr(owner, name))) for owner, names in _SIZED.items() for name in names),
         Patch(ShapeEnv, "evaluate_expr", evaluated),
         Patch(ShapeEnv, "_log_real_tensor_propagation", answered),
         Patch(ShapeEnv, "set_real_tensor_prop_unbacked_vals", bounded),
@@ -450,12 +459,36 @@ def sizes_of_values(decided: dict[str, None]) -> tuple[Patch, ...]:
     )
 
 
-def _within_operator() -> bool:
-    """Whether torch asks within an operator, which it runs in a dispatch, and not the code of a module itself."""
-    codes = (frame.f_code for frame, _ in traceback.walk_stack(sys._getframe(2)))
-    torchs = f"{os.sep}torch{os.sep}"
-    inside = itertools.takewhile(lambda code: torchs in code.co_filename or code.co_filename == __file__, codes)
-    return any(code.co_name == "__torch_dispatch__" for code in inside)
+_SIZED: dict[Any, tuple[str, ...]] = {
+    torch: ("zeros", "ones", "full", "empty", "narrow"),
+    torch.Tensor: ("new_zeros", "new_ones", "new_full", "new_empty", "narrow", "view", "reshape", "expand", "repeat"),
+}
+"""Functions that take sizes, by where they are."""
+
+
+def _with_lengths(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A function for which a tensor among sizes, as in `x.new_zeros(8, lengths.max())`, is a size of a trace."""
+
+    def size_of(each: Any) -> Any:
+        a_size = isinstance(each, torch.Tensor) and not each.dim() and not each.is_floating_point()
+        return each.item() if a_size else type(each)(map(size_of, each)) if isinstance(each, list | tuple) else each
+
+    def called(first: Any, *sizes: Any, **options: Any) -> torch.Tensor:
+        return function(first if isinstance(first, torch.Tensor) and first.dim() else size_of(first),
+                        *map(size_of, sizes), **{name: size_of(each) for name, each in options.items()})  # fmt: skip
+
+    return called
+
+
+def _asker() -> types.FrameType | None:
+    """The code that asks something of a trace; None where torch does within an operator, which runs in a dispatch."""
+    for frame, _ in traceback.walk_stack(sys._getframe(2)):
+        code = frame.f_code
+        if code.co_name == "__torch_dispatch__":
+            return None
+        if f"{os.sep}torch{os.sep}" not in code.co_filename and code.co_filename not in (__file__, known.__file__):
+            return frame
+    return None
 
 
 class _Numbers(type):
@@ -487,6 +520,16 @@ def _length(value: Any) -> Any:
 def _root(sqrt: Callable[[Any], float]) -> Callable[[Any], Any]:
     """`math.sqrt` that keeps a size of a trace."""
     return lambda number: number**0.5 if isinstance(number, torch.SymInt | torch.SymFloat) else sqrt(number)
+
+
+def _of_whole_sizes(div: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.div` that keeps a size of a trace a size, as in `torch.div(x.shape[1], 2, rounding_mode="trunc")`."""
+
+    def called(number: Any, other: Any, **options: Any) -> Any:
+        of_sizes = isinstance(number, torch.SymInt) and isinstance(other, int | torch.SymInt)
+        return number // other if of_sizes and options.get("rounding_mode") else div(number, other, **options)
+
+    return called
 
 
 def _as_one_part(split: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@ take. The first three functions are for `scaled_dot_product_attention`."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -399,6 +400,33 @@ def slice_splits(program: torch.export.ExportedProgram) -> int:
         graph.erase_node(node)
         changed += 1
     return changed
+
+
+def read_in_order(program: torch.export.ExportedProgram) -> int:
+    """Gives `as_strided` tensors in the order in which they lie in memory, in place; returns how many there were.
+
+    The exporter counts places in what a tensor's rows make one after the other. Longformer's queries are a transposed
+    view: their rows lie between those of other items.
+    """
+    changed = 0
+    for node in [node for node in program.graph.nodes if node.target is aten.as_strided.default]:
+        value = node.args[0].meta["val"]
+        sizes, strides = ([_hint(each) for each in own] for own in (value.shape, value.stride()))
+        order = sorted(range(value.dim()), key=lambda axis: -strides[axis])
+        dense = all(strides[axis] == math.prod(sizes[behind] for behind in order[at + 1 :])
+                    for at, axis in enumerate(order))  # fmt: skip
+        if not dense or order == sorted(order):
+            continue
+        with program.graph.inserting_before(node):
+            whole = _call(program.graph, aten.permute.default, (node.args[0], order), value.permute(order))
+        node.update_arg(0, whole)
+        changed += 1
+    return changed
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    """A size at which the graph was traced."""
+    return size if isinstance(size, int) else int(size.node.hint)
 
 
 def _call(graph: torch.fx.Graph, target: Any, args: tuple[Any, ...], value: Any) -> torch.fx.Node:

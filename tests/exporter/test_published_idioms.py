@@ -448,6 +448,19 @@ class TableOfTheUsualSize(Words):
         return attend(x + table, x, x)
 
 
+class OverlappingChunks(nn.Module):
+    """As Longformer and LED, whose heads are a transposed view in memory."""
+
+    inputs, dims = (STRIP,), (Dim("height", 4, 128, 512, 4),)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        rows = image.permute(0, 2, 1, 3).contiguous().view(2, -1, 4, 16).transpose(1, 2)
+        chunks = rows.view(2, 4, torch.div(rows.shape[2], 4, rounding_mode="trunc"), 4, 16)
+        sizes, strides = list(chunks.size()), list(chunks.stride())
+        sizes[2], strides[2] = sizes[2] * 2 - 1, strides[2] // 2
+        return chunks.as_strided(size=sizes, stride=strides).softmax(-1)
+
+
 def graph_of(module: Any, folder: Path) -> ort.InferenceSession:
     """The exported graph, opened."""
     names = {name for spec in module.inputs for name in spec.dims if isinstance(name, str)}
@@ -486,7 +499,7 @@ def test_layers_of_torch_need_no_second_trace(tmp_path: Path, monkeypatch: pytes
      PadsToWindows, MeansOfSlots, SlopesOfHeads, Retains, SumsOfKeys, LayersOfTorch, CountsWhatIsShown, TiedRows,
      ShiftedWindows, AcrossChannels, ResizedTable, PlacesOfWindows, Areas, OverEdges, CutIntoPatches, Squeezed,
      DropsOutNothing, TableOfTheUsualSize, LevelsOfSizes, MaskOfData, Spectrogram,
-     KeptTables, PooledKeys, GrowsToSize, ResizedByFactor],
+     KeptTables, PooledKeys, GrowsToSize, ResizedByFactor, OverlappingChunks],
 )  # fmt: skip
 def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: Path) -> None:
     module: Any = kind()
