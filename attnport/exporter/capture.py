@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 _DECIDED = "decided"
 """The lines of code, in the data beside a torch graph, at which one of two ways was chosen; see `Computing`."""
+_OF_SMALL = "of small"
+"""In the same data, whether the trace is that of small feeds."""
 _AGAIN = "again"
 """In the same data, how the module was traced: a function of a module and feeds, which traces it in the same way."""
 _FEW = 16
@@ -67,12 +69,18 @@ _FEW = 16
 
 
 def trace(
-    module: torch.nn.Module, contract: IOContract, feeds: dict[str, torch.Tensor]
+    module: torch.nn.Module,
+    contract: IOContract,
+    feeds: dict[str, torch.Tensor],
+    small: Callable[[], dict[str, torch.Tensor]] | None = None,
 ) -> tuple[torch.export.ExportedProgram, tuple[Guard, ...]]:
     """Returns the module as a torch graph in which every named dim is dynamic, and what the graph needs of sizes.
 
     If torch cannot prove the graph for all sizes of the contract, it is traced again with dims of torch's choice; the
     caller has to try the graph at the sizes of the guards. With steps, which torch cannot be told, that is so at once.
+
+    Args:
+        small: Gives feeds for a trace that computes with their values; None = `feeds` are small.
 
     Raises:
         ExportError: torch cannot trace the module, or a dim froze; the message names the dim, its inputs, and the line
@@ -90,10 +98,13 @@ def trace(
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
         # Strict mode takes a value of the example for a constant or a size, so it is no way around such a value.
         by_values = "data-dependent" in str(err)
-        last = {"computing": True, "keeping": True, "valued": True}
-        for way in [{"computing": True}, {"computing": True, "some": False}, last] if by_values else [{"strict": True}]:
+        for way in [{"computing": True}, {"computing": True, "some": False}] if by_values else [{"strict": True}]:
             if (read := _retraced(module, contract, feeds, **way)) is not None:
                 return read, guards(read, contract)
+        few = small() if small and by_values else feeds
+        if by_values and (read := _retraced(module, contract, few, computing=True, keeping=True, valued=True)):
+            read.graph_module.meta[_OF_SMALL] = small is not None
+            return read, guards(read, contract)
         lengths = [dim.name for dim in contract.dims if dim.name != "batch"]
         fixed = _one_size(contract, lengths) if _OF_FLOATS in str(err) and lengths else ""
         raise untraceable(err, "torch.export cannot trace the module", fixed) from err
@@ -474,7 +485,11 @@ def _traced(
     """The trace, and the sizes that it was made at: others if the usual ones happen to be special. 96 frames are two
     whole chunks of 48, and a graph that is traced there lacks the padding of any other number."""
     sizes = traced_sizes(contract)
-    program, found = trace(module, contract, _example_feeds(module, contract, sizes))
+    small = _distinct(contract, _SMALL)
+    given = _example_feeds(module, contract, sizes)
+    program, found = trace(module, contract, given, functools.partial(_example_feeds, module, contract, small))
+    if program.graph_module.meta.get(_OF_SMALL):
+        return program, found, small
     for others in _beside(contract, sizes, found):
         again = _again(program, module, _example_feeds(module, contract, sizes | others))
         if again is None or constants(again, contract) or pinned(again, contract):
