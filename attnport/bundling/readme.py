@@ -12,7 +12,7 @@ from attnport.dims import values_of
 from attnport_bundle import batches
 from attnport_bundle.errors import FeedError
 from attnport_bundle.format import manifest
-from attnport_bundle.format.contract import IO, MaskSpec, TensorSpec
+from attnport_bundle.format.contract import IO, UNKNOWN_SIZE, MaskSpec, TensorSpec
 from attnport_bundle.format.decoder import Roles
 from attnport_bundle.text import reads_text
 
@@ -293,10 +293,12 @@ def indent(text: str) -> str:
 
 def contract(io: IO) -> list[str]:
     """Inputs and outputs: a table, the ranges of named dims, the meaning of masks."""
+    unknown = any(UNKNOWN_SIZE in spec.dims for spec in io.outputs)
     parts = [
         _table(io),
-        "Named dims: " + "; ".join(f"`{dim.name}` from {dim.span}" for dim in io.dims) + ".",
-    ]
+        "Named dims: " + "; ".join(f"`{dim.name}` from {dim.span}" for dim in io.dims) + "."
+        + (" The values of inputs decide a size that is `?`: only a call tells it." if unknown else ""),
+    ]  # fmt: skip
     masks = [_meaning(mask) for mask in io.masks if mask.input]
     return [*parts, f"Masks: {'; '.join(masks)}."] if masks else parts
 

@@ -207,6 +207,7 @@ def test_a_bundle_is_read_with_any_size_and_an_engine_is_refused(tmp_path: Path)
     artifact = attnport.export(module, tmp_path / "out", inputs=[ROWS, f"{MASK}:padding"], dims=["seq=8:16:40"])
     artifact.fuse("ort_cpu")
     artifact.bundle(tmp_path / "bundle")
+    assert "only a call tells it" in (tmp_path / "bundle" / "README.md").read_text()
     with load(tmp_path / "bundle") as model:
         for seq in (9, 16):
             given = {name: feeds(3, seq)[name] for name in ("x", "mask")}
