@@ -164,7 +164,7 @@ def test_a_branch_on_a_size_is_named_with_its_line(body: Any, text: str, at: str
     ("body", "hint"),
     [
         (lambda m, x: x if x.sum() > 0 else x + 1, "torch.where"),
-        (lambda m, x: x[:, : int(x.abs().sum().item())], "keep it a tensor"),
+        (lambda m, x: x * sum(range(int(x.abs().sum().item()))), "keep it a tensor"),
         (lambda m, x: x.view(x.shape[0], 5, 2, 8), "Write -1 or x.shape[i]"),
     ],
 )
