@@ -425,7 +425,8 @@ def sizes_of_values(decided: dict[str, None]) -> tuple[Patch, ...]:
             own = [env.backed_var_to_val[each] for each in question.free_symbols - of_values]
             at_sizes = question.xreplace(env.backed_var_to_val)
             found = {at_sizes.xreplace(dict.fromkeys(of_values, size)) for size in (2 - by_code, 2, 3, 1009, *own)}
-            if len(found) == 1 and (of_values <= env.size_like or not by_code):
+            known_answer = len(found) == 1 and found <= {sympy.true, sympy.false}
+            if known_answer and (of_values <= env.size_like or not by_code):
                 note("neither 0 nor 1" if not by_code else "not 0")
                 return found.pop()
         return evaluate(env, question, *others, **options)
@@ -470,7 +471,7 @@ def _with_lengths(function: Callable[..., torch.Tensor]) -> Callable[..., torch.
     """A function for which a tensor among sizes, as in `x.new_zeros(8, lengths.max())`, is a size of a trace."""
 
     def size_of(each: Any) -> Any:
-        a_size = isinstance(each, torch.Tensor) and not each.dim() and not each.is_floating_point()
+        a_size = isinstance(each, torch.Tensor) and not each.dim() and each.dtype in (torch.int32, torch.int64)
         return each.item() if a_size else type(each)(map(size_of, each)) if isinstance(each, list | tuple) else each
 
     def called(first: Any, *sizes: Any, **options: Any) -> torch.Tensor:

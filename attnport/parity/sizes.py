@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnport.artifacts import CaseResult, IOContract, Session
+from attnport.artifacts import UNKNOWN_SIZE, CaseResult, IOContract, Session
 from attnport.budget import Budget
 from attnport.cases.inputs import Array, Case, batch_dim, full_case, largest_size
 from attnport.dims import distinct_sizes
@@ -228,9 +228,10 @@ def _check_contract(io: IOContract, case: Case, outputs: Mapping[str, Array], va
     for spec in io.outputs:
         shape = outputs[spec.name].shape
         if not spec.fits(shape, sizes):
+            stated = list(spec.shape(sizes)) if UNKNOWN_SIZE not in spec.dims else "others"
             raise ExportError(
                 f"output {spec.name!r}: at {case.name} the module gives shape {list(shape)}; the contract {spec} says "
-                f"{list(spec.shape(sizes))}{why}.",
+                f"{stated}{why}.",
                 hint=hint,
                 dims=_varied_dims(varied) if (one := _is_one(varied, sizes)) else (),
                 least={str(varied): 2} if one else {},
