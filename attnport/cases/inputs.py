@@ -374,6 +374,9 @@ def random_feeds(io: IOContract, sizes: Mapping[str, int], layout: str, rng: np.
             feeds[spec.name] = continued(io.examples[spec.name], shape).astype(dtype)
         elif spec.dtype == "bool":
             feeds[spec.name] = np.asarray(rng.random(shape) < 0.5)  # without axes, it is no array
+        elif len(shape) == 1 and spec.high and spec.high >= shape[0]:
+            # Different ones: what is written at equal places, as in a cache, is in no order.
+            feeds[spec.name] = rng.permutation(spec.high)[: shape[0]].astype(dtype)
         elif spec.dtype.startswith("int"):
             feeds[spec.name] = rng.integers(0, spec.high or 2, shape).astype(dtype)
         else:
