@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import huggingface
@@ -10,14 +11,15 @@ import numpy as np
 import pytest
 from running import Exported, distance, export, on_ort, on_reference
 
+from attnport.dims import Dim
 from attnport.errors import ExportError
 
 SIZES = ({"batch": 2, "seq": 7, "mem": 4}, {"batch": 3, "seq": 1, "mem": 2}, {"batch": 1, "seq": 12, "mem": 9})
 CASES: dict[str, library_modules.Library | huggingface.Pretrained] = {**library_modules.CASES, **huggingface.CASES}
 QUICK = {"attention_causal_padding", "bert-eager"}
-REFUSED = "longformer-eager"
+IN_STEPS = "longformer-eager"
 each = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES if name != REFUSED]
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES if name != IN_STEPS]
 )
 
 
@@ -71,10 +73,16 @@ def test_eager_and_sdpa_are_one_model_and_the_mask_matters() -> None:
 
 
 @pytest.mark.slow
-def test_longformer_is_refused_by_the_line_that_takes_a_size_out_of_the_graph() -> None:
-    """It divides a length as a tensor, which no trace can follow; transformers has it so."""
-    with pytest.raises(ExportError, match=r"needs the values of a tensor.*\(modeling_longformer.py, line \d+: .*view"):
-        exported(REFUSED)
+def test_longformer_is_exported_at_multiples_of_its_window() -> None:
+    """It divides a length as a tensor, pads what is no whole window, and reads windows as they lie in memory."""
+    case = CASES[IN_STEPS]
+    whole = dataclasses.replace(case.io, dims=(case.io.dims[0], Dim("seq", 4, 8, 64, 4)))
+    graph = on_ort(export(case.make(), whole).model)
+    for seed, seq in enumerate((8, 4, 20)):
+        feeds = case.feeds({"batch": 2, "seq": seq}, seed)
+        assert distance(case.compared(feeds, graph(feeds)), case.compared(feeds, case.reference(feeds))) < 2e-5, seq
+    with pytest.raises(ExportError, match=r"needs the values of a tensor.*\(modeling_longformer.py, line \d+: "):
+        exported(IN_STEPS)
 
 
 def test_every_case_says_what_it_holds() -> None:
