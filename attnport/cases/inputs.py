@@ -375,7 +375,7 @@ def random_feeds(io: IOContract, sizes: Mapping[str, int], layout: str, rng: np.
         elif spec.dtype == "bool":
             feeds[spec.name] = np.asarray(rng.random(shape) < 0.5)  # without axes, it is no array
         elif len(shape) == 1 and spec.high and spec.high >= shape[0]:
-            # Different ones: what is written at equal places, as in a cache, is in no order.
+            # All different: of two writes to one place of a cache, torch does not say which one stays.
             feeds[spec.name] = rng.permutation(spec.high)[: shape[0]].astype(dtype)
         elif spec.dtype.startswith("int"):
             feeds[spec.name] = rng.integers(0, spec.high or 2, shape).astype(dtype)
@@ -387,5 +387,5 @@ def random_feeds(io: IOContract, sizes: Mapping[str, int], layout: str, rng: np.
 
 
 def _chooses(spec: TensorSpec) -> bool:
-    """Whether an input may hold lengths, counts or a choice: of nothing chosen, some runtimes compute nothing."""
+    """Whether an input may hold lengths, counts or a selection. Some runtimes refuse to run with nothing selected."""
     return spec.dtype == "bool" or (spec.dtype.startswith("int") and not spec.high)

@@ -23,9 +23,10 @@ _DIVISIONS = {"FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%"}
 
 
 def traced_outputs(program: torch.export.ExportedProgram, contract: IOContract) -> tuple[TensorSpec, ...]:
-    """The contract's outputs with the sizes that the graph gives.
+    """Replaces the sizes of the contract's outputs by those of the graph.
 
-    A size that depends on values is unknown, whatever it was in the runs; one that has no form stays as declared.
+    A size that depends on values becomes unknown, even if the runs agreed on one. A size that no expression can state
+    stays as declared.
     """
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 

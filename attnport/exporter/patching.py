@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import sympy  # type: ignore[import-untyped]  # sympy has no type hints
 import torch
 from onnxscript.rewriter import _matcher
-from sympy.logic import boolalg  # type: ignore[import-untyped]  # likewise
 from torch import nn
 from torch._subclasses import FakeTensor, fake_utils
 from torch.backends import mha
@@ -417,16 +416,25 @@ def sizes_of_values(decided: dict[str, None]) -> tuple[Patch, ...]:
         decided: Takes the first line of code at which something was asked, for each kind of answer.
     """
     evaluate, noted = ShapeEnv.evaluate_expr, ShapeEnv.set_real_tensor_prop_unbacked_vals
+    last: types.FrameType | None = None
+    times = 0
+
+    def endless(asker: types.FrameType | None) -> bool:
+        """Whether one call of a function has asked so often that it is a loop until nothing is left."""
+        nonlocal last, times
+        if asker is not None:
+            last, times = asker, times + 1 if asker is last else 1
+        return times > _ASKED
 
     def evaluated(env: ShapeEnv, question: Any, *others: Any, **options: Any) -> Any:
         of_values = question.free_symbols - env.backed_var_to_val.keys()
         if len(of_values) == 1 and question.is_Relational:
-            by_code = _asker() is not None
+            by_code = (asker := _asker()) is not None
             own = [env.backed_var_to_val[each] for each in question.free_symbols - of_values]
             at_sizes = question.xreplace(env.backed_var_to_val)
             found = {at_sizes.xreplace(dict.fromkeys(of_values, size)) for size in (2 - by_code, 2, 3, 1009, *own)}
             known_answer = len(found) == 1 and found <= {sympy.true, sympy.false}
-            if known_answer and (of_values <= env.size_like or not by_code):
+            if known_answer and (not by_code or (of_values <= env.size_like and not endless(asker))):
                 note("neither 0 nor 1" if not by_code else "not 0")
                 return found.pop()
         return evaluate(env, question, *others, **options)
@@ -434,8 +442,8 @@ def sizes_of_values(decided: dict[str, None]) -> tuple[Patch, ...]:
     def answered(env: ShapeEnv, question: Any, answer: Any) -> None:
         asker = _asker()
         asserted = answer == sympy.true and asker is not None and is_asserted(asker)
-        # A number would be a constant.
-        if not asserted and (asker is not None or not isinstance(question, boolalg.Boolean)):
+        # An answer that is a number would become a constant of the graph.
+        if not asserted and (asker is not None or answer not in (sympy.true, sympy.false)):
             raise env._make_data_dependent_error(question, question)
         note("as it is asserted" if asserted else "as in an example")
 
@@ -460,6 +468,8 @@ def sizes_of_values(decided: dict[str, None]) -> tuple[Patch, ...]:
     )
 
 
+_ASKED = 512
+"""The most times that one call may ask whether there is something: a mixture has fewer experts."""
 _SIZED: dict[Any, tuple[str, ...]] = {
     torch: ("zeros", "ones", "full", "empty", "narrow"),
     torch.Tensor: ("new_zeros", "new_ones", "new_full", "new_empty", "narrow", "view", "reshape", "expand", "repeat"),

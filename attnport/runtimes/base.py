@@ -179,7 +179,7 @@ def small_feeds(
 ) -> dict[str, Any]:
     """Feeds that most models take: small sizes that `io` allows, 2 without it, zeros (valid ids), True for booleans.
 
-    What may be a length or a count by `io` is 1: of nothing, some runtimes compute nothing.
+    Whole numbers that `io` does not bound are 1, since they may be lengths, and some runtimes refuse an empty sequence.
 
     Args:
         given: The sizes of some named dims.
@@ -376,8 +376,8 @@ def check_names(io: IOContract, inputs: list[str], outputs: list[str], where: st
 
 
 def usual_feeds(io: IOContract) -> dict[str, Array]:
-    """Zeros at each dim's usual size, or 2 instead of 1 if allowed, as some runtimes compile size 1 separately; ones of
-    what may be a length or a count.
+    """Zeros at each dim's usual size, or 2 instead of 1 if allowed, as some runtimes compile size 1 separately. Whole
+    numbers without a bound are 1, since they may be lengths.
     """
     import ml_dtypes
 

@@ -262,7 +262,7 @@ def _in_steps(dims: Sequence[Dim], start: Sizes, runs: Callable[[Sizes], bool]) 
 
 
 def _step_beside_others(dim: Dim, dims: Mapping[str, Dim], start: Sizes, runs: Callable[[Sizes], bool]) -> Dim:
-    """A dim with the smallest multiple of its step at which the module runs beside other sizes of the other dims too.
+    """A dim whose step is doubled until the module also runs with other sizes of the other dims.
 
     `x.view(-1, 32)` takes multiples of 4 beside 8 rows, and multiples of 32 beside any.
     """

@@ -101,7 +101,8 @@ def page(name: str) -> str:
 def run(line: str, folder: Path) -> str:
     """Runs a line as in a terminal, with the commands of this environment first on the path.
 
-    What needs a GPU or a server's package ends with 3 where there is none, and `warm` with 2, as `app` has no engine.
+    The exit code is 3 for a command that needs a GPU or a server's package that is missing, and 2 for `warm`, because
+    `app` has no engine.
     """
     needs_gpu, needs_kserve = (line.startswith(f"attnport {verb}") for verb in ("gpu-check", "serve"))
     expected = 3 if needs_kserve or (needs_gpu and not find_gpus()[0]) else 2 if "attnport_bundle warm" in line else 0

@@ -90,6 +90,13 @@ class Flagged(Attention):
         return self.attend(x * 2 if lengths.max().item() else x)
 
 
+class UntilNothingIsLeft(Attention):
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        while (lengths > 0).nonzero().shape[0] > 0:
+            x, lengths = x * 2, lengths - 1
+        return x
+
+
 class Experts(Attention):
     """As mixtures of experts do."""
 
@@ -196,7 +203,7 @@ def test_devices_in_a_context_are_those_of_torch_afterwards(tmp_path: Path) -> N
         assert torch.tensor([]).is_meta
 
 
-@pytest.mark.parametrize("kind", [Decides, Flagged])
+@pytest.mark.parametrize("kind", [Decides, Flagged, UntilNothingIsLeft])
 def test_what_the_code_decides_by_values_is_refused(kind: type[Attention], tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="needs the values of a tensor"):
         attnport.export(kind().eval(), tmp_path / "out", inputs=[ROWS, COUNTS], dims=["seq=8:16:40"])
