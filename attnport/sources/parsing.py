@@ -23,7 +23,7 @@ from attnport.errors import UsageError, nearest
 from attnport.masks import ALIGNMENTS, CARRIES, KINDS, OF_INTEGERS, POLARITIES, RANKS, MaskSpec
 from attnport.options import advised
 from attnport.sources.structure import NARROW, Constant, Input, Leaf, Path, check_names, flat_name
-from attnport_bundle.format.contract import DTYPES, dims_in
+from attnport_bundle.format.contract import DTYPES, UNKNOWN_SIZE, dims_in
 
 _KEY = r'\w+|"(?:[^"\\]|\\.)*"'
 _DECLARATION = re.compile(rf"\s*(?P<path>(?!\d)(?:{_KEY})(?:\.(?:{_KEY}))*)\s*=(?P<rest>.*)", re.DOTALL)
@@ -306,7 +306,8 @@ def check_dims(leaves: Iterable[Leaf], ranges: Mapping[str, Dim]) -> None:
         for dim in spec.dims:
             # Nothing would tell its size.
             if isinstance(dim, str) and (lacking := dims_in(dim) - set(used)):
-                raise UsageError(f"input {spec}: no input has the dim {min(lacking)} alone; they have {have}.")
+                hint = "Give the dim a name: only an output has an unknown size." if UNKNOWN_SIZE in lacking else ""
+                raise UsageError(f"input {spec}: no input has the dim {min(lacking)} alone; they have {have}.", hint=hint)
         if mask and mask.keys is not None and mask.keys not in used:
             raise UsageError(f"input {mask.input}: got keys={mask.keys}; the inputs have {have}.")
     for name in ranges:
