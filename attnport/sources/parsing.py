@@ -307,7 +307,8 @@ def check_dims(leaves: Iterable[Leaf], ranges: Mapping[str, Dim]) -> None:
             # Nothing would tell its size.
             if isinstance(dim, str) and (lacking := dims_in(dim) - set(used)):
                 hint = "Give the dim a name: only an output has an unknown size." if UNKNOWN_SIZE in lacking else ""
-                raise UsageError(f"input {spec}: no input has the dim {min(lacking)} alone; they have {have}.", hint=hint)
+                said = f"input {spec}: no input has the dim {min(lacking)} alone; they have {have}."
+                raise UsageError(said, hint=hint)
         if mask and mask.keys is not None and mask.keys not in used:
             raise UsageError(f"input {mask.input}: got keys={mask.keys}; the inputs have {have}.")
     for name in ranges:
