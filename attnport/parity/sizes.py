@@ -20,7 +20,17 @@ from attnport.cases.inputs import Array, Case, batch_dim, full_case, largest_siz
 from attnport.dims import distinct_sizes
 from attnport.errors import AttnportError, ExportError, UsageError
 from attnport.options import advised
-from attnport.parity.bound import NO_ROUNDING, Errors, Yardstick, floor, judge, measure_all, within_rounding, worse
+from attnport.parity.bound import (
+    JUMPS,
+    NO_ROUNDING,
+    Errors,
+    Yardstick,
+    floor,
+    judge,
+    measure_all,
+    within_rounding,
+    worse,
+)
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 from attnport_bundle.feeds import check_feeds
@@ -32,8 +42,6 @@ Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 """Gives outputs by name, in contract order."""
 
 _CHECKERS = ("ort_cpu", "onnx_reference")
-_MOVED = 8
-"""Further runs of PyTorch where a graph is far off, each with weights and inputs moved by one rounding."""
 _BEYOND = re.compile(r"out of data bounds, idx=(-?\d+) must be within the inclusive range \[-?\d+,(\d+)\]")
 """What ONNX Runtime says of a `Gather` whose index is beyond its table: the index, and the last row."""
 _FURTHER = 32
@@ -331,7 +339,7 @@ def _jumps(
     if any(error.problem or error.rms is None for error in errors.values()):
         return False
     worst = dict(own)
-    for seed in range(_MOVED):
+    for seed in range(JUMPS):
         with contextlib.closing(moved(seed)) as session:
             found = measure_all(session.run(case.feeds), expected, case, io)
         worst = {output: worse(worst[output], error) for output, error in found.items()}

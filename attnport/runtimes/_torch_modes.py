@@ -142,20 +142,43 @@ class ZeroWithoutKey(AttentionMode):
         return torch.where(hidden, torch.zeros_like(probabilities), probabilities)
 
 
-class TiesInOrder(DispatchMode):
-    """Lets `topk` take the first of equal elements, as ONNX's `TopK` does.
+_SORTS = {
+    "topk": ("self", "k", "dim", "largest"),
+    "sort": ("self", "dim", "descending"),
+    "argsort": ("self", "dim", "descending"),
+}
+"""The arguments of the operators that sort."""
 
-    torch leaves open which it takes. To a router that was not trained, all experts are equal.
+
+class Ties(DispatchMode):
+    """Lets `topk`, `sort` and `argsort` take equal elements in their order, as ONNX's `TopK` does, or in a drawn one.
+
+    torch leaves their order open. To a router that was not trained, all experts are equal.
     """
 
+    def __init__(self, seed: int | None = None) -> None:
+        """Takes the seed of the drawn order; None = their own."""
+        super().__init__()
+        self._seed = seed
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if operator_name(func) != "topk" or func._schema.is_mutable or func._overloadname != "default":
+        kwargs, name = kwargs or {}, operator_name(func)
+        if name not in _SORTS or func._schema.is_mutable or func._overloadname != "default":
             return func(*args, **kwargs)
-        given = dict(zip(("self", "k", "dim", "largest"), args, strict=False)) | kwargs
-        dim = given.get("dim", -1)
-        found = torch.sort(given["self"], dim=dim, descending=given.get("largest", True), stable=True)
-        return tuple(part.narrow(dim, 0, given["k"]) for part in found)
+        given = dict(zip(_SORTS[name], args, strict=False)) | kwargs
+        x, dim = given["self"], given.get("dim", -1)
+        values, places = self._sorted(x, dim, given.get("largest" if name == "topk" else "descending", name == "topk"))
+        if name == "topk":
+            return values.narrow(dim, 0, given["k"]), places.narrow(dim, 0, given["k"])
+        return places if name == "argsort" else (values, places)
+
+    def _sorted(self, x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
+        if self._seed is None or x.dim() == 0:
+            return torch.sort(x, dim=dim, descending=descending, stable=True)
+        generator = torch.Generator().manual_seed(self._seed)
+        order = torch.randperm(x.shape[dim], generator=generator).to(x.device)
+        values, places = torch.sort(x.index_select(dim, order), dim=dim, descending=descending, stable=True)
+        return values, order[places]
 
 
 class SumsInOrder(DispatchMode):

@@ -18,7 +18,7 @@ from attnport.artifacts import PLANS
 from attnport.runtimes._torch_modes import (
     Products,
     Rounded,
-    TiesInOrder,
+    Ties,
     ZeroWithoutKey,
     active,
     half_of_islands,
@@ -101,7 +101,7 @@ class TracedModule:
 
         arguments = self._arguments(feeds)
         steps = not self._float64 and PLANS[self._plan].cast != "float32"  # as the bounds of outputs are measured
-        modes = [TiesInOrder(), *modes_for(self._plan, float64=self._float64, step_by_step=steps), ZeroWithoutKey()]
+        modes = [Ties(), *modes_for(self._plan, float64=self._float64, step_by_step=steps), ZeroWithoutKey()]
         island = None if self._float64 else half_of_islands(self._plan)
         if island is not None:
             with active(products := Products()):

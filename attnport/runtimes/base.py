@@ -410,13 +410,13 @@ class Opening:
         engine: The engine's record, for the TensorRT runtimes; checked before the file is deserialised.
         threads: Compute threads, 1 or more; None = the physical cores.
         contract: torch eager only: where the module gives NaN, attention without an allowed key is computed as zero.
-        ordered: torch eager only: of equal elements `topk` takes the first, as ONNX does and torch leaves open; as
-            with `contract` and in float64. Not where the module is timed.
+        ordered: torch eager only: `topk` and sorts take equal elements in their order, as ONNX does and torch leaves
+            open; as with `contract` and in float64. Not where the module is timed.
         float64: torch only: computes in float64, as the reference.
         step_by_step: torch only: the scores of attention are rounded to the half type, as when product, softmax and
             product run one by one; a fused kernel keeps them in float32.
         nudged: torch only: the seed with which weights, and inputs that are not masks, are moved by one rounding in a
-            random direction; None = unchanged.
+            random direction, and equal elements are sorted at random; None = unchanged.
         form: bundles only: the form to open; "" = the first that can be opened here.
         cache: only for runtimes with `Runtime.keeps`: a folder that only this user can write to, which keeps what was
             compiled on the device for the next process; None = it is not kept.

@@ -109,7 +109,7 @@ class EagerCall:
 
     def __init__(self, opening: Opening, module: torch.nn.Module, *, widens: bool = False, own: bool = False) -> None:
         """`own`: nobody else has the module, so that its weights may be changed."""
-        from attnport.runtimes._torch_modes import SumsInOrder, TiesInOrder, half_of_islands, modes_for
+        from attnport.runtimes._torch_modes import SumsInOrder, Ties, half_of_islands, modes_for
 
         self._nudged = opening.nudged
         if opening.nudged is not None:
@@ -124,7 +124,7 @@ class EagerCall:
             widens=widens,
         )
         if opening.contract or opening.ordered or opening.float64 or opening.nudged is not None:
-            self._modes.insert(0, TiesInOrder())
+            self._modes.insert(0, Ties(opening.nudged))
         if opening.nudged is not None:
             self._modes.insert(0, SumsInOrder())
         self._contract = opening.contract

@@ -15,7 +15,7 @@ from torch.nn import functional
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError
-from attnport.runtimes._torch_modes import TiesInOrder, active, modes_for
+from attnport.runtimes._torch_modes import Ties, active, modes_for
 from attnport.runtimes.base import Opening
 from attnport.runtimes.torch_eager import RUNTIME, EagerCall, attention_weights, to_array, to_tensor
 
@@ -414,12 +414,34 @@ def test_a_session_reports_a_float32_product_that_runs_in_less() -> None:
 def test_equal_elements_are_taken_in_the_order_of_onnx(given: dict[str, object]) -> None:
     x = torch.tensor([[1.0, 2, 2, 2, 0, 2, 1, 0, 0]] * 3).repeat(1, 20)
     for float64 in (False, True):
-        with active(TiesInOrder(), *modes_for("fp32", float64=float64)):
+        with active(Ties(), *modes_for("fp32", float64=float64)):
             values, at = torch.topk(x, 2, **given)
         dim, largest = given.get("dim", -1), given.get("largest", True)
         expected = torch.sort(x, dim=dim, descending=largest, stable=True).indices.narrow(dim, 0, 2)
         assert torch.equal(at, expected)
         assert torch.equal(values, x.to(values.dtype).gather(dim, at))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("descending", [False, True])
+def test_sorts_take_equal_elements_in_their_order_or_a_drawn_one(descending: bool, inference: bool) -> None:
+    x = torch.tensor([[1.0, 2, 2, 2, 0, 2, 1, 0, 0]] * 3).repeat(1, 20)
+    expected = torch.sort(x, descending=descending, stable=True)
+    with torch.inference_mode(inference):
+        with active(Ties()):
+            found = torch.sort(x, descending=descending)
+            assert torch.equal(x.argsort(descending=descending), expected.indices)
+        assert torch.equal(found.indices, expected.indices)
+        with active(Ties(0)):
+            drawn = torch.sort(x, descending=descending)
+            again = x.argsort(descending=descending)
+            values, places = x.topk(7, largest=descending)
+    assert torch.equal(drawn.values, expected.values)
+    assert torch.equal(x.gather(-1, drawn.indices), expected.values)
+    assert torch.equal(again, drawn.indices)
+    assert not torch.equal(drawn.indices, expected.indices)
+    assert torch.equal(values, expected.values[:, :7])
+    assert torch.equal(x.gather(-1, places), values)
 
 
 def test_a_module_that_is_timed_runs_without_a_mode_of_ours() -> None:
