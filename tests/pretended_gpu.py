@@ -16,6 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from attnport_bundle.runtimes.dlpack import ALIGNMENT
+
 PROFILES = ((1, 4, 8), (16, 32, 64))
 
 
@@ -54,7 +56,9 @@ class HostDevice:
         self.closed += 1
 
     def allocate(self, size_bytes: int) -> int:
-        buffer = ctypes.create_string_buffer(max(size_bytes, 1))
+        size = max(size_bytes, 1)
+        block = ctypes.create_string_buffer(size + ALIGNMENT)
+        buffer = (ctypes.c_char * size).from_buffer(block, -ctypes.addressof(block) % ALIGNMENT)
         self.memory[ctypes.addressof(buffer)] = buffer
         return ctypes.addressof(buffer)
 

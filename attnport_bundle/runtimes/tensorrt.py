@@ -13,13 +13,14 @@ import json
 import math
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import BundleError, FeedError, IntegrityError, RuntimeMissing, escaped
-from ..feeds import BFLOAT16, described, device_of, storage
+from ..feeds import BFLOAT16, described, device_of, from_file, storage, to_file
+from ..format.decoder import Roles
 from ..format.files import read_regular
 from ..format.manifest import Manifest, shown_name
 from . import Machine, Port, Range, Session, cuda
@@ -28,6 +29,8 @@ from .kernels import Cache, RuntimeCache
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ..decoding.caches import Steps
 
     Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -75,6 +78,7 @@ class EngineSession(Session):
         self._lent = 0  # outputs that others hold
         self._config, self._compiled = self._configured()
         self.keeps = self._compiled is not None
+        self.keeps_caches = True
 
     def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """Every output by name.
@@ -84,17 +88,7 @@ class EngineSession(Session):
             BundleError: TensorRT refuses shapes that a profile admits, or cannot execute the engine.
             RuntimeMissing: device memory or an execution context cannot be allocated.
         """
-        with self._lock:
-            context, is_new, uploads, outputs = self._prepared(feeds)
-            for name, array in uploads.items():
-                self._device.upload(self._buffers[name][0], array)
-            self._execute(context)
-            for name, array in outputs.items():
-                self._device.download(array, self._buffers[name][0])
-            self._device.synchronize()
-            if is_new:
-                self._keep()
-            return outputs
+        return self._computed(feeds, ())
 
     def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """As `run`; tensors on the GPU are read where they are, and outputs stay there, in memory of their own.
@@ -102,6 +96,41 @@ class EngineSession(Session):
         Raises:
             FeedError: as `run`; or a tensor is on another device, is not contiguous or carries gradients.
         """
+        return self._computed(feeds, [port.name for port in self.outputs])
+
+    def new_steps(self, roles: Roles) -> Steps | None:
+        """Caches that stay on the GPU, of a model whose outputs are whole caches; see `decoding.caches.Carried`."""
+        from ..decoding.caches import Carried
+
+        return Carried(self._step, self._read, roles) if roles.returns_whole_cache else None
+
+    def _step(
+        self, feeds: Mapping[str, Any], held: Mapping[str, tuple[str, Any]]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        import numpy as np
+
+        dtypes = {port.name: port.dtype for port in (*self.inputs, *self.outputs)}
+        given = {
+            name: to_file(value, dtypes[name]) if isinstance(value, np.ndarray) else value
+            for name, value in (*feeds.items(), *((name, value) for name, (_, value) in held.items()))
+        }
+        of_caches = {output: name for name, (output, _) in held.items()}
+        found = self._computed(given, of_caches)
+        outputs = {name: _readable(array, dtypes[name]) for name, array in found.items() if name not in of_caches}
+        return outputs, {name: found[output] for output, name in of_caches.items()}
+
+    def _read(self, tensor: DeviceTensor) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        array = np.empty(tensor.shape, storage(tensor.dtype))
+        with self._lock:
+            self._device.bind()
+            self._device.download(array, tensor.address)
+            self._device.synchronize()
+        return _readable(array, tensor.dtype)
+
+    def _computed(self, feeds: Mapping[str, Any], staying: Collection[str]) -> dict[str, Any]:
+        """As `run_device`, for arrays too; the outputs that are not named come to the host."""
         import numpy as np
 
         with self._lock:
@@ -119,13 +148,19 @@ class EngineSession(Session):
                     address, holder = borrow(port.name, value, self._device.stream)
                     kept.append(holder)
                 self._bind_input(context, port.name, described(port.name, value).shape, address)
-            outputs = {}
+            outputs: dict[str, Any] = {}
             for port, shape in self._output_shapes(context):
-                address = self._device.allocate(math.prod(shape) * np.dtype(storage(port.dtype)).itemsize)
-                self._lent += 1
-                outputs[port.name] = DeviceTensor(address, shape, port.dtype, partial(self._returned, address))
+                if port.name in staying:
+                    address = self._device.allocate(math.prod(shape) * np.dtype(storage(port.dtype)).itemsize)
+                    self._lent += 1
+                    outputs[port.name] = DeviceTensor(address, shape, port.dtype, partial(self._returned, address))
+                else:
+                    outputs[port.name] = array = np.empty(shape, storage(port.dtype))
+                    address = self._buffer(port.name, array.nbytes)
                 context.set_tensor_address(port.name, address)
             self._execute(context)
+            for name in outputs.keys() - set(staying):
+                self._device.download(outputs[name], self._buffers[name][0])
             self._device.synchronize()
             if is_new:
                 self._keep()
@@ -261,6 +296,11 @@ class EngineSession(Session):
 
     def _complaint(self) -> str:
         return escaped(self._complaints[-1]) if self._complaints else "it gives no reason."
+
+
+def _readable(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    """An array of the engine, of bfloat16 as float32."""
+    return from_file(array, dtype, "float32") if dtype == BFLOAT16 else array
 
 
 def open_engine(module: Any, path: Path, manifest: Manifest, name: str, cache: Cache | None) -> EngineSession:

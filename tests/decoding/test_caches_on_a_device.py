@@ -1,11 +1,14 @@
 """Caches that stay on a runtime's device between steps: what is computed, and what passes through the host.
 
-The CPU provider stands for CUDA's. A small decoder in ONNX's text form has what every one has: a cache that grows.
+The CPU provider stands for CUDA's, and a pretended engine for one of TensorRT. A small decoder in ONNX's text form has
+what every one has: a cache that grows.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +16,13 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from pretended_gpu import Context, Engine, HostDevice, trt
 
 from attnport_bundle.decoding.caches import Carried, Decoding, Steps, steps_of
 from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.format.decoder import Cache, Decoder, Roles
 from attnport_bundle.runtimes.onnxruntime import CUDA, OnDevice, OnnxRuntimeSession
+from attnport_bundle.runtimes.tensorrt import EngineSession
 
 ort = pytest.importorskip("onnxruntime")
 Array = np.ndarray[Any, Any]
@@ -129,3 +134,102 @@ def test_a_session_on_cuda_keeps_them_there_unless_its_outputs_are_what_is_new_a
     assert isinstance(session.new_steps(roles), Carried)
     roles.returns_whole_cache = False
     assert session.new_steps(roles) is None
+
+
+class DecoderContext(Context):
+    """The decoder, computed in ONNX Runtime, from and to the addresses that it is given."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.session = kind, session_of(kind.removesuffix("32"))
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self.shapes[name] = shape
+        return True
+
+    def infer_shapes(self) -> list[str]:
+        return []
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        (batch, new), past = self.shapes["ids"], self.shapes["past"][1]
+        return (batch, new, WORDS) if name == "logits" else (batch, past + new, DEPTH)
+
+    def execute_async_v3(self, stream: int) -> bool:
+        feeds = {}
+        for name in ("ids", "mask", "past"):
+            dtype, shape = np.dtype(self.kind if name == "past" else "int64"), self.shapes[name]
+            data = ctypes.string_at(self.addresses[name], math.prod(shape) * dtype.itemsize)
+            feeds[name] = np.frombuffer(data, dtype).reshape(shape)
+        for name, array in zip(("logits", "present"), self.session.run(None, feeds), strict=True):
+            ctypes.memmove(self.addresses[name], array.ctypes.data, array.nbytes)
+        return True
+
+
+class DecoderEngine(Engine):
+    """The decoder's ports, of one profile."""
+
+    num_io_tensors, num_optimization_profiles = 5, 1
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def get_tensor_name(self, index: int) -> str:
+        return ["ids", "mask", "past", "logits", "present"][index]
+
+    def get_tensor_mode(self, name: str) -> str:
+        return "input" if name in ("ids", "mask", "past") else "output"
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        number = "FLOAT" if self.kind == "float32" else "HALF"
+        return SimpleNamespace(name="INT64" if name in ("ids", "mask") else number)
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return (-1,) * (2 if name in ("ids", "mask") else 3)
+
+    def get_tensor_profile_shape(self, name: str, index: int) -> list[tuple[int, ...]]:
+        rank = len(self.get_tensor_shape(name))
+        return [(0,) * rank, (1,) * rank, (1024,) * rank]
+
+    def create_execution_context(self, config: Any) -> DecoderContext:
+        return DecoderContext(self.kind)
+
+
+class Uploads(HostDevice):
+    """Counts the numbers of caches that come from the host."""
+
+    uploaded = 0
+
+    def upload(self, address: int, array: Array) -> None:
+        self.uploaded += array.size * (array.ndim == 3)
+        super().upload(address, array)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_an_engine_keeps_caches_on_its_device_too(kind: str) -> None:
+    device, (io, roles) = Uploads(), contract()
+    device.engine = DecoderEngine(kind)
+    session = EngineSession(trt(device, "9.9"), device, b"", "an engine")
+
+    def run(**feeds: Array) -> dict[str, Array]:
+        dtype = np.dtype(kind)
+        given = {name: array.astype(dtype) if name == "past" else array for name, array in feeds.items()}
+        return {name: array.astype(np.float32) for name, array in session.run(given).items()}
+
+    one, other = Decoding(run, io, roles, steps_of(session)), Decoding(run, io, roles)
+    random = np.random.default_rng(1)
+    for number in range(32):
+        new = random.integers(0, WORDS, (3, 1 if number else 7))
+        keep = np.ones(new.shape, bool)
+        had = device.uploaded
+        found = one.push(new, keep)
+        assert device.uploaded == had, "the caches begin with no place, and no further one comes from the host"
+        np.testing.assert_array_equal(found, other.push(new, keep))
+    one.take(np.array([2, 0]))
+    other.take(np.array([2, 0]))
+    np.testing.assert_array_equal(*(each.push(np.array([[1], [2]]), np.ones((2, 1), bool)) for each in (one, other)))
+    np.testing.assert_array_equal(one.cache("past"), other.cache("past"))
+    assert one.cache("past").dtype == np.float32
+    del one
+    session.close()
+    assert device.memory == {}
