@@ -7,7 +7,7 @@ import functools
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,14 @@ def of_kinds(*cases: tuple[str, dict[str, Any]]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def apps(tmp_path_factory: pytest.TempPathFactory) -> Apps:
-    """The bundle of a decoder, made once."""
+    """The bundle of a decoder, made once; with `fp16` behind its kind, of its form in half precision."""
     artifacts = Once(tmp_path_factory)
 
     @functools.cache
     def of(kind: str) -> Path:
-        return bundled(artifacts(kind), artifacts(kind).parent / "app")
+        kind, _, precision = kind.partition(".")
+        forms = [f"ort_cpu.{precision}"] if precision else FORMS
+        return bundled(artifacts(kind), artifacts(kind).parent / f"app{precision}", forms)
 
     return of
 
@@ -54,10 +56,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return decoder, encoder
 
 
-def bundled(artifact: Path, folder: Path) -> Path:
-    fuse(artifact, targets=FORMS)
-    check(artifact, FORMS)
-    return bundle(artifact, folder, forms=FORMS)
+def bundled(artifact: Path, folder: Path, forms: Sequence[str] = FORMS) -> Path:
+    fuse(artifact, targets=forms)
+    check(artifact, forms)
+    return bundle(artifact, folder, forms=forms)
 
 
 def told(
@@ -114,6 +116,20 @@ def test_the_cache_is_written_in_place_and_moves_only_to_grow(cpp_build: Build, 
     # A buffer has 64 places behind its tokens: 3 of the prompt, and 67 when it is full.
     moved, filled = ["moved 67"], ["in place 67"] * 63
     assert done.stdout.splitlines() == ["copied", *moved, *filled, "moved 131", *["in place 131"] * 9]
+
+
+@pytest.mark.parametrize("form", ["ort_cpu", "ort_cpu.fp16"])
+def test_caches_on_a_device_stay_there(cpp_build: Build, apps: Apps, form: str) -> None:
+    """The processor stands for a GPU; a form in fp16 has caches in other types than the contract."""
+    app = apps("llama.fp16" if form.endswith("fp16") else "llama")
+    with reader.load(app, form=form, threads=1) as model:
+        (expected,) = model.generate([[5, 17, 60]], max_tokens=75, stop=[])
+        caches = len(model.io.decoder.caches)
+    done = cpp_build.run("steps_in_place", "carried", app, form, "75", "5", "17", "60")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:75] == ["copied", "carried 0", *[f"carried {caches}"] * 73]
+    assert list(map(int, lines[75:])) == expected
 
 
 @pytest.mark.slow

@@ -124,6 +124,22 @@ void Buffers::drop(std::int64_t count) {
     }
 }
 
+Carried::Carried(StepOnDevice step, const DecoderFacts& facts) : step_(std::move(step)), facts_(facts) {
+    for (const Cached& cache : facts.caches) kept_.push_back(cache.output);
+}
+
+Outputs Carried::run(Inputs inputs) {
+    for (std::size_t at = 0; at < held_.size(); ++at) {
+        const Tensor& cache = held_[at];
+        inputs.emplace_back(facts_.caches[at].spec->name, cache.data(), cache.dtype(), cache.shape(), cache.place());
+    }
+    Outputs outputs = step_(inputs, kept_);
+    for (std::size_t at = 0; at < held_.size(); ++at) held_[at] = outputs.at(facts_.caches[at].output);
+    return outputs;
+}
+
+void Carried::drop(std::int64_t /*count*/) { throw Error("caches of a window are not kept on a device."); }
+
 Tensor joined_along(const Tensor& first, const Tensor& second, std::size_t axis) {
     Shape shape = first.shape();
     const std::size_t width = size_bytes(first.dtype());

@@ -99,6 +99,26 @@ private:
     std::vector<std::int64_t> lengths_;  ///< how many places of each are filled; 0 of a state
 };
 
+/// Runs new tokens of every text; the outputs that are named stay on the device, where inputs may lie too.
+using StepOnDevice = std::function<Outputs(const Inputs&, const std::vector<std::string>& kept)>;
+
+/// `Steps` of a model on a device, whose outputs for caches are whole ones without a window: what it gives for a cache stays
+/// there, and is what it takes at the next step. Caches pass through the host once, at the first step.
+class Carried final : public Steps {
+public:
+    Carried(StepOnDevice step, const DecoderFacts& facts);
+
+    void begin(std::vector<Tensor> caches) override { held_ = std::move(caches); }
+    Outputs run(Inputs inputs) override;
+    void drop(std::int64_t count) override;
+
+private:
+    StepOnDevice step_;
+    const DecoderFacts& facts_;
+    std::vector<std::string> kept_;
+    std::vector<Tensor> held_;
+};
+
 /// How many places are added at once behind so many, so that they are copied once in as many steps.
 [[nodiscard]] std::int64_t spare_places(std::int64_t length);
 

@@ -202,8 +202,40 @@ Outputs OpenForm::run_device(const Inputs& inputs) const {
         given.push_back(*input);
     }
     return guarded(form_, [&] {
-        auto outputs = session_->run_device(given);
+        auto outputs = session_->run_device(given, std::vector<bool>(manifest_.io.outputs.size(), true));
         check_outputs(manifest_.io, found, outputs);
+        return Outputs(std::move(outputs));
+    });
+}
+
+Outputs OpenForm::run_keeping(const Inputs& inputs, const std::vector<std::string>& kept) const {
+    std::vector<Tensor> made;
+    Inputs own;
+    made.reserve(inputs.size());  // views of its tensors follow
+    own.reserve(inputs.size());
+    for (const Input& input : inputs) {
+        const auto dtype = form_.dtypes.find(std::string(input.name()));
+        if (input.place() != Place::Cpu || dtype == form_.dtypes.end() || dtype->second == input.dtype()) {
+            own.push_back(input);
+            continue;
+        }
+        made.push_back(cast(input, dtype->second));
+        own.emplace_back(made.back());
+    }
+    const auto found = check_inputs(manifest_.io, own, &form_.dtypes);
+    std::vector<Input> given;
+    given.reserve(found.size());
+    for (const Input* input : found) given.push_back(*input);
+    std::vector<bool> stays;
+    for (const TensorSpec& spec : manifest_.io.outputs) {
+        stays.push_back(std::find(kept.begin(), kept.end(), spec.name) != kept.end());
+    }
+    return guarded(form_, [&] {
+        auto outputs = session_->run_device(given, stays);
+        check_outputs(manifest_.io, found, outputs);
+        for (std::size_t index = 0; index < outputs.size(); ++index) {
+            if (!stays[index]) outputs[index] = cast(outputs[index], manifest_.io.outputs[index].dtype);
+        }
         return Outputs(std::move(outputs));
     });
 }
@@ -215,6 +247,11 @@ StepInPlace OpenForm::step() const {
 
 std::unique_ptr<Steps> OpenForm::new_steps(const DecoderFacts& facts) const {
     if (StepInPlace writes = step()) return std::make_unique<Buffers>(std::move(writes), facts);
+    if (session_->place != Place::Cpu) {
+        if (!facts.returns_whole_caches || facts.has_window) return nullptr;
+        const auto run = [this](const Inputs& inputs, const auto& kept) { return run_keeping(inputs, kept); };
+        return std::make_unique<Carried>(run, facts);
+    }
     if (casts_inputs_ || casts_outputs_) return nullptr;
     return guarded(form_, [&] { return session_->new_steps(facts); });
 }

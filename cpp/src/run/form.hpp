@@ -28,6 +28,10 @@ public:
     [[nodiscard]] Outputs run(const Inputs& inputs) const;
     [[nodiscard]] Outputs run_device(const Inputs& inputs) const;
 
+    /// As `run`, for inputs on the session's device too, which have the file's dtypes. The outputs `kept` stay there, in
+    /// the file's dtypes.
+    [[nodiscard]] Outputs run_keeping(const Inputs& inputs, const std::vector<std::string>& kept) const;
+
     /// What runs a step with caches that the model writes to; none where it does not.
     [[nodiscard]] StepInPlace step() const;
     /// Caches of one batch that are added to, by the model or by its runtime; none where they have to be copied. The

@@ -105,11 +105,13 @@ public:
     EngineSession& operator=(const EngineSession&) = delete;
     ~EngineSession() override;
 
-    std::vector<Tensor> run(const std::vector<Input>& given) override { return locked(given, Place::Cpu); }
+    std::vector<Tensor> run(const std::vector<Input>& given) override {
+        return run_device(given, std::vector<bool>(output_names_.size()));
+    }
 
-    /// Inputs on the GPU are read where they are: work on them in the same CUDA context is waited for. Outputs have
+    /// Inputs on the GPU are read where they are: work on them in the same CUDA context is waited for. Outputs there have
     /// memory of their own, and keep the device.
-    std::vector<Tensor> run_device(const std::vector<Input>& given) override { return locked(given, Place::Cuda); }
+    std::vector<Tensor> run_device(const std::vector<Input>& given, const std::vector<bool>& stays) override;
 
 private:
     /// TensorRT's objects, in its order of destruction: contexts before their engine, the engine before its runtime.
@@ -131,9 +133,8 @@ private:
     void configure();
     void keep();
     void settle() const noexcept;
-    std::vector<Tensor> locked(const std::vector<Input>& given, Place wanted);
     std::vector<Tensor> computed(nvinfer1::IExecutionContext& context, const std::vector<const Input*>& given,
-                                 Place wanted);
+                                 const std::vector<bool>& stays);
     void bind_input(nvinfer1::IExecutionContext& context, const Port& port, const Input& input);
     [[nodiscard]] cuda::Address checked_address(const Port& port, const Input& input) const;
     [[nodiscard]] Tensor bind_output(nvinfer1::IExecutionContext& context, const std::string& called, Place wanted);
@@ -255,7 +256,7 @@ void EngineSession::settle() const noexcept {
     }
 }
 
-std::vector<Tensor> EngineSession::locked(const std::vector<Input>& given, Place wanted) {
+std::vector<Tensor> EngineSession::run_device(const std::vector<Input>& given, const std::vector<bool>& stays) {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::vector<const Input*> ordered;
     std::vector<Shape> shapes;
@@ -271,7 +272,7 @@ std::vector<Tensor> EngineSession::locked(const std::vector<Input>& given, Place
     const auto [context, fresh] = context_of(profile);
     std::vector<Tensor> found;
     try {
-        found = computed(*context, ordered, wanted);
+        found = computed(*context, ordered, stays);
     } catch (...) {
         settle();  // the driver may still read inputs and write outputs, whose memory goes away with this call
         throw;
@@ -281,7 +282,7 @@ std::vector<Tensor> EngineSession::locked(const std::vector<Input>& given, Place
 }
 
 std::vector<Tensor> EngineSession::computed(nvinfer1::IExecutionContext& context,
-                                            const std::vector<const Input*>& given, Place wanted) {
+                                            const std::vector<const Input*>& given, const std::vector<bool>& stays) {
     const bool elsewhere =
         std::any_of(given.begin(), given.end(), [](const Input* input) { return input->place() == Place::Cuda; });
     if (elsewhere) device_->synchronize_all();
@@ -297,14 +298,15 @@ std::vector<Tensor> EngineSession::computed(nvinfer1::IExecutionContext& context
                                  : "the engine leaves the shape of " + joined(open) + " open.");
     }
     std::vector<Tensor> found;
-    for (const std::string& called : output_names_) found.push_back(bind_output(context, called, wanted));
+    for (std::size_t index = 0; index < output_names_.size(); ++index) {
+        found.push_back(bind_output(context, output_names_[index], stays.at(index) ? Place::Cuda : Place::Cpu));
+    }
     if (!context.enqueueV3(stream())) throw Error(provider + " did not run: " + log_.last());
-    if (wanted == Place::Cpu) {
-        for (const Tensor& tensor : found) {
-            // The memory was made in this call, and nobody else has it yet.
-            device_->download(const_cast<void*>(tensor.data()), objects_.buffers.at(tensor.name())->address(),
-                              tensor.size() * size_bytes(tensor.dtype()));
-        }
+    for (const Tensor& tensor : found) {
+        if (tensor.place() != Place::Cpu) continue;
+        // The memory was made in this call, and nobody else has it yet.
+        device_->download(const_cast<void*>(tensor.data()), objects_.buffers.at(tensor.name())->address(),
+                          tensor.size() * size_bytes(tensor.dtype()));
     }
     device_->synchronize();
     return found;

@@ -327,7 +327,7 @@ public:
         }
     }
 
-    std::vector<Tensor> run_device(const std::vector<Input>& given) override {
+    std::vector<Tensor> run_device(const std::vector<Input>& given, const std::vector<bool>& stays) override {
         if (place == Place::Cpu) return run(given);
         require_one_each(given);
         try {
@@ -338,8 +338,9 @@ public:
             for (std::size_t index = 0; index < owned.size(); ++index) {
                 library_.check(api_.BindInput(binding.get(), input_words_[index], owned[index].get()));
             }
-            for (const char* word : output_words_) {
-                library_.check(api_.BindOutputToDevice(binding.get(), word, on_device_.get()));
+            for (std::size_t index = 0; index < output_words_.size(); ++index) {
+                const OrtMemoryInfo* const memory = stays.at(index) ? on_device_.get() : on_cpu_.get();
+                library_.check(api_.BindOutputToDevice(binding.get(), output_words_[index], memory));
             }
             library_.check(api_.SynchronizeBoundInputs(binding.get()));
             library_.check(api_.RunWithBinding(session_.get(), run_options_.get(), binding.get()));

@@ -532,7 +532,9 @@ public:
         return request_->run(given);
     }
     /// The CPU is where this runtime computes.
-    std::vector<Tensor> run_device(const std::vector<Input>& given) override { return run(given); }
+    std::vector<Tensor> run_device(const std::vector<Input>& given, const std::vector<bool>& /*stays*/) override {
+        return run(given);
+    }
     std::unique_ptr<Steps> new_steps(const DecoderFacts& facts) override { return states_->made(facts); }
 
 private:

@@ -60,8 +60,9 @@ public:
     /// order, and are on the CPU in the file's own dtypes. Throws Error and its children only.
     virtual std::vector<Tensor> run(const std::vector<Input>& inputs) = 0;
 
-    /// As `run`, for inputs where the session computes, or on the CPU; outputs stay on its device.
-    virtual std::vector<Tensor> run_device(const std::vector<Input>& inputs) = 0;
+    /// As `run`, for inputs where the session computes, or on the CPU. Outputs for which `stays` is true stay on its
+    /// device; the others come to the CPU.
+    virtual std::vector<Tensor> run_device(const std::vector<Input>& inputs, const std::vector<bool>& stays) = 0;
 
     /// Whether the model writes to its caches where an input and the output that follows it share memory.
     [[nodiscard]] virtual bool writes_in_place() const { return false; }

@@ -1,8 +1,12 @@
-// steps_in_place BUNDLE FORM COUNT ID...: continues two texts, each of these ids, by COUNT tokens. A line for each call
-// of the model: `copied` where caches are new, `in place PLACES` where they were written to and moved to no other memory,
-// `moved PLACES` where they were written to after a move to a larger buffer, `kept` where the runtime itself has them.
-#include <cstdio>
+// steps_in_place [carried] BUNDLE FORM COUNT ID...: continues two texts, each of these ids, by COUNT tokens. A line for each
+// call of the model: `copied` where caches are new, `in place PLACES` where they were written to and moved to no other
+// memory, `moved PLACES` where they were written to after a move to a larger buffer, `kept` where the runtime itself has
+// them. With `carried`, caches stay where the model has put them, as on a device: `carried CACHES`, how many are the very
+// memory of the call before, and the tokens at the end.
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -51,6 +55,21 @@ public:
         };
     }
 
+    [[nodiscard]] std::unique_ptr<Steps> carried(const DecoderFacts& facts) {
+        const auto step = [this](const Inputs& inputs, const std::vector<std::string>& kept) {
+            std::size_t same = 0;
+            for (const auto& input : inputs) {
+                same += static_cast<std::size_t>(std::count(places_.begin(), places_.end(), input.data()));
+            }
+            std::printf("carried %zu\n", same);
+            Outputs outputs = form_.run_keeping(inputs, kept);
+            places_.clear();
+            for (const std::string& name : kept) places_.push_back(outputs.at(name).data());
+            return outputs;
+        };
+        return std::make_unique<attnport::reader::Carried>(step, facts);
+    }
+
     [[nodiscard]] std::unique_ptr<Steps> steps(const DecoderFacts& facts) {
         if (step_) return std::make_unique<attnport::reader::Buffers>(step(), facts);
         std::unique_ptr<Steps> made = form_.new_steps(facts);
@@ -75,7 +94,9 @@ private:
     std::vector<const void*> places_;
 };
 
-void call(const std::vector<std::string>& given) {
+void call(std::vector<std::string> given) {
+    const bool carried = given.at(0) == "carried";
+    if (carried) given.erase(given.begin());
     const attnport::reader::Manifest manifest =
         attnport::reader::from_bytes(attnport::reader::read_bytes(given.at(0)), given.at(0));
     attnport::Options options;
@@ -87,8 +108,10 @@ void call(const std::vector<std::string>& given) {
     asked.stop = std::vector<std::int64_t>{};
     std::vector<std::int64_t> prompt;
     for (std::size_t at = 3; at < given.size(); ++at) prompt.push_back(std::stoll(given[at]));
-    const auto steps = [&told](const DecoderFacts& facts) { return told.steps(facts); };
-    static_cast<void>(attnport::reader::generate(told.run(), steps, manifest.io, {prompt, prompt}, asked));
+    const auto steps = [&](const DecoderFacts& facts) { return carried ? told.carried(facts) : told.steps(facts); };
+    const auto texts = attnport::reader::generate(told.run(), steps, manifest.io, {prompt, prompt}, asked);
+    if (!carried) return;
+    for (const std::int64_t token : texts.at(1)) std::printf("%lld\n", static_cast<long long>(token));
 }
 
 }  // namespace
