@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cpp_builds import Build
+from cpp_engines import OnCuda
 from decoders import END, Once
 from encoder_decoders import pair
 
@@ -130,6 +131,18 @@ def test_caches_on_a_device_stay_there(cpp_build: Build, apps: Apps, form: str) 
     lines = done.stdout.splitlines()
     assert lines[:75] == ["copied", "carried 0", *[f"carried {caches}"] * 73]
     assert list(map(int, lines[75:])) == expected
+
+
+def test_on_cuda_a_step_brings_no_cache_to_the_host_and_is_no_graph(
+    cpp_build: Build, apps: Apps, tmp_path: Path
+) -> None:
+    app = Path(shutil.copytree(apps("llama"), tmp_path / "app"))
+    expected = cpp_build.run("generate", app, "ort_cpu", "max_tokens", "12", "stop", "none", given="5 17 60\n").stdout
+    on_cuda = OnCuda(cpp_build, app, tmp_path)
+    found, noted = on_cuda.run("generate", "max_tokens", "12", "stop", "none", given="5 17 60\n")
+    assert found == expected
+    # The first open runs the bundle's golden cases.
+    assert noted[-12:] == ["plain", *["bound"] * 11]
 
 
 @pytest.mark.slow

@@ -66,6 +66,7 @@ struct Filled {
 
 /// A batch of fewer tokens is slower per token: items of any length join it.
 constexpr std::int64_t full_places = 128;
+constexpr std::int64_t eight = 8;
 
 /// The input that says how many items there are, and the padding masks, the first of which it carries.
 struct Counted {
@@ -410,6 +411,25 @@ Outputs map_batches(const std::function<Outputs(const Inputs&)>& run, const IO& 
     tensors.reserve(whole.size());
     for (const auto& filled : whole) tensors.push_back(filled.tensor());
     return Outputs(std::move(tensors));
+}
+
+IO in_eights(IO io) {
+    std::string places;
+    try {
+        const Counted by = counted(io);
+        if (by.masks.empty()) return io;
+        places = std::get<std::string>(by.spec.dims[1]);
+    } catch (const FeedError&) {
+        return io;
+    }
+    for (Dim& dim : io.dims) {
+        const std::int64_t step = std::lcm(dim.step, eight);
+        if (dim.name != places || dim.max % step != 0) continue;
+        dim.step = step;
+        dim.min = at_least(dim, dim.min);
+        dim.opt = at_least(dim, dim.opt);
+    }
+    return io;
 }
 
 const TensorSpec& embedding(const IO& io) {

@@ -20,6 +20,10 @@ namespace attnport::reader {
 [[nodiscard]] Outputs map_batches(const std::function<Outputs(const Inputs&)>& run, const IO& io, const Inputs& inputs,
                                   std::int64_t tokens, std::string_view only);
 
+/// A contract of which items have a multiple of 8 places; see Session::wants_eights. The same one where no mask hides the
+/// places behind them.
+[[nodiscard]] IO in_eights(IO io);
+
 /// The output that is a vector for each item. Throws FeedError: there is none, or there are several.
 [[nodiscard]] const TensorSpec& embedding(const IO& io);
 

@@ -137,10 +137,15 @@ struct Model::Open {
             if (!manifest.tokenizer) {
                 throw Error("the bundle has no tokenizer; make the inputs yourself and use map.");
             }
-            tokenizer = std::make_shared<const Tokenizer>(folder / manifest.tokenizer->file, chars(), manifest.io,
+            tokenizer = std::make_shared<const Tokenizer>(folder / manifest.tokenizer->file, chars(), batch_io(),
                                                           tokenize, manifest.text_limit);
         }
         return tokenizer;
+    }
+
+    /// The contract of batches that are padded here.
+    [[nodiscard]] IO batch_io() const {
+        return form->session().wants_eights ? reader::in_eights(manifest.io) : manifest.io;
     }
 
     /// Empty: the bundle has none.
@@ -205,7 +210,7 @@ Outputs Model::map(const Inputs& inputs, const MapOptions& options) const {
     return guarded([&] {
         Open& open = required(open_);
         const auto run = [&open](const Inputs& part) { return open.form->run(part); };
-        return reader::map_batches(run, open.manifest.io, inputs, options.tokens, "");
+        return reader::map_batches(run, open.batch_io(), inputs, options.tokens, "");
     });
 }
 
@@ -217,13 +222,14 @@ Tensor Model::rows(const TensorSpec& output, const std::vector<std::string>& tex
     const auto tokenizer = open.text();
     const auto run = [&open](const Inputs& part) { return open.form->run(part); };
     if (texts.empty()) throw FeedError("texts: got none; expected one or more.");
+    const IO batch_io = open.batch_io();
     std::shared_ptr<std::byte> whole;
     Shape shape;
     for (std::size_t begin = 0; begin < texts.size(); begin += texts_at_once) {
         const std::size_t end = std::min(texts.size(), begin + texts_at_once);
         const std::vector<Tensor> feeds = tokenizer->encode(texts, others, begin, end, prompt);
         const Inputs given(feeds.begin(), feeds.end());
-        const Outputs found = reader::map_batches(run, open.manifest.io, given, options.tokens, output.name);
+        const Outputs found = reader::map_batches(run, batch_io, given, options.tokens, output.name);
         shape = found[0].shape();
         const std::size_t row = elements({shape.begin() + 1, shape.end()}) * size_bytes(output.dtype);
         if (whole == nullptr) whole = reader::allocate(texts.size() * row);

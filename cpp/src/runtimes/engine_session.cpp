@@ -46,6 +46,11 @@ namespace {
 /// What TensorRT asks of every address of a tensor.
 constexpr cuda::Address alignment_bytes = 256;
 
+/// The name of the buffer that the contexts share, which is no tensor's.
+constexpr const char* scratch = "";
+
+constexpr auto user_managed = nvinfer1::ExecutionContextAllocationStrategy::kUSER_MANAGED;
+
 /// nvinfer1::DataType in the words of a bundle, or TensorRT's own for what no bundle has.
 std::string dtype_name(nvinfer1::DataType dtype) {
     constexpr std::array<std::string_view, 12> names = {"float32", "float16", "INT8",  "int32", "bool", "UINT8",
@@ -151,8 +156,8 @@ private:
 };
 
 void EngineSession::Objects::clear() noexcept {
-    buffers.clear();
     contexts.clear();
+    buffers.clear();
 #ifdef TRT_MAJOR_RTX
     compiled.reset();
     config.reset();
@@ -229,9 +234,12 @@ void EngineSession::read_ports() {
 
 void EngineSession::configure() {
 #ifdef TRT_MAJOR_RTX
-    if (!cache_) return;
     objects_.config.reset(objects_.engine->createRuntimeConfig());
     if (objects_.config == nullptr) return;
+    objects_.config->setExecutionContextAllocationStrategy(user_managed);
+    // It captures a call as a CUDA graph by itself, where it can; if it refuses to, it launches kernels one by one.
+    static_cast<void>(objects_.config->setCudaGraphStrategy(nvinfer1::CudaGraphStrategy::kWHOLE_GRAPH_CAPTURE));
+    if (!cache_) return;
     objects_.compiled.reset(objects_.config->createRuntimeCache());
     if (objects_.compiled == nullptr) return;
     // A blob of another device or version is refused there and left out; it then compiles as if there were none.
@@ -383,7 +391,12 @@ std::pair<nvinfer1::IExecutionContext*, bool> EngineSession::context_of(std::siz
     if (objects_.config != nullptr) made.reset(engine.createExecutionContext(objects_.config.get()));
     if (objects_.config == nullptr)
 #endif
-        made.reset(engine.createExecutionContext());
+        made.reset(engine.createExecutionContext(user_managed));
+    // Calls take turns, so that all contexts have one memory, enough for the largest profile: a context with memory of
+    // its own would take as much for each profile.
+    if (const std::int64_t bytes = made != nullptr ? engine.getDeviceMemorySizeV2() : 0; bytes > 0) {
+        made->setDeviceMemoryV2(pointer(buffer(scratch, static_cast<std::size_t>(bytes))), bytes);
+    }
     if (made == nullptr || !made->setOptimizationProfileAsync(static_cast<std::int32_t>(profile), stream())) {
         throw RuntimeMissing("TensorRT makes no context for profile " + std::to_string(profile) + ": " + log_.last());
     }
@@ -434,8 +447,10 @@ std::unique_ptr<Session> open_engine(const std::filesystem::path& path, const Ma
     const std::vector<std::int64_t>& built_for = form.requires_.sm;
     const bool known =
         built_for.empty() || std::find(built_for.begin(), built_for.end(), device->sm()) != built_for.end();
+    std::vector<std::string> targets;
+    for (const std::int64_t sm : built_for) targets.push_back(std::to_string(sm));
     if (!known && !(form.runtime == "tensorrt_rtx" && read_header(path).later)) {
-        throw RuntimeMissing("the engine was built for SM " + listed(built_for) + "; " + device->name() + " is SM " +
+        throw RuntimeMissing("the engine was built for SM " + joined(targets) + "; " + device->name() + " is SM " +
                              std::to_string(device->sm()) + ".");
     }
     std::optional<RuntimeCache> kept;
@@ -451,7 +466,7 @@ std::unique_ptr<Session> open_engine(const std::filesystem::path& path, const Ma
     } catch (const Error& err) {
         if (known) throw;
         // Whether a device that is not named is one of those still to come, TensorRT-RTX alone knows.
-        throw RuntimeMissing("the engine is for SM " + listed(built_for) + "; it is SM " +
+        throw RuntimeMissing("the engine is for SM " + joined(targets) + "; it is SM " +
                              std::to_string(device->sm()) + " here: " + err.what());
     }
 }

@@ -30,6 +30,7 @@ std::unique_ptr<Session> open_onnxruntime(const std::filesystem::path&, const Ma
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -38,6 +39,7 @@ std::unique_ptr<Session> open_onnxruntime(const std::filesystem::path&, const Ma
 #include "format/files.hpp"
 #include "format/text.hpp"
 #include "run/arrays.hpp"
+#include "runtimes/cuda.hpp"
 
 namespace attnport::reader {
 namespace {
@@ -199,11 +201,24 @@ OnnxRuntime& load_onnxruntime(const std::filesystem::path& asked, const Requires
     return *slot;
 }
 
+constexpr const char* cpu_provider = "CPUExecutionProvider";
+constexpr const char* cuda_provider = "CUDAExecutionProvider";
+constexpr const char* tensorrt_provider = "TensorrtExecutionProvider";
+constexpr const char* rtx_provider = "NvTensorRTRTXExecutionProvider";
+
 /// The provider that a session was made for, and where it computes.
 struct Chosen {
     std::string provider;
     Place place = Place::Cpu;
+    /// Of a session that captures CUDA graphs: opens the file again, for one that captures none.
+    std::function<OrtOwned<OrtSession>()> without_graphs;
 };
+
+/// The option of a run that says under which number its graph is captured or replayed, and that of a run without one.
+constexpr const char* graph_number = "gpu_graph_id";
+constexpr const char* no_graph = "-1";
+/// The most shapes of inputs that are captured: each graph has memory of its own.
+constexpr std::size_t most_graphs = 8;
 
 struct ElementType {
     ONNXTensorElementDataType type;
@@ -294,15 +309,32 @@ public:
         library_.check(api_.RunOptionsSetRunLogSeverityLevel(run_options_.get(), ORT_LOGGING_LEVEL_FATAL));
         provider = std::move(chosen.provider);
         place = chosen.place;
+        wants_eights = provider == cuda_provider;
         version = library.version();
         machine = place == Place::Cuda ? this_gpu() : this_cpu();
         inputs = ports(true);
         outputs = ports(false);
         writes_in_place_ = place == Place::Cpu && says_in_place();
+        without_graphs_ = std::move(chosen.without_graphs);
+        if (without_graphs_ == nullptr) return;
+        library_.check(api_.AddRunConfigEntry(run_options_.get(), graph_number, no_graph));
+        const auto device = std::make_shared<cuda::Device>();
+        device->open();
+        device_ = device;
     }
 
     std::vector<Tensor> run(const std::vector<Input>& given) override {
-        return run_in_place(given, std::vector<std::optional<std::size_t>>(output_words_.size()));
+        require_one_each(given);
+        const auto turn = this_turn();
+        try {
+            if (auto found = by_graph(given)) return *std::move(found);
+        } catch (const std::exception&) {
+            // An error of the call itself comes again. A failed capture may leave a stream that is lost.
+            graphs_.clear();
+            device_ = nullptr;
+            session_ = opened_again();
+        }
+        return plainly(given);
     }
 
     [[nodiscard]] bool writes_in_place() const override { return writes_in_place_; }
@@ -330,6 +362,7 @@ public:
     std::vector<Tensor> run_device(const std::vector<Input>& given, const std::vector<bool>& stays) override {
         if (place == Place::Cpu) return run(given);
         require_one_each(given);
+        const auto turn = this_turn();
         try {
             const auto owned = values(given);
             const auto binding = library_.made<OrtIoBinding>(api_.ReleaseIoBinding, [&](OrtIoBinding** made) {
@@ -362,6 +395,109 @@ public:
     }
 
 private:
+    /// A call of some shapes that was captured, with the memory that it reads and writes: inputs, then outputs.
+    struct Graph {
+        std::vector<std::unique_ptr<cuda::Memory>> memory;
+        std::vector<OrtOwned<OrtValue>> values;
+        OrtOwned<OrtIoBinding> binding;
+        OrtOwned<OrtRunOptions> options;
+        std::vector<Tensor> outputs;  ///< those of the first call: their names, dtypes and shapes
+    };
+
+    /// A session that captures graphs runs one call at a time.
+    [[nodiscard]] std::unique_lock<std::mutex> this_turn() {
+        return without_graphs_ != nullptr ? std::unique_lock(turn_) : std::unique_lock<std::mutex>();
+    }
+
+    std::vector<Tensor> plainly(const std::vector<Input>& given) {
+        return run_in_place(given, std::vector<std::optional<std::size_t>>(output_words_.size()));
+    }
+
+    /// The outputs by a CUDA graph: of small batches, the host takes longer to start kernels than the device to run them.
+    /// None for shapes that come for the first time, and where there are too many. Throws what ONNX Runtime does where it
+    /// cannot capture, and Error where a graph gives other numbers than a run without it.
+    std::optional<std::vector<Tensor>> by_graph(const std::vector<Input>& given) {
+        if (device_ == nullptr) return std::nullopt;
+        std::vector<Shape> shapes;
+        for (const Input& input : given) {
+            if (elements(input.shape()) == 0) return std::nullopt;
+            shapes.push_back(input.shape());
+        }
+        if (const auto found = graphs_.find(shapes); found != graphs_.end()) return replayed(found->second, given);
+        if (graphs_.size() == most_graphs || seen_.insert(shapes).second) return std::nullopt;
+        Graph graph = bound(given, plainly(given));
+        auto found = replayed(graph, given);
+        for (std::size_t index = 0; index < found.size(); ++index) {
+            const std::size_t bytes = found[index].size() * size_bytes(found[index].dtype());
+            if (std::memcmp(found[index].data(), graph.outputs[index].data(), bytes) != 0) {
+                throw Error("the graph gives other numbers.");
+            }
+        }
+        graphs_.emplace(std::move(shapes), std::move(graph));
+        return found;
+    }
+
+    Graph bound(const std::vector<Input>& given, std::vector<Tensor> first) const {
+        Graph graph{{}, {},
+                    library_.made<OrtIoBinding>(
+                        api_.ReleaseIoBinding,
+                        [&](OrtIoBinding** made) { return api_.CreateIoBinding(session_.get(), made); }),
+                    library_.made<OrtRunOptions>(
+                        api_.ReleaseRunOptions, [&](OrtRunOptions** made) { return api_.CreateRunOptions(made); }),
+                    std::move(first)};
+        library_.check(api_.RunOptionsSetRunLogSeverityLevel(graph.options.get(), ORT_LOGGING_LEVEL_FATAL));
+        const std::string number = std::to_string(graphs_.size() + 1);
+        library_.check(api_.AddRunConfigEntry(graph.options.get(), graph_number, number.c_str()));
+        const auto held = [&](std::string_view called, DType dtype, const Shape& shape) {
+            graph.memory.push_back(std::make_unique<cuda::Memory>(device_, elements(shape) * size_bytes(dtype)));
+            const auto address = static_cast<std::uintptr_t>(graph.memory.back()->address());
+            const void* const data = reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr)
+            graph.values.push_back(value(Input(called, data, dtype, shape, Place::Cuda)));
+            return graph.values.back().get();
+        };
+        for (std::size_t index = 0; index < given.size(); ++index) {
+            const Input& input = given[index];
+            OrtValue* const there = held(input.name(), input.dtype(), input.shape());
+            library_.check(api_.BindInput(graph.binding.get(), input_words_[index], there));
+        }
+        for (std::size_t index = 0; index < graph.outputs.size(); ++index) {
+            const Tensor& output = graph.outputs[index];
+            OrtValue* const there = held(output.name(), output.dtype(), output.shape());
+            library_.check(api_.BindOutput(graph.binding.get(), output_words_[index], there));
+        }
+        return graph;
+    }
+
+    /// Captures a graph by its first call; later ones replay it.
+    std::vector<Tensor> replayed(const Graph& graph, const std::vector<Input>& given) const {
+        const cuda::Bound current(*device_);
+        for (std::size_t index = 0; index < given.size(); ++index) {
+            const Input& input = given[index];
+            device_->upload(graph.memory[index]->address(), input.data(),
+                            elements(input.shape()) * size_bytes(input.dtype()));
+        }
+        device_->synchronize();
+        library_.check(api_.RunWithBinding(session_.get(), graph.options.get(), graph.binding.get()));
+        std::vector<Tensor> found;
+        for (std::size_t index = 0; index < graph.outputs.size(); ++index) {
+            const Tensor& like = graph.outputs[index];
+            const std::size_t bytes = like.size() * size_bytes(like.dtype());
+            std::shared_ptr<std::byte> memory = allocate(bytes);
+            device_->download(memory.get(), graph.memory[given.size() + index]->address(), bytes);
+            found.emplace_back(like.name(), like.dtype(), like.shape(), std::move(memory));
+        }
+        device_->synchronize();
+        return found;
+    }
+
+    std::shared_ptr<OrtSession> opened_again() const {
+        try {
+            return without_graphs_();
+        } catch (const OrtFailure& err) {
+            throw Error(std::string("onnxruntime failed: ") + err.what());
+        }
+    }
+
     bool says_in_place() const {
         OrtAllocator* allocator = nullptr;
         library_.check(api_.GetAllocatorWithDefaultOptions(&allocator));
@@ -507,12 +643,12 @@ private:
     OrtOwned<OrtMemoryInfo> on_device_;
     OrtOwned<OrtRunOptions> run_options_;
     bool writes_in_place_ = false;
+    std::function<OrtOwned<OrtSession>()> without_graphs_;  ///< none where no graph was ever captured
+    std::mutex turn_;
+    std::shared_ptr<const cuda::Device> device_;  ///< null where graphs are captured no more
+    std::set<std::vector<Shape>> seen_;           ///< shapes that came once
+    std::map<std::vector<Shape>, Graph> graphs_;
 };
-
-constexpr const char* cpu_provider = "CPUExecutionProvider";
-constexpr const char* cuda_provider = "CUDAExecutionProvider";
-constexpr const char* tensorrt_provider = "TensorrtExecutionProvider";
-constexpr const char* rtx_provider = "NvTensorRTRTXExecutionProvider";
 
 /// Opens the file on an execution provider.
 class Starting {
@@ -523,7 +659,39 @@ public:
 
     /// Throws RuntimeMissing where the provider does not start, and Error where the file is refused.
     std::unique_ptr<Session> with(const std::string& called) {
-        const auto settings = library_.made<OrtSessionOptions>(
+        if (called == cuda_provider) {
+            try {
+                return with(called, true);
+            } catch (const RuntimeMissing&) {  // NOLINT(bugprone-empty-catch): such as for nodes that the CPU computes
+            }
+        }
+        return with(called, false);
+    }
+
+private:
+    std::unique_ptr<Session> with(const std::string& called, bool graphs) {
+        const auto settings = settings_for(called);
+        Chosen chosen{called, Place::Cpu, nullptr};
+        try {
+            chosen.place = append(called, settings.get(), graphs);
+        } catch (const OrtFailure& err) {
+            throw does_not_start(called, err);
+        }
+        if (graphs) {
+            chosen.without_graphs = [again = *this, called]() mutable {
+                const auto plain = again.settings_for(called);
+                again.append(called, plain.get(), false);
+                return again.session(plain.get());
+            };
+        }
+        // Other providers move weights to their device, and not all of them were tried with such.
+        const bool reads = called == cpu_provider && !form_.external.empty() && !may_map(manifest_, form_);
+        const std::vector<std::string> weights = reads ? give_weights(settings.get()) : std::vector<std::string>();
+        return opened(settings.get(), std::move(chosen));
+    }
+
+    OrtOwned<OrtSessionOptions> settings_for(const std::string& called) {
+        auto settings = library_.made<OrtSessionOptions>(
             api_.ReleaseSessionOptions, [&](OrtSessionOptions** made) { return api_.CreateSessionOptions(made); });
         library_.check(api_.SetSessionLogSeverityLevel(settings.get(), ORT_LOGGING_LEVEL_FATAL));
         // Not its own format, which it knows by a name or a key like this one, and which nothing here has looked into.
@@ -535,29 +703,21 @@ public:
                 api_.AddSessionConfigEntry(settings.get(), "optimization.disable_specified_optimizers", slower));
         }
         if (options_.threads != 0) library_.check(api_.SetIntraOpNumThreads(settings.get(), options_.threads));
-        Chosen chosen{called, Place::Cpu};
-        try {
-            chosen.place = append(called, settings.get());
-        } catch (const OrtFailure& err) {
-            throw does_not_start(called, err);
-        }
-        // Other providers move weights to their device, and not all of them were tried with such.
-        const bool reads = called == cpu_provider && !form_.external.empty() && !may_map(manifest_, form_);
-        const std::vector<std::string> weights = reads ? give_weights(settings.get()) : std::vector<std::string>();
-        return opened(settings.get(), std::move(chosen));
+        return settings;
     }
 
-private:
+    OrtOwned<OrtSession> session(const OrtSessionOptions* settings) {
+        return library_.made<OrtSession>(api_.ReleaseSession, [&](OrtSession** made) {
+            return api_.CreateSession(library_.env(), path_.c_str(), settings, made);
+        });
+    }
+
     std::unique_ptr<Session> opened(const OrtSessionOptions* settings, Chosen chosen) {
+        const std::string provider = chosen.provider;
         try {
-            auto session = library_.made<OrtSession>(api_.ReleaseSession, [&](OrtSession** made) {
-                return api_.CreateSession(library_.env(), path_.c_str(), settings, made);
-            });
-            return std::make_unique<OnnxRuntimeSession>(library_, std::move(session), manifest_.io, std::move(chosen));
+            return std::make_unique<OnnxRuntimeSession>(library_, session(settings), manifest_.io, std::move(chosen));
         } catch (const OrtFailure& err) {
-            if (chosen.provider != cpu_provider && !blames_the_file(err.code())) {
-                throw does_not_start(chosen.provider, err);
-            }
+            if (provider != cpu_provider && !blames_the_file(err.code())) throw does_not_start(provider, err);
             throw Error(path_.string() + " cannot be opened: " + err.what());
         }
     }
@@ -580,14 +740,14 @@ private:
     }
 
     /// Adds the provider to the options and says where it computes.
-    Place append(const std::string& called, OrtSessionOptions* settings) {
+    Place append(const std::string& called, OrtSessionOptions* settings, bool graphs) {
         const std::vector<std::string> built_in = library_.providers();
         if (std::find(built_in.begin(), built_in.end(), called) == built_in.end()) {
             throw RuntimeMissing("this onnxruntime was built without " + called + ".");
         }
         if (called == cpu_provider) return Place::Cpu;  // always there, behind all others
         if (called == cuda_provider) {
-            append_cuda(settings);
+            append_cuda(settings, graphs);
         } else if (called == tensorrt_provider) {
             append_tensorrt(settings);
         } else if (called == rtx_provider) {
@@ -599,7 +759,7 @@ private:
         return Place::Cuda;
     }
 
-    void append_cuda(OrtSessionOptions* settings) {
+    void append_cuda(OrtSessionOptions* settings, bool graphs) {
         const auto made = library_.made<OrtCUDAProviderOptionsV2>(
             api_.ReleaseCUDAProviderOptions,
             [&](OrtCUDAProviderOptionsV2** found) { return api_.CreateCUDAProviderOptions(found); });
@@ -607,6 +767,10 @@ private:
         // search for the algorithm of a convolution is begun anew at every new size.
         std::vector<const char*> keys{"use_tf32", "cudnn_conv_algo_search"};
         std::vector<const char*> values{"0", "HEURISTIC"};
+        if (graphs) {
+            keys.push_back("enable_cuda_graph");
+            values.push_back("1");
+        }
         // As Python's provider_options (attnport_bundle/runtimes/cuda.py): below SM 90, cuDNN's attention is taken only
         // where it is asked for; below SM 80 it has none.
         const int sm = this_gpu().sm;
@@ -637,10 +801,10 @@ private:
 
     OnnxRuntime& library_;
     const OrtApi& api_;
-    const std::filesystem::path& path_;
+    std::filesystem::path path_;
     const Manifest& manifest_;
     const Form& form_;
-    const Options& options_;
+    Options options_;
 };
 
 }  // namespace

@@ -81,6 +81,7 @@ public:
     std::string version;   ///< the runtime's release
     Machine machine;
     Place place = Place::Cpu;  ///< where it computes
+    bool wants_eights = false;  ///< lengths that are multiples of 8 are much quicker, or are captured as graphs
     std::vector<Port> inputs;
     std::vector<Port> outputs;
     /// Of an engine, for each optimization profile: the ranges of its inputs, in the order of `inputs`.

@@ -179,8 +179,18 @@ private:
 class Config final : public nvinfer1::IRuntimeConfig {
 public:
     Config() {
+        using Strategy = nvinfer1::ExecutionContextAllocationStrategy;
         static Table<nvinfer1::apiv::VRuntimeConfig> table =
             Table<nvinfer1::apiv::VRuntimeConfig>()
+                .set(&nvinfer1::apiv::VRuntimeConfig::setExecutionContextAllocationStrategy,
+                     +[](void* self, Strategy given) {
+                         owner_of<Config>(self).is_user_managed = given == Strategy::kUSER_MANAGED;
+                     })
+                .set(&nvinfer1::apiv::VRuntimeConfig::setCudaGraphStrategy,
+                     +[](void*, nvinfer1::CudaGraphStrategy given) {
+                         pretended::note("graphs " + std::to_string(static_cast<int>(given)));
+                         return !failing("setCudaGraphStrategy");
+                     })
                 .set(&nvinfer1::apiv::VRuntimeConfig::createRuntimeCache,
                      +[](void*) -> nvinfer1::IRuntimeCache* {
                          return failing("createRuntimeCache") ? nullptr : new Compiled;
@@ -197,11 +207,14 @@ public:
     ~Config() override { pretended::note("~IRuntimeConfig"); }
 
     Compiled* cache = nullptr;
+    bool is_user_managed = false;
 
 private:
     Impl<Config> impl_{};
 };
 #endif
+
+constexpr std::int64_t scratch_bytes = 4096;
 
 /// What is alive: TensorRT has an order in which its objects may go.
 struct Alive {
@@ -217,6 +230,7 @@ public:
         using V = nvinfer1::apiv::VExecutionContext;
         static Table<V> table = Table<V>()
                                     .set(&V::getEngine, +[](void* self) { return &owner_of<Context>(self).engine_; })
+                                    .set(&V::setDeviceMemoryV2, &set_memory)
                                     .set(&V::setOptimizationProfileAsync, &set_profile)
                                     .set(&V::setInputShape, &set_shape)
                                     .set(&V::setTensorAddress, &set_address)
@@ -234,6 +248,11 @@ public:
     }
 
 private:
+    static void set_memory(void* self, void* memory, std::int64_t bytes) {
+        if (bytes != scratch_bytes) pretended::refuse("memory of another size");
+        pretended::note("scratch " + std::to_string(reinterpret_cast<std::uintptr_t>(memory)));
+        owner_of<Context>(self).memory_ = memory;
+    }
     static bool set_profile(void* self, std::int32_t profile, cudaStream_t) {
         owner_of<Context>(self).profile_ = static_cast<std::size_t>(profile);
         pretended::note("profile " + std::to_string(profile));
@@ -265,6 +284,8 @@ private:
     static bool enqueue(void* self, cudaStream_t) {
         if (failing("enqueueV3")) return false;
         auto& context = owner_of<Context>(self);
+        if (context.memory_ == nullptr) pretended::refuse("the caller gives the memory, and gave none");
+        std::memset(context.memory_, 0xAB, scratch_bytes);
         const auto* const x = static_cast<const float*>(context.addresses_.at("x"));
         const auto* const m = static_cast<const char*>(context.addresses_.at("m"));
         auto* const y = static_cast<std::uint16_t*>(context.addresses_.at("y"));
@@ -275,6 +296,7 @@ private:
     }
 
     const nvinfer1::ICudaEngine& engine_;  // Python's package asks for it
+    void* memory_ = nullptr;
     std::size_t profile_ = 0;
     std::map<std::string, Dims> shapes_;
     std::map<std::string, void*> addresses_;
@@ -296,6 +318,7 @@ public:
                      +[](void*, const char* name) {
                          return *name == 'y' ? nvinfer1::TensorIOMode::kOUTPUT : nvinfer1::TensorIOMode::kINPUT;
                      })
+                .set(&V::getDeviceMemorySizeV2, +[](void*) -> std::int64_t { return scratch_bytes; })
                 .set(&V::getNbOptimizationProfiles,
                      +[](void*) -> std::int32_t { return static_cast<std::int32_t>(profiles.size()); })
                 .set(&V::getProfileShape,
@@ -313,13 +336,16 @@ public:
                 .set(&V::createExecutionContextWithRuntimeConfig,
                      +[](void* self, nvinfer1::IRuntimeConfig* config) -> nvinfer1::IExecutionContext* {
                          if (failing("createExecutionContext")) return nullptr;
+                         if (!static_cast<Config*>(config)->is_user_managed) pretended::refuse("memory for each context");
                          auto* const cache = static_cast<Config*>(config)->cache;
                          if (cache != nullptr) cache->kernels.insert(static_cast<char>(alive.contexts + 1));
                          return new Context(owner_of<Engine>(self));
                      })
 #endif
                 .set(&V::createExecutionContext,
-                     +[](void* self, nvinfer1::ExecutionContextAllocationStrategy) -> nvinfer1::IExecutionContext* {
+                     +[](void* self, nvinfer1::ExecutionContextAllocationStrategy given) -> nvinfer1::IExecutionContext* {
+                         using Strategy = nvinfer1::ExecutionContextAllocationStrategy;
+                         if (given != Strategy::kUSER_MANAGED) pretended::refuse("memory for each context");
                          return failing("createExecutionContext") ? nullptr : new Context(owner_of<Engine>(self));
                      });
         impl_ = {table.start(), this};
