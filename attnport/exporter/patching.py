@@ -30,7 +30,7 @@ from torch._subclasses import FakeTensor, fake_utils
 from torch.backends import mha
 from torch.export import _trace
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import DimConstraints, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimConstraints, ShapeEnv, statically_known_true
 from torch.nn.modules import transformer
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
@@ -134,6 +134,7 @@ def obstacles() -> tuple[Patch, ...]:
       as many steps as a size, as of Perceiver's positions, is written with `arange`, and `triu_indices` of a size, as
       of reformer-pytorch's causal mask, with `nonzero`.
     - `x.data`, as of the Annotated Transformer's masks, would be a constant without values; it is `x.detach()`.
+    - `x[..., -n] = 0` has the number of the trace for a size, without a guard; it writes to a slice of one place.
     - A size is a key, as of tables that a module keeps by their length, or of the set of all lengths.
     - A tensor of sizes, as of the levels of Deformable DETR, would have the numbers of the trace.
     - A split of a size into parts of a number gives as many parts as the traced size has, and a loop over them freezes
@@ -165,6 +166,7 @@ def obstacles() -> tuple[Patch, ...]:
         *everywhere({nn.functional.interpolate: _scaled(nn.functional.interpolate)}),
         Patch(torch.SymInt, "__hash__", _hash(torch.SymInt.__hash__)),
         Patch(torch.Tensor, "data", _data()),
+        Patch(torch.Tensor, "__setitem__", _at_sizes(torch.Tensor.__setitem__)),
         Patch(torch, "tensor", _of_sizes(torch.tensor)),
         Patch(torch, "as_tensor", _of_sizes(torch.as_tensor)),
         Patch(torch, "linspace", _spaced(torch.linspace)),
@@ -219,6 +221,32 @@ def _data() -> property:
         return tensor.detach() if isinstance(tensor, FakeTensor) else plain.__get__(tensor)
 
     return property(found, plain.__set__)
+
+
+def _at_sizes(write: Callable[..., None]) -> Callable[..., None]:
+    """`Tensor.__setitem__` whose places may be sizes of a trace."""
+
+    def called(tensor: torch.Tensor, index: Any, value: Any) -> None:
+        given = index if isinstance(index, tuple) else (index,)
+        kinds = {type(each) for each in given}
+        if torch.SymInt not in kinds or not kinds <= {torch.SymInt, int, slice, type(None), type(...)}:
+            return write(tensor, index, value)
+        rest = [slice(None)] * (tensor.dim() - sum(each is not None and each is not ... for each in given))
+        parts = [*itertools.chain(*(rest if each is ... else [each] for each in given))]
+        parts += [] if type(...) in kinds else rest
+        behind = 0  # axes of the result
+        for at in reversed(range(len(parts))):
+            place = parts[at]
+            if isinstance(place, torch.SymInt):
+                size = tensor.shape[sum(each is not None for each in parts[:at])]
+                start: Any = place if statically_known_true(place >= 0) else place % size
+                parts[at] = slice(start, start + 1)
+                if isinstance(value, torch.Tensor) and value.dim() >= behind:
+                    value = value.unsqueeze(-1 - behind)
+            behind += not isinstance(place, int)
+        return write(tensor, tuple(parts), value)
+
+    return called
 
 
 def _of_sizes(tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

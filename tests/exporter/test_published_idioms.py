@@ -436,6 +436,19 @@ class MaskOfData(Words):
         return (scores - scores.data.amax(-1, keepdim=True)).softmax(-1) @ x
 
 
+class WritesAtASize(Words):
+    """As the selective attention of x-transformers: a place that is written to follows from a size."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        y, count = x.clone(), x.shape[1]
+        y[:, -count] = 0.0
+        y[:, count // 2, 2:] += x[:, 0, :6]
+        y[..., count - 1, 0] = x.mean((1, 2))
+        y[0, None, count // 3 - 1] = x[0, :1]  # of fewer than three, the last
+        return attend(y, y, y)
+
+
 class TableOfTheUsualSize(Words):
     """As the patches of CogVideoX: a table of positions that is made anew for any other size."""
 
@@ -498,7 +511,7 @@ def test_layers_of_torch_need_no_second_trace(tmp_path: Path, monkeypatch: pytes
     [LeavesOutAMask, LeavesOutAFullMask, ChecksValues, CausalUnlessOne, RangeOfPositions, SpacedPositions,
      PadsToWindows, MeansOfSlots, SlopesOfHeads, Retains, SumsOfKeys, LayersOfTorch, CountsWhatIsShown, TiedRows,
      ShiftedWindows, AcrossChannels, ResizedTable, PlacesOfWindows, Areas, OverEdges, CutIntoPatches, Squeezed,
-     DropsOutNothing, TableOfTheUsualSize, LevelsOfSizes, MaskOfData, Spectrogram,
+     DropsOutNothing, TableOfTheUsualSize, WritesAtASize, LevelsOfSizes, MaskOfData, Spectrogram,
      KeptTables, PooledKeys, GrowsToSize, ResizedByFactor, OverlappingChunks],
 )  # fmt: skip
 def test_the_graph_is_the_module_at_every_size(kind: type[nn.Module], tmp_path: Path) -> None:
