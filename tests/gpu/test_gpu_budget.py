@@ -116,8 +116,8 @@ def test_what_does_not_answer_is_waited_for_no_longer_than_the_budget(
     monkeypatch.setattr("attnport.verbs.check.probe_all", lambda runtimes, limits: verb.probe_all(runtimes))
     monkeypatch.setattr(verb, "CALL_S", 2.0)
     began_s = time.monotonic()
-    piece = gpu_check(work, precisions=("fp32",), budget_s=6.0, **options).pieces["tiny fp32"]
-    assert time.monotonic() - began_s < 6.0 + SPARE_S
+    piece = gpu_check(work, precisions=("fp32",), budget_s=12.0, **options).pieces["tiny fp32"]
+    assert time.monotonic() - began_s < 12.0 + SPARE_S
     assert piece.problem == OVER
     assert (piece.parity is not None, piece.latency) == (judged, None)
     assert not [name for name in OWN if (work / "tiny" / name).exists()]
