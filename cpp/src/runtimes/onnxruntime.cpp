@@ -185,6 +185,15 @@ std::vector<std::string> OnnxRuntime::providers() const {
     return found;
 }
 
+/// What `work` returns; a failure of ONNX Runtime's in it is an Error.
+template <class Work> auto told(const Work& work) {
+    try {
+        return work();
+    } catch (const OrtFailure& err) {
+        throw Error(std::string("onnxruntime failed: ") + err.what());
+    }
+}
+
 /// The library in `asked`, else in $ATTNPORT_ONNXRUNTIME, else the loader's. Throws RuntimeMissing: there is none, it
 /// is not the release that a form needs, or it is older than the headers that this reader was compiled with.
 OnnxRuntime& load_onnxruntime(const std::filesystem::path& asked, const Requires& wanted) {
@@ -267,10 +276,12 @@ std::vector<const char*> words_of(const std::vector<std::string>& names) {
     return found;
 }
 
+std::size_t bytes_of(const Input& input) { return elements(input.shape()) * size_bytes(input.dtype()); }
+
 /// Whether an address is one of an input's own bytes.
 bool lies_in(const std::vector<Input>& given, const void* address) {
     return std::any_of(given.begin(), given.end(), [address](const Input& input) {
-        const std::size_t bytes = elements(input.shape()) * size_bytes(input.dtype());
+        const std::size_t bytes = bytes_of(input);
         const auto* const begin = static_cast<const std::byte*>(input.data());
         const std::less<> is_before;
         return bytes != 0 && !is_before(address, static_cast<const void*>(begin)) &&
@@ -304,9 +315,7 @@ public:
                          ? api_.CreateMemoryInfo("Cuda", OrtDeviceAllocator, 0, OrtMemTypeDefault, made)
                          : api_.CreateCpuMemoryInfo(OrtDeviceAllocator, OrtMemTypeDefault, made);
           })),
-          run_options_(library.made<OrtRunOptions>(
-              api_.ReleaseRunOptions, [&](OrtRunOptions** made) { return api_.CreateRunOptions(made); })) {
-        library_.check(api_.RunOptionsSetRunLogSeverityLevel(run_options_.get(), ORT_LOGGING_LEVEL_FATAL));
+          run_options_(new_options()) {
         provider = std::move(chosen.provider);
         place = chosen.place;
         wants_eights = provider == cuda_provider;
@@ -332,7 +341,7 @@ public:
             // An error of the call itself comes again. A failed capture may leave a stream that is lost.
             graphs_.clear();
             device_ = nullptr;
-            session_ = opened_again();
+            session_ = told(without_graphs_);
         }
         return plainly(given);
     }
@@ -342,7 +351,7 @@ public:
     std::vector<Tensor> run_in_place(const std::vector<Input>& given,
                                                          const std::vector<std::optional<std::size_t>>& shared) override {
         require_one_each(given);
-        try {
+        return told([&] {
             const auto owned = values(given);
             std::vector<const OrtValue*> fed;
             fed.reserve(owned.size());
@@ -354,20 +363,16 @@ public:
             library_.check(api_.Run(session_.get(), run_options_.get(), input_words_.data(), fed.data(), fed.size(),
                                     output_words_.data(), output_words_.size(), found.data()));
             return tensors(found.data(), given, shared);
-        } catch (const OrtFailure& err) {
-            throw Error(std::string("onnxruntime failed: ") + err.what());
-        }
+        });
     }
 
     std::vector<Tensor> run_device(const std::vector<Input>& given, const std::vector<bool>& stays) override {
         if (place == Place::Cpu) return run(given);
         require_one_each(given);
         const auto turn = this_turn();
-        try {
+        return told([&] {
             const auto owned = values(given);
-            const auto binding = library_.made<OrtIoBinding>(api_.ReleaseIoBinding, [&](OrtIoBinding** made) {
-                return api_.CreateIoBinding(session_.get(), made);
-            });
+            const auto binding = new_binding();
             for (std::size_t index = 0; index < owned.size(); ++index) {
                 library_.check(api_.BindInput(binding.get(), input_words_[index], owned[index].get()));
             }
@@ -389,9 +394,7 @@ public:
                 throw Error("onnxruntime failed: it gave " + std::to_string(count) + " outputs.");
             }
             return tensors(found, given, std::vector<std::optional<std::size_t>>(count));
-        } catch (const OrtFailure& err) {
-            throw Error(std::string("onnxruntime failed: ") + err.what());
-        }
+        });
     }
 
 private:
@@ -403,6 +406,18 @@ private:
         OrtOwned<OrtRunOptions> options;
         std::vector<Tensor> outputs;  ///< those of the first call: their names, dtypes and shapes
     };
+
+    OrtOwned<OrtRunOptions> new_options() const {
+        auto found = library_.made<OrtRunOptions>(
+            api_.ReleaseRunOptions, [&](OrtRunOptions** made) { return api_.CreateRunOptions(made); });
+        library_.check(api_.RunOptionsSetRunLogSeverityLevel(found.get(), ORT_LOGGING_LEVEL_FATAL));
+        return found;
+    }
+
+    OrtOwned<OrtIoBinding> new_binding() const {
+        return library_.made<OrtIoBinding>(
+            api_.ReleaseIoBinding, [&](OrtIoBinding** made) { return api_.CreateIoBinding(session_.get(), made); });
+    }
 
     /// A session that captures graphs runs one call at a time.
     [[nodiscard]] std::unique_lock<std::mutex> this_turn() {
@@ -428,8 +443,7 @@ private:
         Graph graph = bound(given, plainly(given));
         auto found = replayed(graph, given);
         for (std::size_t index = 0; index < found.size(); ++index) {
-            const std::size_t bytes = found[index].size() * size_bytes(found[index].dtype());
-            if (std::memcmp(found[index].data(), graph.outputs[index].data(), bytes) != 0) {
+            if (std::memcmp(found[index].data(), graph.outputs[index].data(), bytes_of(found[index])) != 0) {
                 throw Error("the graph gives other numbers.");
             }
         }
@@ -438,32 +452,21 @@ private:
     }
 
     Graph bound(const std::vector<Input>& given, std::vector<Tensor> first) const {
-        Graph graph{{}, {},
-                    library_.made<OrtIoBinding>(
-                        api_.ReleaseIoBinding,
-                        [&](OrtIoBinding** made) { return api_.CreateIoBinding(session_.get(), made); }),
-                    library_.made<OrtRunOptions>(
-                        api_.ReleaseRunOptions, [&](OrtRunOptions** made) { return api_.CreateRunOptions(made); }),
-                    std::move(first)};
-        library_.check(api_.RunOptionsSetRunLogSeverityLevel(graph.options.get(), ORT_LOGGING_LEVEL_FATAL));
+        Graph graph{{}, {}, new_binding(), new_options(), std::move(first)};
         const std::string number = std::to_string(graphs_.size() + 1);
         library_.check(api_.AddRunConfigEntry(graph.options.get(), graph_number, number.c_str()));
-        const auto held = [&](std::string_view called, DType dtype, const Shape& shape) {
-            graph.memory.push_back(std::make_unique<cuda::Memory>(device_, elements(shape) * size_bytes(dtype)));
+        const auto held = [&](const Input& like) {
+            graph.memory.push_back(std::make_unique<cuda::Memory>(device_, bytes_of(like)));
             const auto address = static_cast<std::uintptr_t>(graph.memory.back()->address());
             const void* const data = reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr)
-            graph.values.push_back(value(Input(called, data, dtype, shape, Place::Cuda)));
+            graph.values.push_back(value(Input(like.name(), data, like.dtype(), like.shape(), Place::Cuda)));
             return graph.values.back().get();
         };
         for (std::size_t index = 0; index < given.size(); ++index) {
-            const Input& input = given[index];
-            OrtValue* const there = held(input.name(), input.dtype(), input.shape());
-            library_.check(api_.BindInput(graph.binding.get(), input_words_[index], there));
+            library_.check(api_.BindInput(graph.binding.get(), input_words_[index], held(given[index])));
         }
         for (std::size_t index = 0; index < graph.outputs.size(); ++index) {
-            const Tensor& output = graph.outputs[index];
-            OrtValue* const there = held(output.name(), output.dtype(), output.shape());
-            library_.check(api_.BindOutput(graph.binding.get(), output_words_[index], there));
+            library_.check(api_.BindOutput(graph.binding.get(), output_words_[index], held(graph.outputs[index])));
         }
         return graph;
     }
@@ -472,30 +475,19 @@ private:
     std::vector<Tensor> replayed(const Graph& graph, const std::vector<Input>& given) const {
         const cuda::Bound current(*device_);
         for (std::size_t index = 0; index < given.size(); ++index) {
-            const Input& input = given[index];
-            device_->upload(graph.memory[index]->address(), input.data(),
-                            elements(input.shape()) * size_bytes(input.dtype()));
+            device_->upload(graph.memory[index]->address(), given[index].data(), bytes_of(given[index]));
         }
         device_->synchronize();
         library_.check(api_.RunWithBinding(session_.get(), graph.options.get(), graph.binding.get()));
         std::vector<Tensor> found;
         for (std::size_t index = 0; index < graph.outputs.size(); ++index) {
             const Tensor& like = graph.outputs[index];
-            const std::size_t bytes = like.size() * size_bytes(like.dtype());
-            std::shared_ptr<std::byte> memory = allocate(bytes);
-            device_->download(memory.get(), graph.memory[given.size() + index]->address(), bytes);
+            std::shared_ptr<std::byte> memory = allocate(bytes_of(like));
+            device_->download(memory.get(), graph.memory[given.size() + index]->address(), bytes_of(like));
             found.emplace_back(like.name(), like.dtype(), like.shape(), std::move(memory));
         }
         device_->synchronize();
         return found;
-    }
-
-    std::shared_ptr<OrtSession> opened_again() const {
-        try {
-            return without_graphs_();
-        } catch (const OrtFailure& err) {
-            throw Error(std::string("onnxruntime failed: ") + err.what());
-        }
     }
 
     bool says_in_place() const {
@@ -556,7 +548,7 @@ private:
     /// A view of the caller's memory: nothing is copied on the CPU.
     OrtOwned<OrtValue> value(const Input& input) const {
         const OrtMemoryInfo* memory = input.place() == Place::Cpu ? on_cpu_.get() : on_device_.get();
-        const std::size_t bytes = elements(input.shape()) * size_bytes(input.dtype());
+        const std::size_t bytes = bytes_of(input);
         return library_.made<OrtValue>(api_.ReleaseValue, [&](OrtValue** made) {
             // Inputs are only read; ONNX Runtime has no pointer to const here.
             return api_.CreateTensorWithDataAsOrtValue(memory, const_cast<void*>(input.data()), bytes, input.shape().data(),
@@ -672,11 +664,6 @@ private:
     std::unique_ptr<Session> with(const std::string& called, bool graphs) {
         const auto settings = settings_for(called);
         Chosen chosen{called, Place::Cpu, nullptr};
-        try {
-            chosen.place = append(called, settings.get(), graphs);
-        } catch (const OrtFailure& err) {
-            throw does_not_start(called, err);
-        }
         if (graphs) {
             chosen.without_graphs = [again = *this, called]() mutable {
                 const auto plain = again.settings_for(called);
@@ -686,8 +673,17 @@ private:
         }
         // Other providers move weights to their device, and not all of them were tried with such.
         const bool reads = called == cpu_provider && !form_.external.empty() && !may_map(manifest_, form_);
-        const std::vector<std::string> weights = reads ? give_weights(settings.get()) : std::vector<std::string>();
-        return opened(settings.get(), std::move(chosen));
+        try {
+            chosen.place = append(called, settings.get(), graphs);
+            const std::vector<std::string> weights = reads ? give_weights(settings.get()) : std::vector<std::string>();
+            auto made = session(settings.get());
+            return std::make_unique<OnnxRuntimeSession>(library_, std::move(made), manifest_.io, std::move(chosen));
+        } catch (const OrtFailure& err) {
+            if (called != cpu_provider && !blames_the_file(err.code())) {
+                throw RuntimeMissing(called + " does not start here: " + err.what());
+            }
+            throw Error(path_.string() + " cannot be opened: " + err.what());
+        }
     }
 
     OrtOwned<OrtSessionOptions> settings_for(const std::string& called) {
@@ -710,16 +706,6 @@ private:
         return library_.made<OrtSession>(api_.ReleaseSession, [&](OrtSession** made) {
             return api_.CreateSession(library_.env(), path_.c_str(), settings, made);
         });
-    }
-
-    std::unique_ptr<Session> opened(const OrtSessionOptions* settings, Chosen chosen) {
-        const std::string provider = chosen.provider;
-        try {
-            return std::make_unique<OnnxRuntimeSession>(library_, session(settings), manifest_.io, std::move(chosen));
-        } catch (const OrtFailure& err) {
-            if (provider != cpu_provider && !blames_the_file(err.code())) throw does_not_start(provider, err);
-            throw Error(path_.string() + " cannot be opened: " + err.what());
-        }
     }
 
     /// The bytes of the weights files, which the options point to until the session is there.
@@ -765,12 +751,8 @@ private:
             [&](OrtCUDAProviderOptionsV2** found) { return api_.CreateCUDAProviderOptions(found); });
         // TF32 keeps 10 of float32's 23 bits of mantissa: a precision of its own, and never meant by fp32. An exhaustive
         // search for the algorithm of a convolution is begun anew at every new size.
-        std::vector<const char*> keys{"use_tf32", "cudnn_conv_algo_search"};
-        std::vector<const char*> values{"0", "HEURISTIC"};
-        if (graphs) {
-            keys.push_back("enable_cuda_graph");
-            values.push_back("1");
-        }
+        std::vector<const char*> keys{"use_tf32", "cudnn_conv_algo_search", "enable_cuda_graph"};
+        std::vector<const char*> values{"0", "HEURISTIC", graphs ? "1" : "0"};
         // As Python's provider_options (attnport_bundle/runtimes/cuda.py): below SM 90, cuDNN's attention is taken only
         // where it is asked for; below SM 80 it has none.
         const int sm = this_gpu().sm;
@@ -787,10 +769,6 @@ private:
             api_.ReleaseTensorRTProviderOptions,
             [&](OrtTensorRTProviderOptionsV2** found) { return api_.CreateTensorRTProviderOptions(found); });
         library_.check(api_.SessionOptionsAppendExecutionProvider_TensorRT_V2(settings, made.get()));
-    }
-
-    static RuntimeMissing does_not_start(const std::string& called, const OrtFailure& err) {
-        return RuntimeMissing(called + " does not start here: " + err.what());
     }
 
     /// Whether a failure says that the file is at fault, whatever it is opened with.
@@ -812,11 +790,8 @@ private:
 std::unique_ptr<Session> open_onnxruntime(const std::filesystem::path& path, const Manifest& manifest, const Form& form,
                                           const Options& options) {
     OnnxRuntime& library = load_onnxruntime(options.onnxruntime, form.requires_);
-    try {
-        return Starting(library, path, manifest, form, options).with(form.provider.value_or(cpu_provider));
-    } catch (const OrtFailure& err) {
-        throw Error(std::string("onnxruntime failed: ") + err.what());
-    }
+    return told(
+        [&] { return Starting(library, path, manifest, form, options).with(form.provider.value_or(cpu_provider)); });
 }
 
 }  // namespace attnport::reader
