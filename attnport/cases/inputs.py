@@ -375,7 +375,7 @@ def random_feeds(io: IOContract, sizes: Mapping[str, int], layout: str, rng: np.
         elif spec.dtype == "bool":
             feeds[spec.name] = np.asarray(rng.random(shape) < 0.5)  # without axes, it is no array
         elif len(shape) == 1 and spec.high and spec.high >= shape[0]:
-            # All different: of two writes to one place of a cache, torch does not say which one stays.
+            # Distinct: if two rows are written to the same place of a cache, torch does not define which one remains.
             feeds[spec.name] = rng.permutation(spec.high)[: shape[0]].astype(dtype)
         elif spec.dtype.startswith("int"):
             feeds[spec.name] = rng.integers(0, spec.high or 2, shape).astype(dtype)

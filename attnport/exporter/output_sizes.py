@@ -23,7 +23,7 @@ _DIVISIONS = {"FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%"}
 
 
 def traced_outputs(program: torch.export.ExportedProgram, contract: IOContract) -> tuple[TensorSpec, ...]:
-    """Replaces the sizes of the contract's outputs by those of the graph.
+    """Returns the contract's outputs with the sizes that the graph gives them.
 
     A size that depends on values becomes unknown, even if the runs agreed on one. A size that no expression can state
     stays as declared.

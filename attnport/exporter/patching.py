@@ -470,7 +470,7 @@ def sizes_of_values(decided: dict[str, None]) -> tuple[Patch, ...]:
     def answered(env: ShapeEnv, question: Any, answer: Any) -> None:
         asker = _asker()
         asserted = answer == sympy.true and asker is not None and is_asserted(asker)
-        # An answer that is a number would become a constant of the graph.
+        # If the answer is a number, it would become a constant in the graph.
         if not asserted and (asker is not None or answer not in (sympy.true, sympy.false)):
             raise env._make_data_dependent_error(question, question)
         note("as it is asserted" if asserted else "as in an example")

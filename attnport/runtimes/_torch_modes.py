@@ -151,13 +151,13 @@ _SORTS = {
 
 
 class Ties(DispatchMode):
-    """Lets `topk`, `sort` and `argsort` take equal elements in their order, as ONNX's `TopK` does, or in a drawn one.
+    """Makes `topk`, `sort` and `argsort` keep the order of equal elements, as ONNX's `TopK` does, or shuffle them.
 
-    torch leaves their order open. To a router that was not trained, all experts are equal.
+    torch does not define their order. An untrained router gives all experts the same score.
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        """Takes the seed of the drawn order; None = their own."""
+        """`seed` shuffles equal elements; None keeps their order."""
         super().__init__()
         self._seed = seed
 

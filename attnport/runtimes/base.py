@@ -179,7 +179,7 @@ def small_feeds(
 ) -> dict[str, Any]:
     """Feeds that most models take: small sizes that `io` allows, 2 without it, zeros (valid ids), True for booleans.
 
-    Whole numbers that `io` does not bound are 1, since they may be lengths, and some runtimes refuse an empty sequence.
+    Whole numbers without a bound in `io` are 1: they may be lengths, and some runtimes refuse an empty sequence.
 
     Args:
         given: The sizes of some named dims.

@@ -262,7 +262,7 @@ def _in_steps(dims: Sequence[Dim], start: Sizes, runs: Callable[[Sizes], bool]) 
 
 
 def _step_beside_others(dim: Dim, dims: Mapping[str, Dim], start: Sizes, runs: Callable[[Sizes], bool]) -> Dim:
-    """A dim whose step is doubled until the module also runs with other sizes of the other dims.
+    """Doubles the step of a dim until the module also runs when the other dims have other sizes.
 
     `x.view(-1, 32)` takes multiples of 4 beside 8 rows, and multiples of 32 beside any.
     """

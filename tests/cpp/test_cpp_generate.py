@@ -141,7 +141,7 @@ def test_on_cuda_a_step_brings_no_cache_to_the_host_and_is_no_graph(
     on_cuda = OnCuda(cpp_build, app, tmp_path)
     found, noted = on_cuda.run("generate", "max_tokens", "12", "stop", "none", given="5 17 60\n")
     assert found == expected
-    # The first open runs the bundle's golden cases.
+    # Runs before these are golden cases, which prove the form when the bundle is opened for the first time.
     assert noted[-12:] == ["plain", *["bound"] * 11]
 
 

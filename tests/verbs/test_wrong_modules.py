@@ -246,7 +246,7 @@ def refusal(source: Path, name: str, way: str) -> AttnportError:
         for way in ("declared", "examples")
     ]
     + [pytest.param(*case, "declared", marks=pytest.mark.slow) for case in ONE_WAY]
-    # In a module that can be imported, `int` is traced, and the assertion is taken to be true.
+    # In a module that can be imported, `int` keeps the size symbolic, and torch assumes that the assertion holds.
     + [("Assert", VALUES, "torch.compiler.is_exporting", "examples")],
 )
 def test_a_wrong_module_is_told_with_its_line_and_a_remedy(
