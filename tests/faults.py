@@ -483,8 +483,11 @@ tests/runtimes/test_reader_graphs.py
     - inputs[name].update_inplace(np.ascontiguousarray(array))
     + inputs[name].shape()
   attnport_bundle/runtimes/onnxruntime.py: a graph is kept that gives other numbers
-    - if any(one.tobytes() != other.tobytes() for one, other in zip(found, plain, strict=True)):
-    + if not found:
+    - if any(held.numpy().tobytes() != array.tobytes() for held, array in zip(outputs, plain, strict=True)):
+    + if not outputs:
+  attnport_bundle/runtimes/onnxruntime.py: an error of the call ends graphs
+    - found = None if graphs.has(feeds) else self._plainly(feeds)  # an error of the call itself is the caller's
+    + found: Any = None
   attnport_bundle/runtimes/onnxruntime.py: runs that are no graphs are captured too
     - self._options = self._graphs.options() if self._graphs else None
     + self._options = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -103,33 +103,38 @@ class Graphs:
         options.add_run_config_entry(_GRAPH_ID, number)
         return options
 
-    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Any] | None:
-        """The outputs in order; None for shapes that came for the first time, or of which there are too many.
+    def has(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> bool:
+        """Whether a call of these shapes is captured."""
+        return _shapes(feeds) in self._captured
+
+    def replayed(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
+        """The outputs in order. Raises whatever ONNX Runtime raises."""
+        import numpy as np
+
+        binding, options, inputs, outputs = self._captured[_shapes(feeds)]
+        for name, array in feeds.items():
+            inputs[name].update_inplace(np.ascontiguousarray(array))
+        self._session.run_with_iobinding(binding, options)
+        return [np.array(value.numpy()) for value in outputs]
+
+    def capture(self, feeds: Mapping[str, np.ndarray[Any, Any]], plain: Sequence[Any]) -> None:
+        """Captures a call, unless its shapes came for the first time, or there are too many.
+
+        Args:
+            plain: Its outputs without a graph.
 
         Raises:
             Exception: whatever ONNX Runtime raises where it cannot capture, and RuntimeError where the graph's outputs
-                are not bit for bit those of a run without it.
+                are not bit for bit those without it.
         """
         import numpy as np
 
-        shapes = tuple((name, array.shape) for name, array in sorted(feeds.items()))
-        if shapes in self._captured:
-            binding, options, inputs, outputs = self._captured[shapes]
-            for name, array in feeds.items():
-                inputs[name].update_inplace(np.ascontiguousarray(array))
-            self._session.run_with_iobinding(binding, options)
-            return [np.array(value.numpy()) for value in outputs]
         if len(self._captured) == GRAPHS or not all(array.size for array in feeds.values()):
-            return None
+            return
+        shapes = _shapes(feeds)
         if shapes not in self._once:
             self._once.add(shapes)
-            return None
-        return self._capture(shapes, feeds)
-
-    def _capture(self, shapes: Any, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
-        import numpy as np
-
-        plain = self._session.run(self._names, dict(feeds), self.options())
+            return
         value = self._module.OrtValue
         inputs = {
             name: value.ortvalue_from_numpy(np.ascontiguousarray(array), self._place, 0)
@@ -144,11 +149,13 @@ class Graphs:
         for name, held in zip(self._names, outputs, strict=True):
             binding.bind_ortvalue_output(name, held)
         self._session.run_with_iobinding(binding, options)
-        found = [np.array(held.numpy()) for held in outputs]
-        if any(one.tobytes() != other.tobytes() for one, other in zip(found, plain, strict=True)):
+        if any(held.numpy().tobytes() != array.tobytes() for held, array in zip(outputs, plain, strict=True)):
             raise RuntimeError("the graph gives other numbers")
         self._captured[shapes] = binding, options, inputs, outputs
-        return found
+
+
+def _shapes(feeds: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Any, ...]:
+    return tuple((name, array.shape) for name, array in sorted(feeds.items()))
 
 
 class OnDevice:
@@ -301,9 +308,7 @@ class OnnxRuntimeSession(Session):
         """Every output by name, in the file's own dtypes; bfloat16 is passed as uint16 both ways."""
         if not self._halves:
             with self._turn:
-                found = self._by_graph(feeds)
-                if found is None:
-                    found = self._session.run(self._names, dict(feeds), self._options)
+                found = self._by_graph(self._graphs, feeds) if self._graphs else self._plainly(feeds)
             return dict(zip(self._names, found, strict=True))
         dtypes = {port.name: port.dtype for port in self.inputs}
         value = self._module.OrtValue
@@ -319,17 +324,21 @@ class OnnxRuntimeSession(Session):
         outputs = {name: _array(value) for name, value in zip(self._names, results, strict=True)}
         return {name: array.copy() if name in feeds else array for name, array in outputs.items()}
 
-    def _by_graph(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Any] | None:
-        """The outputs by a CUDA graph; None where there is none. Where one fails, there are none from then on."""
-        if self._graphs is None:
-            return None
+    def _plainly(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
+        return list(self._session.run(self._names, dict(feeds), self._options))
+
+    def _by_graph(self, graphs: Graphs, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
+        """The outputs by a CUDA graph, where there is one. Where a graph fails, there are none from then on."""
+        found = None if graphs.has(feeds) else self._plainly(feeds)  # an error of the call itself is the caller's
         try:
-            return self._graphs.run(feeds)
-        except Exception:  # a runtime's own exceptions share no base; an error of the call itself comes again without
+            if found is None:
+                return graphs.replayed(feeds)
+            graphs.capture(feeds, found)
+        except Exception:  # a runtime's own exceptions share no base
             self._graphs = self._options = self._session = None  # a failed capture may leave a stream that is lost
             assert self._opened is not None
             self._session = self._opened({})
-            return None
+        return found or self._plainly(feeds)
 
     def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """As `run`, through I/O binding: see `feeds.bound`."""

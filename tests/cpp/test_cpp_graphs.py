@@ -51,6 +51,12 @@ def test_what_cannot_be_captured_runs_without_a_graph(calls: Calls, problem: str
     assert noted[-2:] == ["plain", "plain"]
 
 
+def test_a_call_that_onnxruntime_refuses_is_told_and_graphs_go_on(calls: Calls) -> None:
+    noted, found = calls("map", *(f"2,8,{seed}" for seed in range(6)), problem="calling")
+    assert ["a value is out of bounds" in line for line in found] == [True] * 3 + [False] * 3
+    assert noted == ["session 1", "plain", "plain", "plain", "plain", "plain", "graph 1", "graph 1"]
+
+
 def test_items_are_padded_to_multiples_of_eight_so_that_shapes_come_again(calls: Calls) -> None:
     noted, _ = calls("map", "2,5,0", "2,6,1", "2,7,2")
     assert noted == ["session 1", "plain", "plain", "graph 1", "graph 1"]

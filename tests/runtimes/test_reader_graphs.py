@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from pretended_gpu import HostDevice
 from pretended_onnxruntime import CUDA, Pretended
 
@@ -83,6 +84,17 @@ def test_what_cannot_be_captured_runs_without_a_graph_and_without_an_error(probl
     assert len(pretended.opened) == sessions
     assert "enable_cuda_graph" not in pretended.opened[-1]
     session.close()
+
+
+def test_a_call_that_is_refused_is_told_and_graphs_go_on() -> None:
+    session, pretended = opened(body="y = Mul(x, x) m = Gather(n, n)")
+    good = {"x": feeds(2, 8)["x"], "n": np.array([0, 1])}
+    for _ in range(3):
+        with pytest.raises(InvalidArgument, match="out of data bounds"):
+            session.run({**good, "n": np.array([0, 9])})
+    for _ in range(3):
+        session.run(good)
+    assert (pretended.captures, pretended.replays, len(pretended.opened)) == (1, 1, 1)
 
 
 def test_tensors_of_the_caller_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -335,15 +335,21 @@ public:
     std::vector<Tensor> run(const std::vector<Input>& given) override {
         require_one_each(given);
         const auto turn = this_turn();
+        if (device_ == nullptr) return plainly(given);
+        std::vector<Shape> shapes;
+        for (const Input& input : given) shapes.push_back(input.shape());
+        const auto graph = graphs_.find(shapes);
+        std::vector<Tensor> found;
+        if (graph == graphs_.end()) found = plainly(given);  // an error of the call itself is the caller's
         try {
-            if (auto found = by_graph(given)) return *std::move(found);
-        } catch (const std::exception&) {
-            // An error of the call itself comes again. A failed capture may leave a stream that is lost.
+            if (graph != graphs_.end()) return replayed(graph->second, given);
+            if (is_worth_a_graph(shapes)) capture(shapes, given, found);
+        } catch (const std::exception&) {  // a failed capture may leave a stream that is lost
             graphs_.clear();
             device_ = nullptr;
             session_ = told(without_graphs_);
         }
-        return plainly(given);
+        return found.empty() ? plainly(given) : found;
     }
 
     [[nodiscard]] bool writes_in_place() const override { return writes_in_place_; }
@@ -390,9 +396,7 @@ public:
             library_.check(api_.GetBoundOutputValues(binding.get(), allocator, &found, &count));
             const auto give_back = [allocator](OrtValue** memory) { allocator->Free(allocator, memory); };
             const std::unique_ptr<OrtValue*, decltype(give_back)> array(found, give_back);
-            if (count != output_words_.size()) {
-                throw Error("onnxruntime failed: it gave " + std::to_string(count) + " outputs.");
-            }
+            if (count != output_words_.size()) throw Error("onnxruntime gave " + std::to_string(count) + " outputs.");
             return tensors(found, given, std::vector<std::optional<std::size_t>>(count));
         });
     }
@@ -428,27 +432,23 @@ private:
         return run_in_place(given, std::vector<std::optional<std::size_t>>(output_words_.size()));
     }
 
-    /// The outputs by a CUDA graph: of small batches, the host takes longer to start kernels than the device to run them.
-    /// None for shapes that come for the first time, and where there are too many. Throws what ONNX Runtime does where it
-    /// cannot capture, and Error where a graph gives other numbers than a run without it.
-    std::optional<std::vector<Tensor>> by_graph(const std::vector<Input>& given) {
-        if (device_ == nullptr) return std::nullopt;
-        std::vector<Shape> shapes;
-        for (const Input& input : given) {
-            if (elements(input.shape()) == 0) return std::nullopt;
-            shapes.push_back(input.shape());
-        }
-        if (const auto found = graphs_.find(shapes); found != graphs_.end()) return replayed(found->second, given);
-        if (graphs_.size() == most_graphs || seen_.insert(shapes).second) return std::nullopt;
-        Graph graph = bound(given, plainly(given));
-        auto found = replayed(graph, given);
+    /// Whether shapes came before: of small batches, the host takes longer to start kernels than the device to run them.
+    bool is_worth_a_graph(const std::vector<Shape>& shapes) {
+        const bool is_empty = std::any_of(shapes.begin(), shapes.end(), [](const Shape& s) { return elements(s) == 0; });
+        return !is_empty && graphs_.size() < most_graphs && !seen_.insert(shapes).second;
+    }
+
+    /// Captures a call as a CUDA graph. Throws what ONNX Runtime does where it cannot, and Error where the graph gives
+    /// other numbers than `first`, those of a run without it.
+    void capture(const std::vector<Shape>& shapes, const std::vector<Input>& given, const std::vector<Tensor>& first) {
+        Graph graph = bound(given, first);
+        const auto found = replayed(graph, given);
         for (std::size_t index = 0; index < found.size(); ++index) {
-            if (std::memcmp(found[index].data(), graph.outputs[index].data(), bytes_of(found[index])) != 0) {
+            if (std::memcmp(found[index].data(), first[index].data(), bytes_of(found[index])) != 0) {
                 throw Error("the graph gives other numbers.");
             }
         }
-        graphs_.emplace(std::move(shapes), std::move(graph));
-        return found;
+        graphs_.emplace(shapes, std::move(graph));
     }
 
     Graph bound(const std::vector<Input>& given, std::vector<Tensor> first) const {

@@ -1,10 +1,12 @@
 // ONNX Runtime with a CUDA provider that is the CPU's: the library in PRETENDED_ONNXRUNTIME, with some functions replaced.
 // The pretended driver's memory is the host's, so that the CPU reads and writes what is on the device.
 //
-//     PRETENDED_GRAPHS  where graphs fail: opening, capturing, or numbers for a graph that gives others
+//     PRETENDED_GRAPHS  what fails: opening, capturing, calling for the first three runs without a graph, or numbers for
+//                       a graph that gives others
 //     PRETENDED_LOG     of sessions (`session 1` captures graphs) and runs (`plain`, `graph NUMBER`)
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -88,6 +90,8 @@ OrtStatus* ORT_API_CALL run(OrtSession* session, const OrtRunOptions* options, c
                             const OrtValue* const* inputs, std::size_t given, const char* const* wanted,
                             std::size_t count, OrtValue** outputs) noexcept {
     pretended::note("plain");
+    static std::atomic<int> calls{0};
+    if (fails("calling") && ++calls <= 3) return failure("a value is out of bounds");
     return state().real->Run(session, options, names, inputs, given, wanted, count, outputs);
 }
 

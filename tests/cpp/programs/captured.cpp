@@ -1,5 +1,5 @@
 // captured APP FORM run|map BATCH,LENGTH,SEED ...: runs the tiny attention on ids that a seed draws; a line for each call
-// has the outputs' bytes as one number. `map` gives BATCH items of LENGTH tokens with padding behind them, 16 places in all.
+// has the outputs' bytes as one number, or what was wrong with it. `map` gives BATCH items of LENGTH tokens with padding behind them, 16 places in all.
 #include <cstdint>
 #include <cstdio>
 #include <iostream>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <attnport/bundle.hpp>
+#include <attnport/error.hpp>
 
 #include "ended.hpp"
 
@@ -44,8 +45,11 @@ int run(const std::vector<std::string>& arguments) {
             mask[place] = static_cast<std::int64_t>(place) % shape[1] < numbers.at(1) ? 1 : 0;
         }
         const attnport::Inputs inputs{{"ids", ids, shape}, {"attention_mask", mask, shape}};
-        const auto outputs = maps ? model.map(inputs) : model.run(inputs);
-        std::cout << digest(outputs) << '\n';
+        try {
+            std::cout << digest(maps ? model.map(inputs) : model.run(inputs)) << '\n';
+        } catch (const attnport::Error& err) {
+            std::cout << err.what() << '\n';
+        }
     }
     return 0;
 }
