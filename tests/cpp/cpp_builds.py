@@ -166,22 +166,19 @@ def check_end(done: subprocess.CompletedProcess[str]) -> None:
 
 
 def everything() -> tuple[str, ...]:
-    """A shared library with everything that can be compiled in, compiled fast."""
-    return ("-DCMAKE_CXX_FLAGS=-O0", "-DATTNPORT_SHARED=ON", f"-DOpenVINO_DIR={openvino_cmake()}")
+    """CMake's options for everything that can be compiled in.
+
+    Engines are compiled with NVIDIA's headers where there are some, otherwise with those of the pretended library.
+    """
+    own = HERE / "libraries" / "tensorrt"
+    tensorrt, cuda = nvidias_headers() or (own, own)
+    return f"-DOpenVINO_DIR={openvino_cmake()}", f"-DTENSORRT_INCLUDE_DIR={tensorrt}", f"-DCUDA_INCLUDE_DIR={cuda}"
 
 
-def vendor_headers() -> tuple[str, ...]:
-    """CMake's options for TensorRT's headers, which the part of the reader that runs engines needs; () without them."""
-    found = []
-    for variable, file, option in (
-        ("ATTNPORT_TENSORRT_HEADERS", "NvInferRuntime.h", "TENSORRT_INCLUDE_DIR"),
-        ("ATTNPORT_CUDA_HEADERS", "cuda_runtime_api.h", "CUDA_INCLUDE_DIR"),
-    ):
-        folder = Path(os.environ.get(variable) or "/nonexistent")
-        if not (folder / file).is_file():
-            return ()
-        found.append(f"-D{option}={folder}")
-    return tuple(found)
+def nvidias_headers() -> tuple[str, str] | None:
+    """The folders of TensorRT-RTX's own headers, and of CUDA's."""
+    tensorrt, cuda = (os.environ.get(f"ATTNPORT_{name}_HEADERS", "") for name in ("TENSORRT", "CUDA"))
+    return (tensorrt, cuda) if tensorrt and cuda else None
 
 
 def build(compiler: str, onnxruntime: Path, *options: str) -> Build:

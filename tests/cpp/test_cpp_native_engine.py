@@ -1,7 +1,7 @@
 """Engines in the C++ reader, behind the checks: what it does with TensorRT, on pretended libraries.
 
-It needs TensorRT's headers, and is skipped without them: `ATTNPORT_TENSORRT_HEADERS` and `ATTNPORT_CUDA_HEADERS` name
-their folders. No engine ran on a GPU for these tests: they show what the reader does, not what TensorRT does.
+No engine ran on a GPU for these tests: they show what the reader does, not what TensorRT does. Two of them need
+NVIDIA's headers, in the folders that `ATTNPORT_TENSORRT_HEADERS` and `ATTNPORT_CUDA_HEADERS` name.
 """
 
 from __future__ import annotations
@@ -19,46 +19,24 @@ from typing import Any
 import cpp_builds
 import pytest
 from bundle_forms import ENGINE_VERSION, SM_86_AND_89, manifest, reform, seal
-from cpp_builds import NEW, Build
+from cpp_builds import Build
 from cpp_engines import pretended
 from pretended_gpu import engine_bytes
 
-
-def vendor(variable: str, file: str) -> Path:
-    folder = Path(os.environ.get(variable) or "/nonexistent")
-    return folder if (folder / file).is_file() else pytest.skip(f"{variable} names no folder with {file}")
-
-
-@pytest.fixture(scope="session")
-def native() -> Build:
-    """With TensorRT's headers, under AddressSanitizer and UndefinedBehaviorSanitizer."""
-    headers = cpp_builds.vendor_headers()
-    if not headers:
-        pytest.skip("ATTNPORT_TENSORRT_HEADERS and ATTNPORT_CUDA_HEADERS name no folders with headers")
-    return cpp_builds.build(
-        "g++",
-        NEW,
-        "-DCMAKE_CXX_FLAGS=-O1 -g1",
-        "-DATTNPORT_SANITIZE=address,undefined",
-        *headers,
-        "-DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON",
-    )
-
-
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+by_nvidias_headers = pytest.mark.skipif(
+    not cpp_builds.nvidias_headers(), reason="ATTNPORT_TENSORRT_HEADERS and ATTNPORT_CUDA_HEADERS name no folders"
+)
 
 
 @pytest.fixture
-def runs(native: Build, engine_app: Path, tmp_path: Path) -> Run:
+def runs(cpp_build: Build, engine_app: Path, tmp_path: Path) -> Run:
     """Runs the bundle of one engine on the pretended libraries."""
-    release = vendor("ATTNPORT_TENSORRT_HEADERS", "NvInferVersion.h") / "NvInferVersion.h"
-    if "#define TRT_MAJOR_RTX 1\n" not in release.read_text():
-        pytest.skip("the headers are not those of TensorRT-RTX 1")
-    folder = pretended(native, tmp_path / "native")
+    folder = pretended(cpp_build, tmp_path / "native")
 
     def run(*arguments: str, app: Path = engine_app, **env: str) -> subprocess.CompletedProcess[str]:
         places = {"LD_LIBRARY_PATH": str(folder), "ATTNPORT_CACHE": str(tmp_path / "cache")}
-        return native.run("engine_runs", app, *arguments, env={**places, **env})
+        return cpp_build.run("engine_runs", app, *arguments, env={**places, **env})
 
     return run
 
@@ -212,7 +190,7 @@ def real() -> tuple[str, str]:
 
 
 def test_nvidias_own_library_where_no_gpu_is_gives_a_clear_error(
-    native: Build, engine_app: Path, tmp_path: Path, real: tuple[str, str]
+    cpp_build: Build, engine_app: Path, tmp_path: Path, real: tuple[str, str]
 ) -> None:
     library, version = real
     env = {"ATTNPORT_TENSORRT_RTX": library, "ATTNPORT_CACHE": str(tmp_path / "cache"), "CUDA_VISIBLE_DEVICES": ""}
@@ -221,25 +199,26 @@ def test_nvidias_own_library_where_no_gpu_is_gives_a_clear_error(
         ("1.0.0.0", re.escape(f"got tensorrt_rtx {version}; expected 1.0.0.0, that release exactly")),
     ):
         put_release(engine_app, release)
-        done = native.run("engine_runs", engine_app, "cpu", "1", env=env)
+        done = cpp_build.run("engine_runs", engine_app, "cpu", "1", env=env)
         assert (done.returncode, done.stdout) == (3, "")
         assert re.search(words, done.stderr), done.stderr
 
 
+@by_nvidias_headers
 def test_nvidias_own_library_with_a_driver_that_it_cannot_use_gives_a_clear_error(
-    native: Build, engine_app: Path, tmp_path: Path, real: tuple[str, str]
+    cpp_build: Build, engine_app: Path, tmp_path: Path, real: tuple[str, str]
 ) -> None:
     """The pretended driver lets the reader through to the real classes, which were compiled by others."""
     library, version = real
     put_release(engine_app, version)
     env = {
-        "LD_LIBRARY_PATH": str(pretended(native, tmp_path / "native")),
+        "LD_LIBRARY_PATH": str(pretended(cpp_build, tmp_path / "native")),
         "ATTNPORT_TENSORRT_RTX": library,
         "ATTNPORT_CACHE": str(tmp_path / "cache"),
         # The sanitizer's own search for leaks crashes beside that library.
         "ASAN_OPTIONS": cpp_builds.environment()["ASAN_OPTIONS"] + ":detect_leaks=0",
     }
-    done = native.run("engine_runs", engine_app, "cpu", "1", env=env)
+    done = cpp_build.run("engine_runs", engine_app, "cpu", "1", env=env)
     assert (done.returncode, done.stdout) == (2, "")
     assert "one.engine: tensorrt_rtx cannot deserialise it on Pretended GPU: " in done.stderr
     assert "CUDA driver version is insufficient" in done.stderr
@@ -294,14 +273,15 @@ def test_the_next_form_is_taken_where_one_cannot_run_and_that_is_said(runs: Run,
     assert "other runs; passed over: engine: " in done.stderr
 
 
+@by_nvidias_headers
 def test_the_headers_are_laid_out_as_nvidias_own_package_calls_its_library(
-    native: Build, engine_app: Path, tmp_path: Path
+    cpp_build: Build, engine_app: Path, tmp_path: Path
 ) -> None:
     """Python's reader, with the package of the release, on a library that was compiled with the headers."""
     found = importlib.util.find_spec("tensorrt_rtx_libs")
     if found is None or found.origin is None:
         pytest.skip("tensorrt_rtx is not installed")
-    folder = pretended(native, tmp_path / "native")
+    folder = pretended(cpp_build, tmp_path / "native")
     (folder / "libtensorrt_onnxparser_rtx.so.1").symlink_to(
         Path(found.origin).parent / "libtensorrt_onnxparser_rtx.so.1"
     )

@@ -14,7 +14,7 @@ from cpp_builds import HERE, NEW, READER, tool
 
 @pytest.mark.slow
 def test_clang_tidy_has_nothing_to_say() -> None:
-    configured = cpp_builds.build("g++", NEW, *cpp_builds.everything(), *cpp_builds.vendor_headers())
+    configured = cpp_builds.build("g++", NEW, "-DATTNPORT_SHARED=ON", *cpp_builds.everything())
     sources = [*sorted(READER.glob("src/**/*.cpp")), *sorted(READER.glob("programs/*.cpp"))]
     assert len(sources) > 20
     with ThreadPoolExecutor(os.cpu_count()) as pool:
