@@ -216,6 +216,7 @@ class ModelSpec:
         notes: What a user should know of how the module is taken, a sentence each.
         fixable: Dims of one size each, that may be fixed to it if the graph turns out to be wrong for other sizes: the
             code is not the user's, who could change it.
+        seen: By dim, the size of the user's example, which no limit leaves out.
         depends: As of `Manifest`.
         read: The absolute paths of the files among these.
     """
@@ -232,6 +233,7 @@ class ModelSpec:
     search: Search | None = None
     notes: tuple[str, ...] = ()
     fixable: tuple[Dim, ...] = ()
+    seen: Mapping[str, int] = field(default_factory=dict)
     depends: Mapping[str, str] = field(default_factory=dict)
     read: tuple[str, ...] = ()
 

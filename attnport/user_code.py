@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable
+from contextvars import ContextVar
 from pathlib import Path
 from traceback import FrameSummary, extract_tb
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 _OURS = re.compile(rf"{re.escape(str(Path(__file__).parent))}/(?!models/)")
 _OTHERS = re.compile(rf"^<|{_OURS.pattern}|-packages/torch/|/lib/python[^/]*/(?!(site|dist)-packages)")
 """Files that are not the user's: torch's, Python's, and this package's without its models."""
+ONE_PART: ContextVar[list[str] | None] = ContextVar("one_part", default=None)
+"""The lines whose splits of a size are one part in a trace, for who sets a list."""
 
 
 def place_of(frames: Iterable[FrameSummary]) -> str:

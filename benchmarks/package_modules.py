@@ -51,7 +51,7 @@ class Published:
         made = called(self.make, self.options) if isinstance(self.make, str) else self.make()
         with torch.no_grad():
             for weight in made.parameters():
-                if weight.is_floating_point():
+                if weight.is_floating_point() and weight.numel():
                     if not float(weight.abs().max()) < 100:  # memory that nobody has written to
                         weight.zero_()
                     weight.add_(0.02 * torch.randn(weight.shape))

@@ -38,6 +38,8 @@ class Guard:
         within: By dim, the largest size up to which the condition has the same answer as at the usual sizes, as for
             `past + seq <= 2048`; none = it is no such bound.
         usual: Whether it is true at the usual sizes.
+        least: By dim, the size from which on the condition has the same answer as at the usual size, as for
+            `seq // 4 != 1`; none = there is no such size, or the condition is one on several dims.
     """
 
     text: str
@@ -46,6 +48,7 @@ class Guard:
     special: bool = False
     within: Mapping[str, int] = field(default_factory=dict)
     usual: bool = True
+    least: Mapping[str, int] = field(default_factory=dict)
 
 
 def constants(program: torch.export.ExportedProgram, contract: IOContract) -> dict[str, tuple[int, str]]:
@@ -108,9 +111,11 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
         usual, within = _within(guard.expr, used, dims)
         within = {} if special else within
         bounds = {name: size * factors[name] for name, size in within.items()}
+        begins = {} if special or len(used) > 1 else _least(guard.expr, used[0], dims[used[0]])
+        least = {name: size * factors[name] for name, size in begins.items()}
         for multiples in _violations(guard.expr, used, dims):
             sizes = {name: size * factors[name] for name, size in multiples.items()}
-            found = Guard(text, _place(guard.sloc), sizes, special, bounds, usual)
+            found = Guard(text, _place(guard.sloc), sizes, special, bounds, usual, least)
             violated.setdefault(tuple(sorted(sizes.items())), found)
     return tuple(violated.values())
 
@@ -155,6 +160,14 @@ def _within(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) -> tup
             return usual, {dim.name: size for dim, size in zip(ranges, most, strict=True)}
         most = [size // 2 // dim.step * dim.step for dim, size in zip(ranges, most, strict=True)]
     return usual, {}
+
+
+def _least(condition: Any, symbol: Any, dim: Dim) -> dict[str, int]:
+    """The size from which on a condition is what it is at the usual size; none if that is its smallest, or above it."""
+    holds = _as_function(condition, [symbol])
+    usual, scanned = holds(dim.opt), range(dim.min, min(dim.max, dim.min + _SCANNED * dim.step) + 1, dim.step)
+    other = max((size for size in scanned if holds(size) != usual), default=dim.max)
+    return {dim.name: other + dim.step} if other < dim.opt else {}
 
 
 def _as_function(condition: Any, used: Sequence[Any]) -> Callable[..., bool]:

@@ -53,15 +53,20 @@ def _written(of: Callable[..., Any], operation: Callable[..., Any]) -> Callable[
     @functools.wraps(of)
     def called(description: str, *given: Any, **options: Any) -> Any:
         sides = description.split("->")
-        groups = _GROUP.findall(sides[1]) if len(sides) == 2 and "..." not in description else []
+        groups = _GROUP.findall(sides[1]) if len(sides) == 2 else []
         apart = "->".join([sides[0], *(re.sub("[()]", " ", side) for side in sides[1:])]) if groups else description
         values = None if options else aligned(apart, given)
         if values is None:
             return of(description, *given, **options)
         several = len(values) > 2 and operation.__name__ != "where"
         found = functools.reduce(operation, values) if several else operation(*values)
-        for at, group in enumerate(groups):
-            found = found.flatten(at, at + len(group.strip("()").split()) - 1)
+        rest = found.dim() - sum(len(group.split()) for group in groups) + 1
+        at = 0
+        for group in groups:
+            axes = sum(rest if name == "..." else 1 for name in group.strip("()").split())
+            if group != "..." and axes > 1:
+                found, axes = found.flatten(at, at + axes - 1), 1
+            at += axes
         return found
 
     return called

@@ -42,7 +42,7 @@ from attnport.exporter.named_axes import named_axes
 from attnport.exporter.translations.recurrent import kept_whole
 from attnport.known import is_asserted
 from attnport.patches import Caches, Patch, alone, everywhere, forward_as, own_scopes, patched
-from attnport.user_code import place_of
+from attnport.user_code import ONE_PART, place_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -580,8 +580,11 @@ def _as_one_part(split: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_dynamo_compiling():
             return split(tensor, part, dim)
         size = tensor.shape[dim]
-        several = isinstance(size, torch.SymInt) and isinstance(part, int) and 1 < part < size.node.hint
-        return (tensor,) if several else split(tensor, part, dim)
+        if not (isinstance(size, torch.SymInt) and isinstance(part, int) and 1 < part < size.node.hint):
+            return split(tensor, part, dim)
+        if (places := ONE_PART.get()) is not None:
+            places.append(place_of(traceback.extract_stack(limit=80)))
+        return (tensor,)
 
     return called
 

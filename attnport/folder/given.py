@@ -217,16 +217,16 @@ class Given:
         if isinstance(self.model, ModelSpec):
             return self._of_spec(self.model, dims, outputs)
         if (source := self._source) is not None:
-            notes, fixable = tuple[str, ...](), tuple[Dim, ...]()
+            notes, fixable, seen = tuple[str, ...](), tuple[Dim, ...](), dict[str, int]()
             if self._examples:
                 with reading(source.text):
                     module = self._made(source)
-                arguments, ranges, notes, fixable = self._from_examples(module, inputs, dims, progress)
+                arguments, ranges, notes, fixable, seen = self._from_examples(module, inputs, dims, progress)
                 # As later commands load it, from the manifest.
                 inputs, dims = tuple(map(text_of, arguments.leaves)), tuple(map(str, ranges.values()))
                 source = dataclasses.replace(source, inputs=inputs, dims=dims)
             spec = load(source)
-            return dataclasses.replace(spec, notes=(*spec.notes, *notes), fixable=(*spec.fixable, *fixable))
+            return dataclasses.replace(spec, notes=(*spec.notes, *notes), fixable=(*spec.fixable, *fixable), seen=seen)
         if not isinstance(self.model, nn.Module):
             raise UsageError(
                 f"got {type(self.model).__name__} for the model; expected a torch.nn.Module, a SPEC or a ModelSpec."
@@ -240,11 +240,12 @@ class Given:
                 hint=f"Give examples, args={args}, or declare them: {advised('inputs', declared)}",
             )
         module, notes, fixable = kept_copy(self.model), tuple[str, ...](), tuple[Dim, ...]()
+        seen = {}
         if self._examples:
-            arguments, ranges, notes, fixable = self._from_examples(own_copy(module), inputs, dims, progress)
+            arguments, ranges, notes, fixable, seen = self._from_examples(own_copy(module), inputs, dims, progress)
         else:
             arguments, ranges = declared_arguments(self.name, module, inputs, dims)
-        return memory_spec(module, arguments, ranges, outputs, precision_of(self.model), notes, fixable)
+        return memory_spec(module, arguments, ranges, outputs, precision_of(self.model), notes, fixable, seen)
 
     @property
     def _examples(self) -> bool:
@@ -287,9 +288,10 @@ class Given:
 
     def _from_examples(
         self, module: nn.Module, inputs: Sequence[str], dims: Sequence[str], progress: Progress
-    ) -> tuple[Arguments, dict[str, Dim], tuple[str, ...], tuple[Dim, ...]]:
-        """What the forward is called with by the examples, the ranges of dims, what users are told, and the dims that
-        torch's trace freezes or limits, with the sizes that it takes, for the case that no graph has more.
+    ) -> tuple[Arguments, dict[str, Dim], tuple[str, ...], tuple[Dim, ...], dict[str, int]]:
+        """What the forward is called with by the examples, the ranges of dims, what users are told, the dims that
+        torch's trace freezes or limits, with the sizes that it takes, for the case that no graph has more, and the
+        sizes of the examples.
 
         Dims are first those that torch's trace keeps dynamic; then runs of the module at other sizes decide. Dims get
         names, inputs get marks and, if they need them, the values of their examples. Further runs give the ranges.
@@ -350,7 +352,7 @@ class Given:
                      if isinstance(dim, Symbol) and isinstance(symbol, Symbol) and symbol.name in limited}  # fmt: skip
         fixable += [within(dim, as_traced[dim.name]) for dim in further if dim.name in as_traced]
         told = (*notes, *steps_note(further), *limits)
-        return arguments, ranges | {dim.name: dim for dim in further}, told, tuple(fixable)
+        return arguments, ranges | {dim.name: dim for dim in further}, told, tuple(fixable), start
 
 
 PAST = "with-past"

@@ -146,7 +146,7 @@ def check_dims(
                 hint=_remedy(io, varied, decided, sizes),
                 dims=_varied_dims(varied),
                 within={} if varied is None or isinstance(varied, str) else varied.within,
-                least={str(varied): 2} if _is_one(varied, sizes) else {},
+                least=_least(varied, sizes),
             )
         return True
 
@@ -197,6 +197,13 @@ def _is_one(varied: str | Guard | None, sizes: Mapping[str, int]) -> bool:
     return isinstance(varied, str) and sizes.get(varied) == 1
 
 
+def _least(varied: str | Guard | None, sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """The sizes from which on the graph may be right, by dim; none where it is wrong above the usual ones too."""
+    if varied is None or isinstance(varied, str):
+        return {str(varied): 2} if _is_one(varied, sizes) else {}
+    return {name: size for name, size in varied.least.items() if sizes[name] < size}
+
+
 def _remedy(
     io: IOContract,
     varied: str | Guard | None,
@@ -217,7 +224,11 @@ def _remedy(
     if isinstance(varied, str):
         return "Look for sizes that the code turns into Python numbers or constants."
     left = "leave those sizes out of the ranges of dims"
-    if varied.within:
+    if least := _least(varied, sizes or varied.sizes):
+        ranges = [replace(dim, min=size, opt=max(dim.opt, size))
+                  for name, size in least.items() for dim in [io.dim(name)]]  # fmt: skip
+        left = f"leave those sizes out: {advised('dims', ranges)}"
+    elif varied.within:
         ranges = [replace(dim, opt=min(dim.opt, most), max=most)
                   for name, most in varied.within.items() for dim in [io.dim(name)]]  # fmt: skip
         left = f"leave those sizes out: {advised('dims', ranges)}"
@@ -241,8 +252,8 @@ def _check_contract(io: IOContract, case: Case, outputs: Mapping[str, Array], va
                 f"output {spec.name!r}: at {case.name} the module gives shape {list(shape)}; the contract {spec} says "
                 f"{stated}{why}.",
                 hint=hint,
-                dims=_varied_dims(varied) if (one := _is_one(varied, sizes)) else (),
-                least={str(varied): 2} if one else {},
+                dims=_varied_dims(varied) if _is_one(varied, sizes) else (),
+                least=_least(varied, sizes),
             )
 
 

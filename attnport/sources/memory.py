@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IN_MEMORY, Dim, ModelSpec, Source
@@ -70,6 +71,7 @@ def memory_spec(
     precision: str = "",
     notes: Sequence[str] = (),
     fixable: Sequence[Dim] = (),
+    seen: Mapping[str, int] = MappingProxyType({}),
 ) -> ModelSpec:
     """The ModelSpec of a module in memory, which `kept_copy` made.
 
@@ -78,7 +80,7 @@ def memory_spec(
         outputs: Those that are wanted; none = all.
         precision: The precision that it was in before `kept_copy`; "" = float32.
         notes: What users are to know of how it is taken.
-        fixable: As of `ModelSpec`.
+        fixable, seen: As of `ModelSpec`.
 
     Raises:
         UsageError, SpecError: as `declare.observed_spec`.
@@ -93,7 +95,7 @@ def memory_spec(
     inputs, dims = map(text_of, arguments.leaves), map(str, ranges.values())
     source = Source(text, tuple(inputs), tuple(dims), outputs=tuple(outputs))
     notes = (*spec.notes, *notes, *mask_notes(module))
-    return hold(dataclasses.replace(spec, source=source, notes=notes, fixable=tuple(fixable)))
+    return hold(dataclasses.replace(spec, source=source, notes=notes, fixable=tuple(fixable), seen=dict(seen)))
 
 
 def hold(spec: ModelSpec) -> ModelSpec:

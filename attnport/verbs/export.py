@@ -16,6 +16,7 @@ import numpy as np
 from attnport.artifacts import FORMAT, UNKNOWN_SIZE, IOContract, Manifest, ModelSpec, Session
 from attnport.cases.choosing import needed_tokenizer
 from attnport.cases.inputs import Case, full_case
+from attnport.dims import Dim
 from attnport.errors import AttnportError, ExportError, FeedError, UsageError
 from attnport.folder.given import Given, listed
 from attnport.folder.loading import note_read, remember, without_outputs
@@ -23,7 +24,7 @@ from attnport.folder.machine import versions
 from attnport.folder.workspace import Change, create, fresh, open_folder, open_if_there, refuse_stranger, toolchain
 from attnport.jsonfile import digest_text, to_json
 from attnport.latency.workloads import parse_grid
-from attnport.options import TYPED, Force, Option, Output, Progress, ReadMemory, ReadTimeout, Tell, typed
+from attnport.options import TYPED, Force, Option, Output, Progress, ReadMemory, ReadTimeout, Tell, advised, typed
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import write_golden
 from attnport.parity.sizes import check_dims, size_cases
@@ -38,6 +39,7 @@ from attnport.sources.parsing import called_a_mask, parse_dims, polarity_of
 from attnport.sources.program import CODE, program_module
 from attnport.sources.program import WEIGHTS as STORED_WEIGHTS
 from attnport.transaction import undo_unfinished
+from attnport.user_code import ONE_PART
 from attnport.verbs._arguments import verb_of_fields
 from attnport.verbs._confined import Told, carry_out, confined
 from attnport.version import __version__
@@ -104,6 +106,24 @@ def _by_itself() -> Iterator[None]:
             gc.set_threshold(*thresholds)
 
 
+@contextlib.contextmanager
+def _telling_of_parts() -> Iterator[None]:
+    """Says of an export that fails where splits of a size were taken as one part: a recurrence needs its parts."""
+    places: list[str] = []
+    before = ONE_PART.set(places)
+    try:
+        yield
+    except ExportError as err:
+        if places:
+            err.hint += (
+                f" What is split is one part in the graph{places[0]}: if each part needs the one before it, as in a "
+                f"recurrence, declare one size of that dim, as in {advised('dims', [Dim('seq', 64, 64, 64)])}."
+            )
+        raise
+    finally:
+        ONE_PART.reset(before)
+
+
 def exported(
     given: Given,
     folder: Path,
@@ -146,6 +166,7 @@ def exported(
 
 
 @_by_itself()
+@_telling_of_parts()
 def exported_here(
     given: Given,
     folder: Path,
@@ -253,7 +274,7 @@ def _made_or_fixed(
         own = parse_dims(listed(given.dims))
         above = [replace(dim, min=dim.at_least(least), opt=max(dim.opt, dim.at_least(least)))
                  for name, least in err.least.items() for dim in [spec.io.dim(name)]
-                 if name not in own and name != "batch" and dim.max >= least]  # fmt: skip
+                 if name not in own and name != "batch" and least <= spec.seen.get(name, dim.max)]  # fmt: skip
         if not fixed and not above:
             raise
         bounded = [replace(dim, opt=min(dim.opt, most), max=most)

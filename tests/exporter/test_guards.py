@@ -11,6 +11,7 @@ import sympy  # type: ignore[import-untyped]  # sympy has no type hints
 import torch
 from torch import nn
 
+import attnport
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ExportError
@@ -74,6 +75,15 @@ def a_part_at_a_time(m: Any, x: Any) -> Any:
     return torch.cat(rows, 1)
 
 
+def each_part_from_the_one_before(m: Any, x: Any) -> Any:
+    """A recurrence over parts of 4."""
+    state, rows = x[:, :1], []
+    for part in x.split(4, dim=1):
+        rows.append(part + state)
+        state = part.mean(1, keepdim=True)
+    return torch.cat(rows, 1)
+
+
 def in_chunks(m: Any, x: Any) -> Any:
     """In chunks of 256, each with the means of those before it, as Mamba 2 has it: one chunk is a special case."""
     rest = (256 - x.shape[1] % 256) % 256
@@ -123,6 +133,15 @@ def test_a_graph_that_is_right_where_its_guards_are_false_is_taken(body: Any, tm
     check(body, tmp_path)
 
 
+def test_a_recurrence_over_parts_is_refused_with_what_to_declare(tmp_path: Path) -> None:
+    module, args = Of(each_part_from_the_one_before), (torch.randn(2, 12, 16),)
+    with pytest.raises(ExportError, match=r"not the module|froze") as caught:
+        attnport.export(module, tmp_path / "many", args=args)
+    assert "for part in x.split(4, dim=1)" in caught.value.hint
+    assert "declare one size" in caught.value.hint
+    attnport.export(module, tmp_path / "one", args=args, dims=["seq=12:12:12"])
+
+
 def in_python_numbers(m: Any, x: Any) -> Any:
     """As many rows as a quotient says, as an encoder of speech works out how many frames it has."""
     return x + x[:, : int(x.shape[1] / 4 + 1)].mean(1, keepdim=True)
@@ -158,6 +177,16 @@ def test_a_branch_on_a_size_is_named_with_its_line(body: Any, text: str, at: str
         check(body, tmp_path)
     assert line in caught.value.message
     assert at in caught.value.message
+
+
+@pytest.mark.parametrize(("size", "span", "words"), [(64, "33:128:512", "33 to 512"), (12, "1:32:32", "32")])
+def test_the_sizes_on_the_examples_side_of_a_branch_are_taken(size: int, span: str, words: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    artifact = attnport.export(Of(short_and_long), tmp_path / "x", args=(torch.randn(2, size, 16),), tell=told.append)
+    assert str(artifact.manifest.io.dims[1]).partition("=")[2] == span
+    (line,) = (line for line in told if "limited" in line)
+    assert f"limited seq to {words} (" in line
+    assert "x.shape[1] > 32" in line
 
 
 @pytest.mark.parametrize(

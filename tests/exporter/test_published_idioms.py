@@ -22,6 +22,7 @@ from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ExportError
 from attnport.exporter import capture
+from attnport.exporter.named_axes import aligned, named_axes
 from attnport.exporter.storage import save_exported
 
 DIMS = (Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512))
@@ -678,7 +679,10 @@ def einx(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         batch, length, width = map(int, x.shape)
         return (x[:, None] * scales[:, None, None]).reshape(batch * len(scales), length, width)
 
-    for operation in (where, multiply):
+    def add(description: str, *values: torch.Tensor) -> torch.Tensor:
+        raise AssertionError(f"{description} is left to einx")
+
+    for operation in (where, multiply, add):
         operation.__module__ = "einx.operations"
         monkeypatch.setattr(made, operation.__name__, operation, raising=False)
     monkeypatch.setitem(sys.modules, "einx", made)
@@ -709,6 +713,22 @@ def test_operations_on_named_axes_keep_sizes(einx: types.ModuleType, tmp_path: P
 @pytest.mark.parametrize(
     ("description", "shapes", "expected"),
     [
+        ("b i, b j -> b (i j)", [(2, 3), (2, 4)], lambda x, y: (x[..., None] + y[:, None]).flatten(1)),
+        ("... i, ... j -> ... (i j)", [(2, 5, 3), (2, 5, 4)], lambda x, y: (x[..., None] + y[:, :, None]).flatten(2)),
+        ("... i, ... j -> ... (i j)", [(3,), (4,)], lambda x, y: (x[:, None] + y).flatten()),
+        ("a b ..., c -> (a b) ... c", [(2, 3, 5, 6), (4,)], lambda x, y: (x[..., None] + y).flatten(0, 1)),
+        ("... i, j -> (... i) 1 j", [(2, 5, 3), (4,)], lambda x, y: (x[..., None, None] + y).flatten(0, 2)),
+    ],
+)
+def test_axes_of_a_result_become_one(einx: types.ModuleType, description: str, shapes: Any, expected: Any) -> None:
+    one, other = (torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape) for shape in shapes)
+    add = next(patch for patch in named_axes() if patch.owner is einx and patch.name == "add").value
+    torch.testing.assert_close(add(description, one, 100 * other), expected(one, 100 * other))
+
+
+@pytest.mark.parametrize(
+    ("description", "shapes", "expected"),
+    [
         ("b n, b n d -> b n d", [(2, 3), (2, 3, 4)], [(2, 3, 1), (2, 3, 4)]),
         ("j, i -> i j", [(3,), (4,)], [(1, 3), (4, 1)]),
         ("b h i j, h", [(2, 3, 4, 4), (3,)], [(2, 3, 4, 4), (1, 3, 1, 1)]),
@@ -718,8 +738,6 @@ def test_operations_on_named_axes_keep_sizes(einx: types.ModuleType, tmp_path: P
     ],
 )
 def test_values_are_aligned_by_the_names_of_their_axes(description: str, shapes: Any, expected: Any) -> None:
-    from attnport.exporter.named_axes import aligned
-
     values = aligned(description, tuple(torch.randn(shape) for shape in shapes))
     assert values is not None
     assert [tuple(each.shape) for each in values] == expected
@@ -727,6 +745,4 @@ def test_values_are_aligned_by_the_names_of_their_axes(description: str, shapes:
 
 @pytest.mark.parametrize("description", ["b (h d), h -> b h d", "b [d], d -> b", "b 1, b -> b", "b d, d -> b"])
 def test_other_descriptions_are_left_to_the_package(description: str) -> None:
-    from attnport.exporter.named_axes import aligned
-
     assert aligned(description, (torch.randn(2, 4), torch.randn(4))) is None

@@ -101,6 +101,12 @@ def test_a_limit_is_no_declaration() -> None:
         assert [str(dim) for dim in dims] == ["height=8:32:32:8"]
 
 
+def test_multiples_are_found_where_the_first_size_is_the_least() -> None:
+    limits = {"seq": Dim("seq", 16, 64, 64)}
+    dims, _ = found_ranges(["seq"], {}, lambda sizes: sizes["seq"] % 8 == 0, None, {"seq": 16}, limits)
+    assert [str(dim) for dim in dims] == ["seq=16:64:64:8"]
+
+
 def test_dims_are_changed_one_at_a_time() -> None:
     seen: list[Sizes] = []
 
