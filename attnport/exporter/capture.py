@@ -393,10 +393,13 @@ def _distinct(io_contract: IOContract, primes: tuple[int, ...]) -> dict[str, int
 
 
 def example_tensors(contract: IOContract, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
-    """A tensor for each input: ones for masks, whole lengths, small token ids, normal floats, or an example's; the same
-    each time."""
+    """A tensor for each input: masks that hide nothing, whole lengths, small token ids, normal floats, or an example's;
+    the same each time."""
     named = contract.given()  # without another name, lengths count the dim beside that of items
-    masks = {mask.input: sizes[mask.keys or named[-1]] if mask.carries == "lengths" else 1 for mask in contract.masks}
+    masks = {
+        mask.input: sizes[mask.keys or named[-1]] if mask.carries == "lengths" else int(mask.polarity != "hide")
+        for mask in contract.masks
+    }
     return {
         spec.name: torch.full(spec.shape(sizes), masks[spec.name], dtype=getattr(torch, spec.dtype))
         if spec.name in masks

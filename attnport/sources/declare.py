@@ -14,7 +14,7 @@ from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attnport.artifacts import UNKNOWN_SIZE, IOContract, ModelSpec, Source
+from attnport.artifacts import UNKNOWN_SIZE, IOContract, MaskSpec, ModelSpec, Source
 from attnport.budget import Budget, limited_memory
 from attnport.dims import Dim, TensorSpec, distinct_sizes, prime
 from attnport.errors import SpecError, UsageError, first_line
@@ -253,7 +253,7 @@ def observed_spec(
     examples = {held.spec.name: held.example for held in arguments.inputs if held.example}
     used = names_of(tensors)
     call = Observed(module.eval(), arguments, outputs, text)
-    run = partial(_run, call, tensors, text, examples)
+    run = partial(_run, call, tensors, text, examples, masks=masks)
     problem = ""
 
     def runs(sizes: Mapping[str, int]) -> bool:
@@ -275,7 +275,7 @@ def observed_spec(
     named: tuple[Dim, ...] = ()
     try:
         named, limits = found_ranges(list(used), ranges, runs, budget)
-        found = observe_outputs(call, tensors, named, text, examples, budget)
+        found = observe_outputs(call, tensors, named, text, examples, budget, masks)
         contract = IOContract(tensors, found, named, masks, positions="none", examples=examples)
     except SpecError as err:
         if precision and "dtype" in err.message:
@@ -379,6 +379,7 @@ def observe_outputs(
     text: str,
     examples: Mapping[str, str] = MappingProxyType({}),
     budget: Budget | None = None,
+    masks: Sequence[MaskSpec] = (),
 ) -> tuple[TensorSpec, ...]:
     """The outputs of a module, from runs at base sizes, with each dim changed alone, and with all of them changed.
 
@@ -386,6 +387,7 @@ def observe_outputs(
 
     Args:
         budget: What the module takes, as far as it is known; None = it fits.
+        masks: Of the inputs; each hides nothing.
 
     Raises:
         SpecError: the module does not run on the declared inputs, returns something other than tensors, or runs at only
@@ -393,7 +395,7 @@ def observe_outputs(
         UsageError: its smallest sizes may not fit into memory or time.
     """
     base = distinct_sizes(dims)
-    run = partial(_run, module, inputs, text, examples)
+    run = partial(_run, module, inputs, text, examples, masks=masks)
 
     def runs(sizes: Sizes) -> bool:
         with contextlib.suppress(SpecError):
@@ -505,12 +507,16 @@ def _run(
     text: str,
     examples: Mapping[str, str],
     sizes: Sizes,
+    masks: Sequence[MaskSpec] = (),
     *,
     varied: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """The outputs at these sizes; `varied`: of whole numbers whose highest is known, which else are all 1."""
+    """The outputs at these sizes, with masks that hide nothing; `varied`: of whole numbers whose highest is known,
+    which else are all 1."""
     feeds = {spec.name: example(spec, sizes, examples.get(spec.name, ""), least=0 if varied and spec.high else None)
              for spec in inputs}  # fmt: skip
+    hidden = {mask.input for mask in masks if mask.carries == "mask" and mask.polarity == "hide"}
+    feeds |= {name: feed.new_zeros(feed.shape) for name, feed in feeds.items() if name in hidden - examples.keys()}
     hint = "Check names, dtypes and dims of the inputs, which are passed by keyword."
     shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
     given = f"the declared inputs ({shapes})"
@@ -575,7 +581,8 @@ def _of_declarations(
 
         with contextlib.suppress(SpecError), sdpa_kernel(SDPBackend.MATH):  # the fused kernel notices less
             specs = [held.spec for held in inputs.values()]
-            return budget.cheap(sizes) and bool(_run(call, specs, text, examples, sizes))
+            masks = [held.mask for held in inputs.values() if held.mask]
+            return budget.cheap(sizes) and bool(_run(call, specs, text, examples, sizes, masks))
         return False
 
     # All sizes differ. They are multiples of eight, as some modules take no others.

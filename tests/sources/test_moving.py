@@ -393,3 +393,13 @@ def test_runs_do_not_change_the_module_that_is_exported() -> None:
     assert isinstance(made, OfOwnTable)
     assert (module.length, made.length) == (0, 0)
     assert next(made.parameters()) is next(spec.make().parameters())  # weights are shared
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_torchs_encoder_takes_one_token_with_a_mask_that_hides_nothing(tmp_path: Path) -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
+    hidden = torch.zeros(3, 9, dtype=torch.bool)
+    hidden[0, 6:] = True  # it computes nested tensors, and none of a batch without a token
+    artifact = attnport.export(encoder, tmp_path / "e", args=(X,), kwargs={"src_key_padding_mask": hidden})
+    assert [str(dim) for dim in artifact.manifest.io.dims] == ["batch=1:8:64", "seq=1:128:512"]
+    assert [(mask.input, mask.polarity) for mask in artifact.manifest.io.masks] == [("src_key_padding_mask", "hide")]
