@@ -145,6 +145,7 @@ def attention_of(build: Builder, recognised: Recognised) -> Attention:
     groups = _same_heads(recognised.k, recognised.v)
     k = lay.operand(recognised.k, *order, groups=groups)
     v = lay.operand(recognised.v, KEY, DEPTH, groups=groups)
+    k, v = _for_each_head(build, k, v), _for_each_head(build, v, k)
     sink = None if recognised.sink is None else _sink(build, lay, recognised.sink, q)
     k_itself, k_transposed = (k, None) if order == (KEY, DEPTH) else (None, k)
     return Attention(
@@ -165,6 +166,16 @@ def _same_heads(k: Located, v: Located) -> bool:
     """Whether k and v have equal head counts, so that both can keep fewer heads than q."""
     k_dims, v_dims = dims_of(k.value) or [], dims_of(v.value) or []
     return k.index[:-2] == v.index[:-2] and k_dims[:-2] == v_dims[:-2]
+
+
+def _for_each_head(build: Builder, value: ir.Value, other: ir.Value) -> ir.Value:
+    """Keys or values of rank 4; one head for all, as values have in a temporal fusion transformer, for each of the
+    other's."""
+    dims, heads = dims_of(value), (dims_of(other) or [None] * 4)[1]
+    if dims is None or dims[1] != 1 or not isinstance(heads, int) or heads == 1:
+        return value
+    shape = [dims[0], heads, *dims[2:]]
+    return build.op("Expand", value, build.const([1, heads, 1, 1], np.int64), name="each_head", shape=shape)
 
 
 def _multiplied(build: Builder, lay: Layouts, q: ir.Value, factor: Multiplier) -> ir.Value:

@@ -84,6 +84,15 @@ def _mqa_expanded(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return sdpa(q, k.expand(-1, H, -1, -1), v.expand(-1, H, -1, -1), attn_mask=_keep(mask, q))
 
 
+def _one_value_head(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """The interpretable attention of a temporal fusion transformer."""
+    return scores(q, k).masked_fill(mask[:, None, None, :] == 0, -1e9).softmax(-1) @ v[:, :1]
+
+
+def _one_key_head(q: Any, k: Any, v: Any) -> Any:
+    return scores(q, k[:, :1]).softmax(-1) @ v
+
+
 def _mqa_einsum(q: Any, k: Any, v: Any) -> Any:
     """PaLM's."""
     k, v = k[:, 0], v[:, 0]
@@ -120,6 +129,8 @@ CASES: dict[str, Case] = {
     "gqa_einsum": projected(_einsum_groups, key_heads=G),
     "mqa": projected(_mqa, PADDED, "padding(mask)", key_heads=1),
     "mqa_expanded": projected(_mqa_expanded, PADDED, "padding(mask)", key_heads=1, call=SDPA),
+    "one_value_head": projected(_one_value_head, PADDED, "padding(mask)"),
+    "one_key_head": projected(_one_key_head),
     "mqa_einsum": projected(_mqa_einsum, key_heads=1),
     "mqa_folded": Case(Folded, PADDED, "padding(mask)"),
 }
