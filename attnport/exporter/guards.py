@@ -120,6 +120,16 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
     return tuple(violated.values())
 
 
+def values_of(size: Any, contract: IOContract, program: torch.export.ExportedProgram) -> list[int]:
+    """What a size of a trace is at many sizes of the dims that it is made of; none if it is made of others too."""
+    dims, _ = _dims(program, contract)
+    used = sorted(size.node.expr.free_symbols, key=str)
+    if any(symbol not in dims for symbol in used):
+        return []
+    computed = _compiled(size.node.expr, used)
+    return [int(computed(*sizes)) for sizes in _some_sizes(used, dims)]
+
+
 def _divided(dim: Dim, step: int) -> Dim:
     """The range of the symbol that a dim is `step` times."""
     return dim if step == 1 else Dim(dim.name, dim.min // step, dim.opt // step, dim.max // step)
@@ -132,21 +142,25 @@ def _name(dim: Dim, factors: Mapping[str, int]) -> Any:
 
 def _violations(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) -> Iterator[dict[str, int]]:
     """The smallest sizes at which a condition is false, and the smallest of them without a size of 0 or 1."""
-    ranges = []
-    for symbol in used:
-        dim = dims[symbol]
-        most = _SCANNED if len(used) == 1 else _COMBINED
-        first = range(dim.min, min(dim.max, dim.min + most * dim.step) + 1, dim.step)
-        ranges.append(sorted({*first, dim.opt, dim.max}))
     with_few = False
     holds = _as_function(condition, used)
-    for sizes in itertools.islice(itertools.product(*ranges), 4 * _SCANNED):
+    for sizes in _some_sizes(used, dims):
         if (min(sizes) < 2 and with_few) or holds(*sizes):
             continue
         yield {dims[symbol].name: size for symbol, size in zip(used, sizes, strict=True)}
         if min(sizes) >= 2:
             return
         with_few = True
+
+
+def _some_sizes(used: Sequence[Any], dims: Mapping[Any, Dim]) -> Iterator[tuple[int, ...]]:
+    """Sizes of some symbols, the smallest first: all but very large ones of one, fewer of several."""
+    ranges = []
+    for dim in (dims[symbol] for symbol in used):
+        most = _SCANNED if len(used) == 1 else _COMBINED
+        first = range(dim.min, min(dim.max, dim.min + most * dim.step) + 1, dim.step)
+        ranges.append(sorted({*first, dim.opt, dim.max}))
+    return itertools.islice(itertools.product(*ranges), 4 * _SCANNED)
 
 
 def _within(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) -> tuple[bool, dict[str, int]]:
@@ -171,9 +185,8 @@ def _least(condition: Any, symbol: Any, dim: Dim) -> dict[str, int]:
 
 
 def _as_function(condition: Any, used: Sequence[Any]) -> Callable[..., bool]:
-    """A condition as a function of the sizes `used`. sympy's own substitution takes a thousand times as long."""
-    # sympy's own printer takes torch's remainder for its own, and puts no brackets around a difference in it.
-    compiled = sympy.lambdify(used, condition, modules=[{"torch": torch, "math": math}], printer=PythonPrinter)
+    """A condition as a function of the sizes `used`."""
+    compiled = _compiled(condition, used)
 
     def holds(*sizes: int) -> bool:
         try:
@@ -182,6 +195,15 @@ def _as_function(condition: Any, used: Sequence[Any]) -> Callable[..., bool]:
             return False
 
     return holds
+
+
+def _compiled(expression: Any, used: Sequence[Any]) -> Callable[..., Any]:
+    """An expression as a function of the sizes `used`. sympy's own substitution takes a thousand times as long."""
+    # sympy's own printer takes torch's remainder for its own, and puts no brackets around a difference in it.
+    compiled: Callable[..., Any] = sympy.lambdify(
+        used, expression, modules=[{"torch": torch, "math": math}], printer=PythonPrinter
+    )
+    return compiled
 
 
 def _environment(program: torch.export.ExportedProgram) -> Any:

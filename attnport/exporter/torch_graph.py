@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -399,6 +399,36 @@ def slice_splits(program: torch.export.ExportedProgram) -> int:
             graph.erase_node(part)
         graph.erase_node(node)
         changed += 1
+    return changed
+
+
+def slice_from_the_front(
+    program: torch.export.ExportedProgram, values_of: Callable[[torch.SymInt], Sequence[int]]
+) -> int:
+    """Writes places of slices that count from the end, `x[:, :-n]`, as `size - n`, in place; returns how many.
+
+    Where n may be 0, code slices if it is not, `if n: x = x[:, :-n]`. The graph has the slice alone, and would give
+    nothing there; by `size - n` it gives all, as the code does.
+
+    Args:
+        values_of: What a size is at many sizes of the inputs.
+    """
+    graph = program.graph
+    changed = 0
+    for node in [node for node in graph.nodes if node.target is aten.slice.Tensor]:
+        value, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
+        for at, place in list(enumerate(node.args))[2:4]:
+            size = place.meta.get("val") if isinstance(place, torch.fx.Node) else None
+            if not isinstance(size, torch.SymInt) or _hint(size) >= 0:
+                continue
+            found = values_of(size)
+            if 0 not in found or max(found) > 0:
+                continue
+            total = value.meta["val"].shape[dim]
+            with graph.inserting_before(node):
+                whole = total if isinstance(total, int) else _call(graph, aten.sym_size.int, (value, dim), total)
+                node.update_arg(at, _call(graph, operator.add, (whole, place), total + size))
+            changed += 1
     return changed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,26 @@ def padded_if_need_be(m: Any, x: Any) -> Any:
         x = nn.functional.pad(x, (0, 0, 4 - left_over, 0))
     blocks = x.reshape(x.shape[0], 4, -(-size // 4), 16)
     return (blocks + blocks.mean(2, keepdim=True)).flatten(1, 2)[:, -size:]
+
+
+def padded_behind(less_than_whole: Any) -> Any:
+    """In blocks of 4, of which the last is padded, if need be, and the padding taken off behind it."""
+
+    def body(m: Any, x: Any) -> Any:
+        padding = less_than_whole(x.shape[1])
+        if padding > 0:
+            x = nn.functional.pad(x, (0, 0, 0, padding))
+        blocks = x.reshape(x.shape[0], -1, 4, 16)
+        x = (blocks + blocks.mean(2, keepdim=True)).flatten(1, 2)
+        return x[:, :-padding] if padding > 0 else x
+
+    return body
+
+
+def the_rest_last(m: Any, x: Any) -> Any:
+    """The sum of what is left over of whole blocks of 4, from the end, if anything is."""
+    rest = x.shape[1] % 4
+    return x + x[:, -rest:].sum(1, keepdim=True) if rest else x
 
 
 def the_rest_apart(m: Any, x: Any) -> Any:
@@ -121,7 +142,12 @@ def check(body: Any, tmp_path: Path) -> Capture:
     [
         padded,
         padded_if_need_be,
+        padded_behind(lambda size: (4 - size % 4) % 4),
+        padded_behind(lambda size: math.ceil(size / 4) * 4 - size),
+        padded_behind(lambda size: -(-size // 4) * 4 - size),
+        padded_behind(lambda size: 4 - size % 4 if size % 4 else 0),
         the_rest_apart,
+        the_rest_last,
         below_the_diagonal,
         a_part_at_a_time,
         pytest.param(in_chunks, marks=pytest.mark.slow),
