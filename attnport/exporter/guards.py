@@ -121,13 +121,17 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
 
 
 def values_of(size: Any, contract: IOContract, program: torch.export.ExportedProgram) -> list[int]:
-    """What a size of a trace is at many sizes of the dims that it is made of; none if it is made of others too."""
+    """What a size of a trace is at many sizes of the dims that it is made of; none if it is made of others too, or is
+    no number at some of them."""
     dims, _ = _dims(program, contract)
     used = sorted(size.node.expr.free_symbols, key=str)
     if any(symbol not in dims for symbol in used):
         return []
     computed = _compiled(size.node.expr, used)
-    return [int(computed(*sizes)) for sizes in _some_sizes(used, dims)]
+    try:
+        return [int(computed(*sizes)) for sizes in _some_sizes(used, dims)]
+    except (ZeroDivisionError, ValueError, TypeError):
+        return []
 
 
 def _divided(dim: Dim, step: int) -> Dim:
