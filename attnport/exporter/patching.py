@@ -132,7 +132,7 @@ def obstacles() -> tuple[Patch, ...]:
     - A logarithm or exponential of a size is a number, and so a constant; it becomes a tensor, as Enformer's range of
       positions does. A root is a power, also while values are computed, as in fair-esm's MSA transformer. `linspace` of
       as many steps as a size, as of Perceiver's positions, is written with `arange`, and `triu_indices` of a size, as
-      of reformer-pytorch's causal mask, with `nonzero`.
+      of reformer-pytorch's causal mask, with `nonzero`. `roll` by a size, as by half a window, takes places by number.
     - `x.data`, as of the Annotated Transformer's masks, would be a constant without values; it is `x.detach()`.
     - `x[..., -n] = 0` has the number of the trace for a size, without a guard; it writes to a slice of one place.
     - A size is a key, as of tables that a module keeps by their length, or of the set of all lengths.
@@ -175,6 +175,8 @@ def obstacles() -> tuple[Patch, ...]:
         Patch(torch.Tensor, "split", _as_one_part(torch.Tensor.split)),
         Patch(torch, "split", _as_one_part(torch.split)),
         Patch(torch, "div", _of_whole_sizes(torch.div)),
+        Patch(torch, "roll", _rolled(torch.roll)),
+        Patch(torch.Tensor, "roll", _rolled(torch.Tensor.roll)),
         Patch(SymNode, "sub", _less_rest(SymNode.sub)),
         *(Patch(math, name, _of_size(name)) for name in ("log", "log2", "log10", "log1p", "exp")),
         Patch(math, "sqrt", _root(math.sqrt)),
@@ -585,6 +587,21 @@ def _as_one_part(split: Callable[..., Any]) -> Callable[..., Any]:
         if (places := ONE_PART.get()) is not None:
             places.append(place_of(traceback.extract_stack(limit=80)))
         return (tensor,)
+
+    return called
+
+
+def _rolled(roll: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`torch.roll`, but by sizes of a trace, for which ONNX's exporter has no operators."""
+
+    def called(tensor: torch.Tensor, shifts: Any, dims: Any = ()) -> torch.Tensor:
+        by, axes = (each if isinstance(each, tuple | list) else (each,) for each in (shifts, dims))
+        if not axes or not any(isinstance(shift, torch.SymInt) for shift in by):
+            return roll(tensor, shifts, dims)
+        for shift, axis in zip(by, axes, strict=True):
+            places = torch.arange(tensor.shape[axis], device=tensor.device)
+            tensor = tensor.index_select(axis, (places - shift) % tensor.shape[axis])
+        return tensor
 
     return called
 

@@ -65,6 +65,13 @@ def padded_behind(less_than_whole: Any) -> Any:
     return body
 
 
+def rolled(m: Any, x: Any) -> Any:
+    """Rolled by half of its length, backwards, and by 3 features, and back."""
+    half = x.shape[1] // 2
+    x = x.roll((-half, 3), dims=(1, 2))
+    return torch.roll(x + x.cumsum(1), half, 1)
+
+
 def the_rest_last(m: Any, x: Any) -> Any:
     """The sum of what is left over of whole blocks of 4, from the end, if anything is."""
     rest = x.shape[1] % 4
@@ -148,6 +155,7 @@ def check(body: Any, tmp_path: Path) -> Capture:
         padded_behind(lambda size: 4 - size % 4 if size % 4 else 0),
         the_rest_apart,
         the_rest_last,
+        rolled,
         below_the_diagonal,
         a_part_at_a_time,
         pytest.param(in_chunks, marks=pytest.mark.slow),
