@@ -198,7 +198,7 @@ def _is_one(varied: str | Guard | None, sizes: Mapping[str, int]) -> bool:
 
 
 def _least(varied: str | Guard | None, sizes: Mapping[str, int]) -> Mapping[str, int]:
-    """The sizes from which on the graph may be right, by dim; none where it is wrong above the usual ones too."""
+    """By dim, the size from which on the graph may be right; none where it is wrong at a larger one."""
     if varied is None or isinstance(varied, str):
         return {str(varied): 2} if _is_one(varied, sizes) else {}
     return {name: size for name, size in varied.least.items() if sizes[name] < size}

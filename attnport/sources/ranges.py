@@ -298,7 +298,7 @@ def range_by_trying(dim: Dim, start: int, runs: Callable[[int], bool | None]) ->
             be tried.
     """
     least, step = dim.min, 1
-    if not runs(least) or (least > 1 and least < dim.max and not runs(least + 1)):
+    if not runs(least) or (1 < least < dim.max and runs(least + 1) is False):
         step = _step(start, dim, runs)
         least = _first(runs, -(-least // step) * step, start, step, True)
     most = dim.max // step * step

@@ -115,10 +115,11 @@ def _telling_of_parts() -> Iterator[None]:
         yield
     except ExportError as err:
         if places:
-            err.hint += (
-                f" What is split is one part in the graph{places[0]}: if each part needs the one before it, as in a "
+            own = (
+                f"What is split is one part in the graph{places[0]}: if each part needs the one before it, as in a "
                 f"recurrence, declare one size of that dim, as in {advised('dims', [Dim('seq', 64, 64, 64)])}."
             )
+            err.hint = f"{err.hint} {own}".strip()
         raise
     finally:
         ONE_PART.reset(before)
