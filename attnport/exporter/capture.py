@@ -31,7 +31,7 @@ from attnport.exporter.complex_numbers import split_complex
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.decomposing import node_by_node, write_out
 from attnport.exporter.graph.sizes import settle_sizes
-from attnport.exporter.guards import Guard, constants, guards, pinned, values_of
+from attnport.exporter.guards import Guard, constants, guards, is_guarded, pinned
 from attnport.exporter.multiples import joining, rejoin, split, split_axis, steps_of
 from attnport.exporter.naming import name_dims, name_outputs, note_empty, strip
 from attnport.exporter.output_sizes import traced_outputs
@@ -221,7 +221,7 @@ def _exported(
             program = program.run_decompositions({})  # a vmap becomes operators of one rank more
     if steps:
         rejoin(program, steps, feeds)
-    slice_from_the_front(program, functools.partial(values_of, contract=contract, program=program))
+    slice_from_the_front(program, functools.partial(is_guarded, contract=contract, program=program))
     program.graph_module.meta[_AGAIN] = functools.partial(_exported, contract=contract, chosen=chosen, strict=strict)
     return program
 

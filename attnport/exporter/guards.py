@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from attnport.exporter.output_sizes import as_multiple
 
 _SCANNED = 2048
 _COMBINED = 24
+_TORCHS = re.compile(r"-packages/torch/")
 _LONG = 160
 """A longer condition is nothing to read."""
 
@@ -120,18 +122,26 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
     return tuple(violated.values())
 
 
-def values_of(size: Any, contract: IOContract, program: torch.export.ExportedProgram) -> list[int]:
-    """What a size of a trace is at many sizes of the dims that it is made of; none if it is made of others too, or is
-    no number at some of them."""
+def is_guarded(size: Any, contract: IOContract, program: torch.export.ExportedProgram) -> bool:
+    """Whether a size of a trace, which is below 0 there, is 0 at some sizes of dims and above it at none, and whether
+    at these the module's code goes another way, as by `if n > 0`."""
     dims, _ = _dims(program, contract)
-    used = sorted(size.node.expr.free_symbols, key=str)
+    expression = size.node.expr
+    used = sorted(expression.free_symbols, key=str)
     if any(symbol not in dims for symbol in used):
-        return []
-    computed = _compiled(size.node.expr, used)
+        return False
+    computed = _compiled(expression, used)
     try:
-        return [int(computed(*sizes)) for sizes in _some_sizes(used, dims)]
+        values = {sizes: int(computed(*sizes)) for sizes in _some_sizes(used, dims)}
     except (ZeroDivisionError, ValueError, TypeError):
-        return []
+        return False
+    ways = [
+        _as_function(guard.expr, used)
+        for guard in getattr(_environment(program), "guards", ())
+        if guard.expr.free_symbols <= set(used) and not _TORCHS.search(str(guard.sloc.framework_loc))
+    ]
+    zero = [sizes for sizes, value in values.items() if not value]
+    return bool(zero) and max(values.values()) == 0 and not any(all(way(*sizes) for way in ways) for sizes in zero)
 
 
 def _divided(dim: Dim, step: int) -> Dim:

@@ -30,7 +30,12 @@ from torch._subclasses import FakeTensor, fake_utils
 from torch.backends import mha
 from torch.export import _trace
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import DimConstraints, ShapeEnv, statically_known_true
+from torch.fx.experimental.symbolic_shapes import (
+    DimConstraints,
+    ShapeEnv,
+    statically_known_true,
+    uninteresting_files,
+)
 from torch.nn.modules import transformer
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
@@ -629,11 +634,15 @@ def _keeps(to: Callable[[torch.Tensor], torch.Tensor], module: torch.nn.Module) 
 
 
 def located() -> tuple[Patch, ...]:
-    """Patches that record for each guard the line of code outside torch that made it."""
+    """Patches that record for each guard the line of code outside torch that made it, beside the line of any code."""
     kept = ShapeEnv._get_sloc
 
     def with_place(env: ShapeEnv, framework_loc: str | None = None) -> Any:
-        return dataclasses.replace(kept(env, framework_loc), maybe_user_loc=place_of(traceback.extract_stack(limit=80)))
+        frame = sys._getframe(1)  # torch would take this function for the code
+        while frame.f_back and frame.f_code.co_filename in uninteresting_files():
+            frame = frame.f_back
+        found = kept(env, framework_loc or f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        return dataclasses.replace(found, maybe_user_loc=place_of(traceback.extract_stack(limit=80)))
 
     return (Patch(ShapeEnv, "_get_sloc", with_place),)
 

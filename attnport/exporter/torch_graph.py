@@ -402,16 +402,14 @@ def slice_splits(program: torch.export.ExportedProgram) -> int:
     return changed
 
 
-def slice_from_the_front(
-    program: torch.export.ExportedProgram, values_of: Callable[[torch.SymInt], Sequence[int]]
-) -> int:
+def slice_from_the_front(program: torch.export.ExportedProgram, is_guarded: Callable[[torch.SymInt], bool]) -> int:
     """Writes places of slices that count from the end, `x[:, :-n]`, as `size - n`, in place; returns how many.
 
     Where n may be 0, code slices if it is not, `if n: x = x[:, :-n]`. The graph has the slice alone, and would give
     nothing there; by `size - n` it gives all, as the code does.
 
     Args:
-        values_of: What a size is at many sizes of the inputs.
+        is_guarded: Whether a size below 0 is so with code around it that goes another way where it is 0.
     """
     graph = program.graph
     changed = 0
@@ -419,10 +417,7 @@ def slice_from_the_front(
         value, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
         for at, place in list(enumerate(node.args))[2:4]:
             size = place.meta.get("val") if isinstance(place, torch.fx.Node) else None
-            if not isinstance(size, torch.SymInt) or _hint(size) >= 0:
-                continue
-            found = values_of(size)
-            if 0 not in found or max(found) > 0:
+            if not isinstance(size, torch.SymInt) or _hint(size) >= 0 or not is_guarded(size):
                 continue
             total = value.meta["val"].shape[dim]
             with graph.inserting_before(node):

@@ -78,6 +78,11 @@ def the_rest_last(m: Any, x: Any) -> Any:
     return x + x[:, -rest:].sum(1, keepdim=True) if rest else x
 
 
+def the_rest_or_all(m: Any, x: Any) -> Any:
+    """The sum of what is left over of whole blocks of 4, and of all if nothing is, as -0 is the first place."""
+    return x + x[:, -(x.shape[1] % 4) :].sum(1, keepdim=True)
+
+
 def the_rest_apart(m: Any, x: Any) -> Any:
     """Whole blocks of 4, and what is left over in another way, if anything is."""
     left_over = x.shape[1] % 4
@@ -155,6 +160,7 @@ def check(body: Any, tmp_path: Path) -> Capture:
         padded_behind(lambda size: 4 - size % 4 if size % 4 else 0),
         the_rest_apart,
         the_rest_last,
+        the_rest_or_all,
         rolled,
         below_the_diagonal,
         a_part_at_a_time,
