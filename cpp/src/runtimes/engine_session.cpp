@@ -448,6 +448,7 @@ std::unique_ptr<Session> open_engine(const std::filesystem::path& path, const Ma
     const bool known =
         built_for.empty() || std::find(built_for.begin(), built_for.end(), device->sm()) != built_for.end();
     std::vector<std::string> targets;
+    targets.reserve(built_for.size());
     for (const std::int64_t sm : built_for) targets.push_back(std::to_string(sm));
     if (!known && !(form.runtime == "tensorrt_rtx" && read_header(path).later)) {
         throw RuntimeMissing("the engine was built for SM " + joined(targets) + "; " + device->name() + " is SM " +
