@@ -145,7 +145,11 @@ def test_a_branch_at_a_length_limits_the_cache_and_the_new_tokens_to_half_of_it(
         num_key_value_heads=2, max_position_embeddings=2048, keep_window_size=2048, eos_token_id=100, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
-    transformers.DogeForCausalLM(config).save_pretrained(tmp_path / "weights")
+    model = transformers.DogeForCausalLM(config)
+    attention = model.model.layers[0].self_attn
+    torch.nn.init.constant_(attention.A, -1.0)  # as made, it ranks all keys alike, and may drop any of them
+    torch.nn.init.normal_(attention.dt_proj.weight, std=20.0)
+    model.save_pretrained(tmp_path / "weights")
     manifest = export(f"hf:{tmp_path / 'weights'}", tmp_path / "out", part="with-past")
     assert {dim.name: (dim.min, dim.max) for dim in manifest.io.dims if dim.name != "batch"} == {
         "seq": (1, 1024), "past": (0, 1023),
