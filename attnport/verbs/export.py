@@ -275,7 +275,7 @@ def _made_or_fixed(
         own = parse_dims(listed(given.dims))
         above = [replace(dim, min=dim.at_least(least), opt=max(dim.opt, dim.at_least(least)))
                  for name, least in err.least.items() for dim in [spec.io.dim(name)]
-                 if name not in own and name != "batch" and least <= spec.seen.get(name, dim.max)]  # fmt: skip
+                 if name not in own and name != "batch" and least <= spec.seen.get(name, 2)]  # fmt: skip
         if not fixed and not above:
             raise
         bounded = [replace(dim, opt=min(dim.opt, most), max=most)

@@ -336,8 +336,8 @@ public:
         require_one_each(given);
         const auto turn = this_turn();
         if (device_ == nullptr) return plainly(given);
-        std::vector<Shape> shapes;
-        for (const Input& input : given) shapes.push_back(input.shape());
+        std::vector<Shape> shapes(given.size());
+        std::transform(given.begin(), given.end(), shapes.begin(), [](const Input& input) { return input.shape(); });
         const auto graph = graphs_.find(shapes);
         std::vector<Tensor> found;
         if (graph == graphs_.end()) found = plainly(given);  // an error of the call itself is the caller's
