@@ -417,7 +417,7 @@ def slice_from_the_front(program: torch.export.ExportedProgram, is_guarded: Call
         value, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
         for at, place in list(enumerate(node.args))[2:4]:
             size = place.meta.get("val") if isinstance(place, torch.fx.Node) else None
-            if not isinstance(size, torch.SymInt) or _hint(size) >= 0 or not is_guarded(size):
+            if not isinstance(size, torch.SymInt) or (size.node.hint or 0) >= 0 or not is_guarded(size):
                 continue
             total = value.meta["val"].shape[dim]
             with graph.inserting_before(node):

@@ -269,7 +269,6 @@ def _refuse_nothing(
                 raise ExportError(
                     f"dim {name!r}: at {case.name} the module gives an empty output, and {problem}.",
                     hint=f"Leave it out: {advised('dims', [replace(dim, min=size, opt=max(dim.opt, size))])}",
-                    dims=(name,),
                     least={name: size},
                 )
 

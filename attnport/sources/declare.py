@@ -386,8 +386,7 @@ def observe_outputs(
     The size of an axis is a number, a dim, a sum such as `past+seq`, or `UNKNOWN_SIZE`, which export finds out.
 
     Args:
-        budget: What the module takes, as far as it is known; None = it fits.
-        masks: Of the inputs; each hides nothing.
+        budget, masks: What the module takes, as far as it is known, None = it fits; masks, which hide nothing.
 
     Raises:
         SpecError: the module does not run on the declared inputs, returns something other than tensors, or runs at only
@@ -518,8 +517,7 @@ def _run(
     hidden = {mask.input for mask in masks if mask.carries == "mask" and mask.polarity == "hide"}
     feeds |= {name: feed.new_zeros(feed.shape) for name, feed in feeds.items() if name in hidden - examples.keys()}
     hint = "Check names, dtypes and dims of the inputs, which are passed by keyword."
-    shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
-    given = f"the declared inputs ({shapes})"
+    given = f"the declared inputs ({', '.join(f'{name} {list(feed.shape)}' for name, feed in feeds.items())})"
     return called(text, given, hint, lambda: flat_outputs(module(**feeds)))
 
 
@@ -571,7 +569,6 @@ def _of_declarations(
     Returns:
         The error; None where the module does not fail for that.
     """
-
     used = names_of([held.spec for held in arguments.inputs])
     dims = [ranges.get(name) or usual_range(name) for name in used]
     small = [{dim.name: dim.at_least(unit * prime(index)) for index, dim in enumerate(dims)} for unit in (1, 8)]

@@ -273,9 +273,11 @@ def _made_or_fixed(
         # What froze is not always known. An item by itself is the last thing to give up.
         fixed = [dim for dim in spec.fixable if (dim.name in err.dims if err.dims else dim.name != "batch")]
         own = parse_dims(listed(given.dims))
+        # A branch on a size has two sides: the example says which is wanted. What froze nowhere has one.
+        seen = spec.seen
         above = [replace(dim, min=dim.at_least(least), opt=max(dim.opt, dim.at_least(least)))
                  for name, least in err.least.items() for dim in [spec.io.dim(name)]
-                 if name not in own and name != "batch" and least <= spec.seen.get(name, 2)]  # fmt: skip
+                 if name not in {*own, "batch"} and least <= seen.get(name, 2 if err.dims else dim.max)]  # fmt: skip
         if not fixed and not above:
             raise
         bounded = [replace(dim, opt=min(dim.opt, most), max=most)
