@@ -199,7 +199,7 @@ QUICK = {
     ("Int", "examples"),
     ("NoOperator", "declared"),
 }
-ONE_WAY = [("ShapeOfIf", "seq > 20", "ranges of dims"), ("Literal", RAISED, "Look for a literal size")]
+ONE_WAY = [("ShapeOfIf", "seq > 20", "leave those sizes out"), ("Literal", RAISED, "Look for a literal size")]
 
 
 @pytest.fixture
