@@ -252,8 +252,8 @@ def _check_contract(io: IOContract, case: Case, outputs: Mapping[str, Array], va
                 f"output {spec.name!r}: at {case.name} the module gives shape {list(shape)}; the contract {spec} says "
                 f"{stated}{why}.",
                 hint=hint,
-                dims=_varied_dims(varied) if _is_one(varied, sizes) else (),
-                least=_least(varied, sizes),
+                dims=_varied_dims(varied) if (least := _least(varied, sizes)) else (),
+                least=least,
             )
 
 
