@@ -18,7 +18,12 @@ _OURS = re.compile(rf"{re.escape(str(Path(__file__).parent))}/(?!models/)")
 _OTHERS = re.compile(rf"^<|{_OURS.pattern}|-packages/torch/|/lib/python[^/]*/(?!(site|dist)-packages)")
 """Files that are not the user's: torch's, Python's, and this package's without its models."""
 ONE_PART: ContextVar[list[str] | None] = ContextVar("one_part", default=None)
-"""The lines whose splits of a size are one part in a trace, for who sets a list."""
+"""Collects the lines whose splits by a number are traced as one part; None = not wanted."""
+
+
+def is_users(file: str) -> bool:
+    """Whether code in a file is the user's or another package's: not torch's, Python's or this package's."""
+    return not _OTHERS.search(file)
 
 
 def place_of(frames: Iterable[FrameSummary]) -> str:
@@ -30,7 +35,7 @@ def place_of(frames: Iterable[FrameSummary]) -> str:
     """
     frames = list(frames)
     first = next((at for at, frame in enumerate(frames) if _OURS.search(frame.filename)), -1)
-    outside = [frame for frame in frames[first + 1 :] if not _OTHERS.search(frame.filename)]
+    outside = [frame for frame in frames[first + 1 :] if is_users(frame.filename)]
     if not outside:
         return ""
     last = _package_of(outside[-1])

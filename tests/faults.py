@@ -368,7 +368,27 @@ tests/exporter/test_lowering_forms.py
   attnport/exporter/targets/tensorrt.py: scores of engines are scaled twice
     - return scale / on_scores, on_scores
     + return scale, on_scores
+tests/exporter/test_guards.py
+  attnport/exporter/torch_graph.py: a slice that is none where n is 0 gives nothing there
+    - node.update_arg(at, _call(graph, operator.add, (whole, place), total + size))
+    + whole.name
+  attnport/exporter/guards.py: a place that no branch surrounds counts from the front
+    - return bool(zero) and max(values.values()) == 0 and not any(all(way(*sizes) for way in ways) for sizes in zero)
+    + return bool(zero)
+  attnport/verbs/export.py: a limit leaves out the size of the example
+    - wanted = {dim.name: spec.seen.get(dim.name, 2 if err.dims else dim.max) for dim in spec.io.dims}
+    + wanted = {dim.name: dim.max for dim in spec.io.dims}
+  attnport/exporter/patching.py: a tensor is rolled the other way
+    - found = found.index_select(axis, (places - shift) % found.shape[axis])
+    + found = found.index_select(axis, (places + shift) % found.shape[axis])
+tests/sources/test_moving.py
+  attnport/sources/declare.py: masks of trials hide everything
+    - name in hidden - examples.keys()}
+    + name in examples.keys() - hidden}
 tests/exporter/test_spellings.py
+  attnport/exporter/forms/canonical.py: values have fewer heads than keys
+    - if dims is None or dims[1] != 1 or not isinstance(heads, int) or heads == 1:
+    + if dims is None or heads != 1 or dims[1] != heads + 1:
   attnport/exporter/forms/operands.py: a mask of numbers that are subtracted hides nothing
     - above = "Greater" if times > 0 else "Less"
     + above = "Greater"

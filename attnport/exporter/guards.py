@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,10 +19,10 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from attnport.artifacts import Dim, IOContract
 from attnport.exporter.output_sizes import as_multiple
+from attnport.user_code import is_users
 
 _SCANNED = 2048
 _COMBINED = 24
-_TORCHS = re.compile(r"-packages/torch/")
 _LONG = 160
 """A longer condition is nothing to read."""
 
@@ -123,8 +122,11 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
 
 
 def is_guarded(size: Any, contract: IOContract, program: torch.export.ExportedProgram) -> bool:
-    """Whether a size of a trace, which is below 0 there, is 0 at some sizes of dims and above it at none, and whether
-    at these the module's code goes another way, as by `if n > 0`."""
+    """Whether the module's code branches where a size is 0, as `if n > 0` does around `x[:, :-n]`.
+
+    Args:
+        size: Negative in the trace, and never positive if this is true; at some sizes of the dims it is 0.
+    """
     dims, _ = _dims(program, contract)
     expression = size.node.expr
     used = sorted(expression.free_symbols, key=str)
@@ -138,7 +140,7 @@ def is_guarded(size: Any, contract: IOContract, program: torch.export.ExportedPr
     ways = [
         _as_function(guard.expr, used)
         for guard in getattr(_environment(program), "guards", ())
-        if guard.expr.free_symbols <= set(used) and not _TORCHS.search(str(guard.sloc.framework_loc))
+        if guard.expr.free_symbols <= set(used) and is_users(_file(guard.sloc.framework_loc))
     ]
     zero = [sizes for sizes, value in values.items() if not value]
     return bool(zero) and max(values.values()) == 0 and not any(all(way(*sizes) for way in ways) for sizes in zero)
@@ -213,7 +215,7 @@ def _as_function(condition: Any, used: Sequence[Any]) -> Callable[..., bool]:
 
 def _compiled(expression: Any, used: Sequence[Any]) -> Callable[..., Any]:
     """An expression as a function of the sizes `used`. sympy's own substitution takes a thousand times as long."""
-    # sympy's own printer takes torch's remainder for its own, and puts no brackets around a difference in it.
+    # sympy's default printer prints torch's Mod as `a % b`, without parentheses around a difference.
     compiled: Callable[..., Any] = sympy.lambdify(
         used, expression, modules=[{"torch": torch, "math": math}], printer=PythonPrinter
     )
@@ -233,6 +235,11 @@ def _input_shapes(program: torch.export.ExportedProgram) -> list[Sequence[Any]]:
     names = program.graph_signature.user_inputs
     shapes = {node.name: node.meta["val"].shape for node in program.graph.nodes if node.op == "placeholder"}
     return [shapes[name] for name in names if isinstance(name, str) and name in shapes]
+
+
+def _file(place: Any) -> str:
+    """The file of a frame, or of a place as `FILE:LINE`."""
+    return str(getattr(place, "filename", place))
 
 
 def _place(sloc: Any) -> str:

@@ -599,14 +599,15 @@ def _as_one_part(split: Callable[..., Any]) -> Callable[..., Any]:
 def _rolled(roll: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`torch.roll`, but by sizes of a trace, for which ONNX's exporter has no operators."""
 
-    def called(tensor: torch.Tensor, shifts: Any, dims: Any = ()) -> torch.Tensor:
+    def called(input: torch.Tensor, shifts: Any, dims: Any = ()) -> torch.Tensor:  # noqa: A002  # torch's own name
         by, axes = (each if isinstance(each, tuple | list) else (each,) for each in (shifts, dims))
-        if not axes or not any(isinstance(shift, torch.SymInt) for shift in by):
-            return roll(tensor, shifts, dims)
+        if len(axes) != len(by) or not any(isinstance(shift, torch.SymInt) for shift in by):
+            return roll(input, shifts, dims)
+        found = input
         for shift, axis in zip(by, axes, strict=True):
-            places = torch.arange(tensor.shape[axis], device=tensor.device)
-            tensor = tensor.index_select(axis, (places - shift) % tensor.shape[axis])
-        return tensor
+            places = torch.arange(found.shape[axis], device=found.device)
+            found = found.index_select(axis, (places - shift) % found.shape[axis])
+        return found
 
     return called
 
@@ -634,11 +635,11 @@ def _keeps(to: Callable[[torch.Tensor], torch.Tensor], module: torch.nn.Module) 
 
 
 def located() -> tuple[Patch, ...]:
-    """Patches that record for each guard the line of code outside torch that made it, beside the line of any code."""
+    """Patches that record two lines for each guard: the last one outside torch, and the one that asked for it."""
     kept = ShapeEnv._get_sloc
 
     def with_place(env: ShapeEnv, framework_loc: str | None = None) -> Any:
-        frame = sys._getframe(1)  # torch would take this function for the code
+        frame = sys._getframe(1)  # torch itself would name this function
         while frame.f_back and frame.f_code.co_filename in uninteresting_files():
             frame = frame.f_back
         found = kept(env, framework_loc or f"{frame.f_code.co_filename}:{frame.f_lineno}")

@@ -403,13 +403,13 @@ def slice_splits(program: torch.export.ExportedProgram) -> int:
 
 
 def slice_from_the_front(program: torch.export.ExportedProgram, is_guarded: Callable[[torch.SymInt], bool]) -> int:
-    """Writes places of slices that count from the end, `x[:, :-n]`, as `size - n`, in place; returns how many.
+    """Rewrites slice bounds that count from the end, `x[:, :-n]`, as `size - n`, in place; returns how many.
 
-    Where n may be 0, code slices if it is not, `if n: x = x[:, :-n]`. The graph has the slice alone, and would give
-    nothing there; by `size - n` it gives all, as the code does.
+    Code that may have n = 0 slices under a condition, `if n: x = x[:, :-n]`. The graph always slices: with `-n` it
+    would return nothing at n = 0, with `size - n` it returns all of x, as the code does.
 
     Args:
-        is_guarded: Whether a size below 0 is so with code around it that goes another way where it is 0.
+        is_guarded: Whether the code around a negative bound branches where the bound is 0.
     """
     graph = program.graph
     changed = 0

@@ -273,11 +273,12 @@ def _made_or_fixed(
         # What froze is not always known. An item by itself is the last thing to give up.
         fixed = [dim for dim in spec.fixable if (dim.name in err.dims if err.dims else dim.name != "batch")]
         own = parse_dims(listed(given.dims))
-        # A branch on a size has two sides: the example says which is wanted. What froze nowhere has one.
-        seen = spec.seen
+        # A limit keeps the example's size. Without an example it leaves out a size of 1 alone, as nothing says which
+        # side of a branch is wanted; or, if no dim froze, the sizes at which the module returns nothing.
+        wanted = {dim.name: spec.seen.get(dim.name, 2 if err.dims else dim.max) for dim in spec.io.dims}
         above = [replace(dim, min=dim.at_least(least), opt=max(dim.opt, dim.at_least(least)))
                  for name, least in err.least.items() for dim in [spec.io.dim(name)]
-                 if name not in {*own, "batch"} and least <= seen.get(name, 2 if err.dims else dim.max)]  # fmt: skip
+                 if name not in {*own, "batch"} and least <= wanted[name]]  # fmt: skip
         if not fixed and not above:
             raise
         bounded = [replace(dim, opt=min(dim.opt, most), max=most)

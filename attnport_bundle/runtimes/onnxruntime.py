@@ -334,7 +334,7 @@ class OnnxRuntimeSession(Session):
             if found is None:
                 return graphs.replayed(feeds)
             graphs.capture(feeds, found)
-        except Exception:  # a runtime's own exceptions share no base
+        except Exception:  # ONNX Runtime's exceptions share no base; without the graph, the call still has its result
             self._graphs = self._options = self._session = None  # a failed capture may leave a stream that is lost
             assert self._opened is not None
             self._session = self._opened({})

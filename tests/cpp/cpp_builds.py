@@ -166,7 +166,7 @@ def check_end(done: subprocess.CompletedProcess[str]) -> None:
 
 
 def everything() -> tuple[str, ...]:
-    """CMake's options for everything that can be compiled in.
+    """CMake options that compile in every optional part.
 
     Engines are compiled with NVIDIA's headers where there are some, otherwise with those of the pretended library.
     """

@@ -24,7 +24,7 @@ from cpp_engines import pretended
 from pretended_gpu import engine_bytes
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-by_nvidias_headers = pytest.mark.skipif(
+by_nvidias_headers = pytest.mark.skipif(  # NVIDIA ships them in no package, so that no set-up can fetch them
     not cpp_builds.nvidias_headers(), reason="ATTNPORT_TENSORRT_HEADERS and ATTNPORT_CUDA_HEADERS name no folders"
 )
 
