@@ -20,7 +20,11 @@ NOT_YET: dict[str, str] = {
 }
 
 FIRST_OF_EACH_AXIS = [next(iter(axis)) for axis in AXES.values()]
-QUICK = list(dict.fromkeys([*(name for axis in AXES.values() for name in list(axis)[::12]), "float_subtracted"]))
+QUICK = list(
+    dict.fromkeys(
+        [*(name for axis in AXES.values() for name in list(axis)[::12]), "float_subtracted", "one_value_head"]
+    )
+)
 EMPTY_ROWS = [name for name, case in AXES["masks"].items() if case.masks == "padding(mask)" and MASK in case.io.inputs]
 
 
