@@ -24,7 +24,11 @@ from attnport_bundle.errors import UnavailableError as UnavailableError
 from attnport_bundle.errors import UsageError as UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Sequence
+
+    from attnport_bundle.format.contract import Dim
+
+NOT_ONNX = "It was cut short, is a pointer of Git LFS to the file, or is another kind of file."
 
 PRECEDENCE = (1, 6, 4, 5, 3, 2)
 """Where several things failed, the first of these exit codes counts: our bug, integrity, parity, fusion, availability,
@@ -82,8 +86,7 @@ class ExportError(UsageError):
 
     Args:
         dims: The dims that froze, where that is known.
-        within: By dim, the sizes up to which they did not, where that is known.
-        least: By dim, the size from which they did not, where that is known.
+        one_way: Ranges of dims in each of which a graph may be right, the best first.
     """
 
     def __init__(
@@ -92,11 +95,10 @@ class ExportError(UsageError):
         *,
         hint: str = "",
         dims: tuple[str, ...] = (),
-        within: Mapping[str, int] | None = None,
-        least: Mapping[str, int] | None = None,
+        one_way: Sequence[tuple[Dim, ...]] = (),
     ) -> None:
         super().__init__(message, hint=hint)
-        self.dims, self.within, self.least = dims, within or {}, least or {}
+        self.dims, self.one_way = dims, one_way
 
 
 class EngineBuildError(UsageError):

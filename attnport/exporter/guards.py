@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # sympy has no type hints
@@ -25,6 +25,7 @@ _SCANNED = 2048
 _COMBINED = 24
 _LONG = 160
 """A longer condition is nothing to read."""
+_LONGEST_STEP = 64
 
 
 @dataclass(frozen=True)
@@ -36,20 +37,17 @@ class Guard:
         place: Where the code made it, as ` (model.py, line 7: y = x.view(n))`, or "".
         sizes: A size for each dim of the condition.
         special: Whether the condition is an equality, which few sizes fulfil, such as that of whole chunks.
-        within: By dim, the largest size up to which the condition has the same answer as at the usual sizes, as for
-            `past + seq <= 2048`; none = it is no such bound.
-        usual: Whether it is true at the usual sizes.
-        least: By dim, the size from which on the condition has the same answer as at the usual size, as for
-            `seq // 4 != 1`; none = there is no such size, or the condition is one on several dims.
+        holds: Whether the condition is true at a size for each dim of the contract.
+        one_way: Ranges of the dims of the condition in each of which it has one answer, the best first: as from 33 on,
+            and up to 32, for `seq > 32`, and even sizes for `seq % 2 == 0`.
     """
 
     text: str
     place: str
     sizes: Mapping[str, int]
-    special: bool = False
-    within: Mapping[str, int] = field(default_factory=dict)
-    usual: bool = True
-    least: Mapping[str, int] = field(default_factory=dict)
+    special: bool
+    holds: Callable[[Mapping[str, int]], bool]
+    one_way: tuple[tuple[Dim, ...], ...]
 
 
 def constants(program: torch.export.ExportedProgram, contract: IOContract) -> dict[str, tuple[int, str]]:
@@ -108,15 +106,14 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
         text = str(guard.expr.subs({symbol: _name(dims[symbol], factors) for symbol in used}))
         if len(text) > _LONG:
             text = f"a condition on {' and '.join(sorted({dims[symbol].name for symbol in used}))}"
-        special = isinstance(guard.expr, sympy.Eq)
-        usual, within = _within(guard.expr, used, dims)
-        within = {} if special else within
-        bounds = {name: size * factors[name] for name, size in within.items()}
-        begins = {} if special or len(used) > 1 else _least(guard.expr, used[0], dims[used[0]])
-        least = {name: size * factors[name] for name, size in begins.items()}
+        special, ranges = isinstance(guard.expr, sympy.Eq), [dims[symbol] for symbol in used]
+        holds = _as_function(guard.expr, used)
+        parts = [[dim] for dim in _parts(holds, ranges[0])] if len(used) == 1 else [_below(holds, ranges)]
+        one_way = tuple(tuple(_multiplied(dim, factors[dim.name]) for dim in part) for part in parts if part)
+        by_name = _by_name(holds, [(dim.name, factors[dim.name]) for dim in ranges])
         for multiples in _violations(guard.expr, used, dims):
             sizes = {name: size * factors[name] for name, size in multiples.items()}
-            found = Guard(text, _place(guard.sloc), sizes, special, bounds, usual, least)
+            found = Guard(text, _place(guard.sloc), sizes, special, by_name, one_way)
             violated.setdefault(tuple(sorted(sizes.items())), found)
     return tuple(violated.values())
 
@@ -151,6 +148,16 @@ def _divided(dim: Dim, step: int) -> Dim:
     return dim if step == 1 else Dim(dim.name, dim.min // step, dim.opt // step, dim.max // step)
 
 
+def _multiplied(dim: Dim, step: int) -> Dim:
+    """The range of a dim that is `step` times the symbol of a given range."""
+    return Dim(dim.name, *(step * size for size in (dim.min, dim.opt, dim.max, dim.step)))
+
+
+def _by_name(holds: Callable[..., bool], factors: Sequence[tuple[str, int]]) -> Callable[[Mapping[str, int]], bool]:
+    """A function of the sizes of dims, which are so many times its symbols, as one of sizes by name."""
+    return lambda sizes: holds(*(sizes[name] // factor for name, factor in factors))
+
+
 def _name(dim: Dim, factors: Mapping[str, int]) -> Any:
     factor = factors[dim.name]
     return sympy.Symbol(dim.name if factor == 1 else f"({dim.name}//{factor})", integer=True, positive=True)
@@ -179,25 +186,35 @@ def _some_sizes(used: Sequence[Any], dims: Mapping[Any, Dim]) -> Iterator[tuple[
     return itertools.islice(itertools.product(*ranges), 4 * _SCANNED)
 
 
-def _within(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) -> tuple[bool, dict[str, int]]:
-    """What a condition is at the usual sizes, and the largest sizes, halved until it is the same of them and of the
-    smallest; none below the usual ones."""
-    holds, ranges = _as_function(condition, used), [dims[symbol] for symbol in used]
+def _parts(holds: Callable[..., bool], dim: Dim) -> list[Dim]:
+    """The first sizes of a dim that have one answer, and the last ones, the larger part first; then the multiples of a
+    number, if they have one answer. A part has more sizes than one."""
+    answers = {size: holds(size) for (size,) in _some_sizes([dim.name], {dim.name: dim})}
+    runs = [list(run) for _, run in itertools.groupby(answers, key=answers.__getitem__)]
+    parts = [(run, run[-1], dim.step) for run in sorted((runs[0], runs[-1]), key=len, reverse=True)]
+    for step in range(2 * dim.step, (_LONGEST_STEP + 1) * dim.step, dim.step) if len(runs) > 2 else ():
+        multiples = [size for size in answers if size % step == 0]
+        if len({answers[size] for size in multiples}) == 1:
+            parts.append((multiples, dim.max // step * step, step))
+            break
+    return [
+        Dim(dim.name, sizes[0], max(sizes[0], min(dim.opt, most) // step * step), most, step)
+        for sizes, most, step in parts
+        if len(sizes) > 1
+    ]
+
+
+def _below(holds: Callable[..., bool], ranges: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Ranges of smaller sizes, halved until a condition on several dims is the same at the largest, the smallest and
+    the usual ones, as for `past + seq <= 2048`; none below the usual ones."""
     most, usual = [dim.max for dim in ranges], holds(*(dim.opt for dim in ranges))
-    while all(size >= dim.opt for dim, size in zip(ranges, most, strict=True)):
+    while True:
+        most = [size // 2 // dim.step * dim.step for dim, size in zip(ranges, most, strict=True)]
+        if any(size < dim.opt for dim, size in zip(ranges, most, strict=True)):
+            return ()
         corners = itertools.product(*zip((dim.min for dim in ranges), most, strict=True))
         if all(holds(*each) == usual for each in corners):
-            return usual, {dim.name: size for dim, size in zip(ranges, most, strict=True)}
-        most = [size // 2 // dim.step * dim.step for dim, size in zip(ranges, most, strict=True)]
-    return usual, {}
-
-
-def _least(condition: Any, symbol: Any, dim: Dim) -> dict[str, int]:
-    """The size from which on a condition is what it is at the usual size; none if that is its smallest, or above it."""
-    holds = _as_function(condition, [symbol])
-    usual, scanned = holds(dim.opt), range(dim.min, min(dim.max, dim.min + _SCANNED * dim.step) + 1, dim.step)
-    other = max((size for size in scanned if holds(size) != usual), default=dim.max)
-    return {dim.name: other + dim.step} if other < dim.opt else {}
+            return tuple(replace(dim, max=size) for dim, size in zip(ranges, most, strict=True))
 
 
 def _as_function(condition: Any, used: Sequence[Any]) -> Callable[..., bool]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnport.artifacts import UNKNOWN_SIZE, CaseResult, IOContract, Session
+from attnport.artifacts import UNKNOWN_SIZE, CaseResult, Dim, IOContract, Session
 from attnport.budget import Budget
 from attnport.cases.inputs import Array, Case, batch_dim, full_case, largest_size
 from attnport.dims import distinct_sizes
@@ -114,14 +114,15 @@ def check_dims(
         try:
             checker, session = _checker(io, model, start)
         except ExportError as err:
-            other = next((guard for guard in guards if guard.within and not guard.usual), None)
+            sizes = check_feeds(io, start.feeds)
+            other = next((guard for guard in guards if guard.one_way and not guard.holds(sizes)), None)
             if other is None:
                 raise
             raise ExportError(
                 f"{_what_froze(io, other, decided)}: it runs nowhere at {start.name}.",
                 hint=_remedy(io, other, decided),
                 dims=_varied_dims(other),
-                within=other.within,
+                one_way=other.one_way,
             ) from err
 
     def right(varied: str | Guard | None, sizes: Mapping[str, int]) -> bool:
@@ -145,8 +146,7 @@ def check_dims(
                 f"{_what_froze(io, varied, decided, sizes)}: at {case.name} {checker} gives {problem}{first}.",
                 hint=_remedy(io, varied, decided, sizes),
                 dims=_varied_dims(varied),
-                within={} if varied is None or isinstance(varied, str) else varied.within,
-                least=_least(varied, sizes),
+                one_way=_one_way(io, varied, sizes),
             )
         return True
 
@@ -197,11 +197,16 @@ def _is_one(varied: str | Guard | None, sizes: Mapping[str, int]) -> bool:
     return isinstance(varied, str) and sizes.get(varied) == 1
 
 
-def _least(varied: str | Guard | None, sizes: Mapping[str, int]) -> Mapping[str, int]:
-    """By dim, the size from which on the graph may be right; none where it is wrong at a larger one."""
+def _one_way(io: IOContract, varied: str | Guard | None, sizes: Mapping[str, int]) -> Sequence[tuple[Dim, ...]]:
+    """Ranges of dims in which the graph, which is wrong at some sizes, may be right."""
     if varied is None or isinstance(varied, str):
-        return {str(varied): 2} if _is_one(varied, sizes) else {}
-    return {name: size for name, size in varied.least.items() if sizes[name] < size}
+        return [(_from(io.dim(str(varied)), 2),)] if _is_one(varied, sizes) else []
+    return varied.one_way
+
+
+def _from(dim: Dim, size: int) -> Dim:
+    """A range without what is below a size."""
+    return replace(dim, min=size, opt=max(dim.opt, size))
 
 
 def _remedy(
@@ -218,20 +223,12 @@ def _remedy(
     if varied is None:
         return 'If random values do not fit an input, such as sorted offsets, give an example of it and ":example".'
     if isinstance(varied, str) and _is_one(varied, sizes):
-        dim = io.dim(varied)
-        above = replace(dim, min=2, opt=max(dim.opt, 2))
+        above = _from(io.dim(varied), 2)
         return f"Write it without a Python branch on a size of 1, or leave it out: {advised('dims', [above])}"
     if isinstance(varied, str):
         return "Look for sizes that the code turns into Python numbers or constants."
-    left = "leave those sizes out of the ranges of dims"
-    if least := _least(varied, sizes or varied.sizes):
-        ranges = [replace(dim, min=size, opt=max(dim.opt, size))
-                  for name, size in least.items() for dim in [io.dim(name)]]  # fmt: skip
-        left = f"leave those sizes out: {advised('dims', ranges)}"
-    elif varied.within:
-        ranges = [replace(dim, opt=min(dim.opt, most), max=most)
-                  for name, most in varied.within.items() for dim in [io.dim(name)]]  # fmt: skip
-        left = f"leave those sizes out: {advised('dims', ranges)}"
+    usual = (part for part in varied.one_way if all(dim.takes(io.dim(dim.name).opt) for dim in part))
+    left = "leave those sizes out" + next((f": {advised('dims', part)}" for part in usual), " of the ranges of dims")
     return f"Write it without a Python branch on a size, or {left}."
 
 
@@ -252,8 +249,8 @@ def _check_contract(io: IOContract, case: Case, outputs: Mapping[str, Array], va
                 f"output {spec.name!r}: at {case.name} the module gives shape {list(shape)}; the contract {spec} says "
                 f"{stated}{why}.",
                 hint=hint,
-                dims=_varied_dims(varied) if (least := _least(varied, sizes)) else (),
-                least=least,
+                dims=_varied_dims(varied) if (one_way := _one_way(io, varied, sizes)) else (),
+                one_way=one_way,
             )
 
 
@@ -268,8 +265,8 @@ def _refuse_nothing(
             if all(array.size for array in eager(full_case(io, {**sizes, name: size}).feeds).values()):
                 raise ExportError(
                     f"dim {name!r}: at {case.name} the module gives an empty output, and {problem}.",
-                    hint=f"Leave it out: {advised('dims', [replace(dim, min=size, opt=max(dim.opt, size))])}",
-                    least={name: size},
+                    hint=f"Leave it out: {advised('dims', [_from(dim, size)])}",
+                    one_way=[(_from(dim, size),)],
                 )
 
 

@@ -272,24 +272,23 @@ def _made_or_fixed(
     except ExportError as err:
         # What froze is not always known. An item by itself is the last thing to give up.
         fixed = [dim for dim in spec.fixable if (dim.name in err.dims if err.dims else dim.name != "batch")]
-        own = parse_dims(listed(given.dims))
+        free = {dim.name for dim in spec.io.dims} - {*parse_dims(listed(given.dims)), "batch"}
+        free |= {dim.name for dim in fixed}
         # A limit keeps the example's size. Without an example it leaves out a size of 1 alone, as nothing says which
         # side of a branch is wanted; or, if no dim froze, the sizes at which the module returns nothing.
-        wanted = {dim.name: spec.seen.get(dim.name, 2 if err.dims else dim.max) for dim in spec.io.dims}
-        above = [replace(dim, min=dim.at_least(least), opt=max(dim.opt, dim.at_least(least)))
-                 for name, least in err.least.items() for dim in [spec.io.dim(name)]
-                 if name not in {*own, "batch"} and least <= wanted[name]]  # fmt: skip
-        if not fixed and not above:
+        kept = {dim.name: tuple(map(dim.at_least, (2, 3, dim.max) if err.dims else (dim.max,))) for dim in spec.io.dims}
+        kept |= {dim.name: (dim.opt,) for dim in fixed} | {name: (size,) for name, size in spec.seen.items()}
+        chosen: Sequence[Dim] = next(
+            (part for part in err.one_way if all(dim.name in free for dim in part)
+             and all(dim.takes(size) for dim in part for size in kept[dim.name])), fixed)  # fmt: skip
+        if not chosen:
             raise
-        bounded = [replace(dim, opt=min(dim.opt, most), max=most)
-                   for name, most in err.within.items() for dim in [spec.io.dim(name)]]  # fmt: skip
-        chosen = above or (bounded if {dim.name for dim in bounded} == {dim.name for dim in fixed} else fixed)
         narrow = replace(given, dims=(*listed(given.dims), *map(str, chosen)))
         progress("tracing the module with " + ", ".join(map(str, chosen)))
         try:
             made = _made_or_fixed(make, narrow, narrow.spec(progress), progress, tell)
         except UsageError:
-            if above:
+            if not fixed:
                 raise
             raise err from None  # of the errors, the first is the one that says what froze
         one = all(dim.min == dim.max for dim in chosen)

@@ -219,14 +219,42 @@ def test_a_branch_on_a_size_is_named_with_its_line(body: Any, text: str, at: str
     assert at in caught.value.message
 
 
-@pytest.mark.parametrize(("size", "span", "words"), [(64, "33:128:512", "33 to 512"), (12, "1:32:32", "32")])
-def test_the_sizes_on_the_examples_side_of_a_branch_are_taken(size: int, span: str, words: str, tmp_path: Path) -> None:
+def even(m: Any, x: Any) -> Any:
+    """Rows in pairs; one more row where they are odd."""
+    if x.shape[1] % 2:
+        x = nn.functional.pad(x, (0, 0, 0, 1))
+    return torch.cat([x[:, 0::2], x[:, 1::2]], -1)
+
+
+def without_an_odd_row(m: Any, x: Any) -> Any:
+    return x if x.shape[1] % 2 == 0 else x[:, :-1]
+
+
+@pytest.mark.parametrize(
+    ("body", "size", "span", "words", "condition"),
+    [
+        (short_and_long, 64, "33:128:512", "33 to 512", "x.shape[1] > 32"),
+        (short_and_long, 12, "1:32:32", "32", "x.shape[1] > 32"),
+        (but_for_one, 12, "1:39:39", "39", "x.shape[1] == 40"),
+        (even, 12, "2:128:512:2", "2 to 512 in steps of 2", "Mod(seq, 2)"),
+        (without_an_odd_row, 12, "2:128:512:2", "2 to 512 in steps of 2", "x.shape[1] % 2"),
+    ],
+)
+def test_the_sizes_on_the_examples_side_of_a_branch_are_taken(
+    body: Any, size: int, span: str, words: str, condition: str, tmp_path: Path
+) -> None:
     told: list[str] = []
-    artifact = attnport.export(Of(short_and_long), tmp_path / "x", args=(torch.randn(2, size, 16),), tell=told.append)
+    artifact = attnport.export(Of(body), tmp_path / "x", args=(torch.randn(2, size, 16),), tell=told.append)
     assert str(artifact.manifest.io.dims[1]).partition("=")[2] == span
     (line,) = (line for line in told if "limited" in line)
     assert f"limited seq to {words} (" in line
-    assert "x.shape[1] > 32" in line
+    assert condition in line
+
+
+def test_a_branch_that_has_no_range_with_the_example_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"Mod\(seq, 2\)") as caught:
+        attnport.export(Of(without_an_odd_row), tmp_path / "x", args=(torch.randn(2, 13, 16),))
+    assert "'seq=2:128:512:2'" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -268,8 +296,24 @@ def test_sizes_that_violate_a_guard_are_the_smallest_and_the_smallest_without_a_
 
 def test_a_bound_limits_its_dims_if_the_usual_sizes_and_the_smallest_are_on_one_side_of_it() -> None:
     new, past = sympy.symbols("new past", integer=True)
-    dims = {new: Dim("seq", 1, 1, 2048), past: Dim("past", 0, 128, 2047)}
-    assert guards._within(new + past <= 2048, [new, past], dims) == (True, {"seq": 1024, "past": 1023})
-    assert guards._within(past > 256, [past], dims) == (False, {"past": 255})
+    ranges = [Dim("seq", 1, 1, 2048), Dim("past", 0, 128, 2047)]
+
+    def below(condition: Any) -> list[str]:
+        return [str(dim) for dim in guards._below(guards._as_function(condition, [new, past]), ranges)]
+
+    assert below(new + past <= 2048) == ["seq=1:1:1024", "past=0:128:1023"]
     for other in (new + past <= 100, new + past >= 2, sympy.Ne(past, 0)):
-        assert guards._within(other, [new, past], dims)[1] == {}
+        assert below(other) == []
+
+
+@pytest.mark.parametrize(
+    ("condition", "parts"),
+    [
+        (lambda seq: seq > 32, ["seq=33:128:512", "seq=1:32:32"]),
+        (lambda seq: seq == 40, ["seq=41:128:512", "seq=1:39:39", "seq=3:126:510:3"]),
+        (lambda seq: seq % 6 in (0, 2), ["seq=6:126:510:6"]),
+        (lambda seq: seq == 512, ["seq=1:128:511"]),
+    ],
+)
+def test_a_condition_has_one_answer_in_parts_of_a_range(condition: Any, parts: list[str]) -> None:
+    assert [str(dim) for dim in guards._parts(condition, Dim("seq", 1, 128, 512))] == parts
