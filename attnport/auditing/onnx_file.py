@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnport.auditing.text import Builder, Finding, Kind, first_of_each, shown
-from attnport.errors import ArtifactError, first_line
+from attnport.errors import NOT_ONNX, ArtifactError, first_line
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message  # type: ignore[import-untyped]  # protobuf ships no types
@@ -66,10 +66,10 @@ def load(path: Path) -> ModelProto:
     try:
         model.ParseFromString(path.read_bytes())
     except DecodeError as err:
-        raise ArtifactError(f"{path} is not a readable ONNX file: {first_line(err)}") from err
+        raise ArtifactError(f"{path} is not a readable ONNX file: {first_line(err)}", hint=NOT_ONNX) from err
     if not model.graph.output or not model.opset_import:
         # To protobuf, an empty file or one that ends between two fields is a complete message.
-        raise ArtifactError(f"{path} is not a whole ONNX file: it has no outputs or no opset.")
+        raise ArtifactError(f"{path} is not a whole ONNX file: it has no outputs or no opset.", hint=NOT_ONNX)
     return model
 
 

@@ -128,7 +128,7 @@ def _made_by(key: str, folder: Path, manifest: Manifest) -> str:
         return f"Is it {' or '.join(named_otherwise)}?"
     target, _, plan = key.partition(".")
     if target not in RUNS:
-        return nearest(key, known)
+        return nearest(key, (*known, *RUNS))
     quoted = shlex.quote(str(folder))
     if target in ENGINES:
         of_plan = f" --precision {plan}{' --text FILE' * (plan in INTEGERS)}" if plan else ""

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -69,7 +70,8 @@ def meant_by(path: Path) -> str:
     for parent in path.absolute().parents[:3]:
         for manifest, what in ((MANIFEST, "artifact folder"), (bundle_manifest.MANIFEST, "bundle")):
             if path.exists() and (parent / manifest).is_file():
-                return f"It is a part of the {what} {os.path.relpath(parent)}; give that."
+                whole = parent if path.is_absolute() else os.path.relpath(parent)
+                return f"It is a part of the {what} {shlex.quote(str(whole))}; give that."
     if path.suffix == ".onnx" or (path / "config.json").is_file():
         return as_command("It is a model; to make an artifact of it: attnport export FOLDER -o OUT", path)
     if path.is_file():

@@ -174,7 +174,7 @@ def unavailable(provider: str, err: BaseException) -> UnavailableError | MemoryE
     if isinstance(err, NoKernel):
         return UnavailableError(
             f"{provider} cannot run it: {whole_cause(err)}",
-            hint="This onnxruntime has no kernel there for these operators in these types; try another plan.",
+            hint="This onnxruntime has no kernel there for these operators in these types; try another precision.",
         )
     if _NO_MEMORY.search(str(err)):
         return MemoryError(f"{provider} has not enough memory: {whole_cause(err)}")
@@ -277,7 +277,7 @@ def refuse_fallback(
     if elsewhere := misplaced(events, name_of(provider)):
         raise UnavailableError(
             f"{model.name}: {len(elsewhere)} nodes did not run on {name_of(provider)}: {', '.join(elsewhere[:5])}.",
-            hint="This onnxruntime has no kernel there for these operators in these types; try another plan.",
+            hint="This onnxruntime has no kernel there for these operators in these types; try another precision.",
         )
 
 

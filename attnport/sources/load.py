@@ -141,16 +141,22 @@ def _resolve(source: Source, own: Callable[[str], ModelSpec] | None) -> ModelSpe
     return plain_spec(text, factory_of(text), source.inputs, source.dims, source.outputs)
 
 
+_WEIGHTS = (
+    "Weights alone have no code: write a function that makes the module, loads them and returns it, and name that: "
+    "attnport export net.py:make -o OUT"
+)
+
+
 def _with_factory(text: str) -> str:
     for manifest, what in ((MANIFEST, "an artifact folder"), (BUNDLE, "a bundle")):
         if (Path(text) / manifest).is_file():
             return f"It is {what}, which was exported before: attnport inspect {shlex.quote(text)}"
     if Path(text).is_dir():
-        return f"{text} has no config.json, as a folder of transformers has."
+        return f"{text} has no config.json, as a folder of transformers has. {_WEIGHTS}"
     if text.endswith(".py"):
         return f"Name the function in it that returns the module: {text}:factory."
     if Path(text).is_file():
-        return "It is none of the files that are read; one of ONNX ends in .onnx."
+        return f"A graph of ONNX ends in .onnx. {_WEIGHTS}"
     beside = Path(text).parent
     files = [path.name for path in beside.iterdir()] if beside.is_dir() else []
     return nearest(Path(text).name, files) or SPEC_FORMS

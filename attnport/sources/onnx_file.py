@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnport.bodies import schema_of, write_out
-from attnport.errors import SpecError, first_line
+from attnport.errors import NOT_ONNX, SpecError, first_line
 from attnport.onnx_graph import ir, passes
 from attnport.onnx_walk import references
 from attnport.patches import Patch, patched
@@ -60,7 +60,7 @@ def _weights_files(text: str) -> dict[str, Path]:
     try:
         names = {each.location for each in references(path.resolve())}
     except (ValueError, OSError) as err:
-        raise SpecError(f"{text}: {path} is not a readable file of ONNX: {first_line(err)}.") from err
+        raise SpecError(f"{text}: {path} is not a readable file of ONNX: {first_line(err)}.", hint=NOT_ONNX) from err
     found = {}
     for name in sorted(names):
         if Path(name).is_absolute() or ".." in Path(name).parts:
@@ -136,10 +136,10 @@ def read(text: str) -> ImportedFile:
         cause: BaseException = err
         while cause.__cause__ is not None:  # onnx_ir wraps the one that says what is wrong
             cause = cause.__cause__
-        raise SpecError(f"{text}: {path} is not a readable file of ONNX: {first_line(cause)}") from err
+        raise SpecError(f"{text}: {path} is not a readable file of ONNX: {first_line(cause)}", hint=NOT_ONNX) from err
     if not model.graph.outputs or not {"", "ai.onnx"} & set(model.graph.opset_imports):
         raise SpecError(f"{text}: {path} has no outputs, or names no opset of ONNX's operators.",
-                        hint="It was cut short, or is another file of protobuf.")  # fmt: skip
+                        hint=NOT_ONNX)  # fmt: skip
     if model.functions:
         with patched(unique_names):
             passes.InlinePass()(model)

@@ -69,8 +69,8 @@ def bench(
     runtimes: Annotated[
         Sequence[str],
         Option(
-            "A runtime, or one precision of it, openvino.bf16; default: all but torch_compile. The report has only "
-            "these, and the baseline.",
+            "A runtime, or one precision of it, openvino.bf16; default: all but torch_compile and those of "
+            "JavaScript. The report has only these, and the baseline.",
             "--runtime",
         ),
     ] = (),

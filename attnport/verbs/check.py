@@ -82,8 +82,8 @@ def check(
     runtimes: Annotated[
         Sequence[str],
         Option(
-            "A runtime, or one precision of it, openvino.bf16; default: all but torch_compile. The report keeps "
-            "others.",
+            "A runtime, or one precision of it, openvino.bf16; default: all but torch_compile and those of "
+            "JavaScript. The report keeps others.",
             "--runtime",
         ),
     ] = (),

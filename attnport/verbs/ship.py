@@ -313,7 +313,7 @@ def ship(
         Sequence[str],
         Option(
             "A runtime, or one precision of it, openvino.bf16: only what it runs is written, judged, timed and packed; "
-            "several allowed; default: all but torch_compile.",
+            "several allowed; default: all but torch_compile and those of JavaScript.",
             "--runtime",
         ),
     ] = (),

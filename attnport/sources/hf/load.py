@@ -323,9 +323,9 @@ def _config(place: str, trust_remote_code: bool) -> tuple[dict[str, Any], Any]:
             return values, transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, TypeError, RecursionError) as err:
         is_folder = Path(place).is_dir()
-        hint = (
-            "" if is_folder else "There is no such folder here, so it was looked for on the hub. Is the machine online?"
-        )
+        offline = transformers.utils.hub.is_offline_mode()
+        asked = "HF_HUB_OFFLINE forbids that." if offline else "Is the machine online?"
+        hint = "" if is_folder else f"There is no such folder here, so it was looked for on the hub. {asked}"
         raise SpecError(f"hf:{place}: its config cannot be read: {first_line(err)}", hint=hint) from err
 
 
