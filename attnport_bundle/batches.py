@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .arguments import integer, mapping, several
 from .errors import FeedError
+from .feeds import not_an_array
 from .format.contract import IO, Dim, MaskSpec, TensorSpec, dims_in
 
 if TYPE_CHECKING:
@@ -140,6 +141,9 @@ class _Items:
         import numpy as np
 
         self._io = io
+        for each in io.inputs:
+            if isinstance(feeds[each.name], np.ndarray) and (problem := not_an_array(feeds[each.name], each.dtype)):
+                raise FeedError(f"input {each.name!r}: {problem}.")  # a masked one: `asarray` has what its mask hides
         self._feeds = {each.name: np.asarray(feeds[each.name]) for each in io.inputs}
         dims = {dim.name: dim for dim in io.dims}
         item, self._place = str(spec.dims[0]), str(spec.dims[1]) if masks else ""

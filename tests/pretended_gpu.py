@@ -52,6 +52,9 @@ class HostDevice:
 
     def bind(self) -> None: ...
 
+    def current(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def close(self) -> None:
         self.closed += 1
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FeedError
-from ..feeds import check_arrays
+from ..feeds import check_arrays, check_feeds
 from ..format.contract import IO
 from ..format.decoder import Roles
 
@@ -275,8 +275,11 @@ class Decoding:
         if self._make_steps and (is_step or isinstance(self._make_steps, ForPrompts)):
             self._in_place, self._make_steps = self._make_steps(roles), None
         steps = (self._in_place if is_step or isinstance(self._in_place, Carried) else None) or self._copies
-        if steps is not self._copies:
-            check_arrays(self._io, {spec.name: feeds.get(spec.name) for spec in self._io.inputs})  # as `run` does
+        if steps is not self._copies:  # which check what `run` does; batch and context are the same at later steps
+            if self._keep_BT.size:
+                check_arrays(self._io, {spec.name: feeds.get(spec.name) for spec in self._io.inputs})
+            else:
+                check_feeds(self._io, feeds | {spec.name: self._copies.cache(spec.name) for spec, _, _ in roles.caches})
         if steps is not self._steps:
             steps.begin({spec.name: self._steps.cache(spec.name) for spec, _, _ in roles.caches})
             self._steps = steps

@@ -8,12 +8,13 @@ module path.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import mmap
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ class Device:
     def bind(self) -> None:
         """Makes the context current in the calling thread."""
         self._call("cuCtxSetCurrent", self._context)
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Makes the context current in the calling thread, and then again the caller's, which may be another GPU's."""
+        before = ctypes.c_void_p()
+        self._call("cuCtxGetCurrent", ctypes.byref(before))
+        self.bind()
+        try:
+            yield
+        finally:
+            self._call("cuCtxSetCurrent", before)
 
     def close(self) -> None:
         """Releases stream and context; closing twice is fine."""

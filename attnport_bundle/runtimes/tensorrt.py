@@ -123,8 +123,7 @@ class EngineSession(Session):
         import numpy as np
 
         array = np.empty(tensor.shape, storage(tensor.dtype))
-        with self._lock:
-            self._device.bind()
+        with self._lock, self._device.current():
             self._device.download(array, tensor.address)
             self._device.synchronize()
         return _readable(array, tensor.dtype)
@@ -133,7 +132,7 @@ class EngineSession(Session):
         """As `run_device`, for arrays too; the outputs that are not named come to the host."""
         import numpy as np
 
-        with self._lock:
+        with self._lock, self._device.current():
             context, is_new = self._context_for(feeds)
             kept: list[Any] = []
             for port in self.inputs:
@@ -144,7 +143,8 @@ class EngineSession(Session):
                     self._device.upload(address, array)
                     kept.append(array)
                 else:
-                    device_of(port.name, value, "cuda")
+                    if number := device_of(port.name, value, "cuda"):
+                        raise FeedError(f"input {port.name!r}: got a tensor on GPU {number}; the engine runs on GPU 0.")
                     address, holder = borrow(port.name, value, self._device.stream)
                     kept.append(holder)
                 self._bind_input(context, port.name, described(port.name, value).shape, address)
@@ -174,17 +174,15 @@ class EngineSession(Session):
         """Frees an output that nobody holds any more; the last one closes the device of a closed session."""
         self._lent -= 1
         with contextlib.suppress(RuntimeMissing):  # a context that is lost has taken its memory with it
-            self._device.bind()
-            self._device.free(address)
+            with self._device.current():
+                self._device.free(address)
             if self._runtime is None and not self._lent:
                 self._device.close()
 
     def _context_for(self, feeds: Mapping[str, Any]) -> tuple[Any, bool]:
-        """A context for the shapes of a call, and whether it is new; the device is current in this thread."""
+        """A context for the shapes of a call, and whether it is new. The device has to be current in this thread."""
         shapes = {port.name: described(port.name, feeds[port.name]).shape for port in self.inputs}
-        profile = choose_profile(self.profiles, shapes)
-        self._device.bind()
-        return self._context(profile)
+        return self._context(choose_profile(self.profiles, shapes))
 
     def _bind_input(self, context: Any, name: str, shape: tuple[int, ...], address: int) -> None:
         if not context.set_input_shape(name, shape):
@@ -218,19 +216,25 @@ class EngineSession(Session):
         with self._lock:
             if self._runtime is None:
                 return
-            self._device.bind()
-            self._device.synchronize()
-            self._keep()
-            for address, _ in self._buffers.values():
-                self._device.free(address)
-            self._buffers.clear()
-            # Contexts before their engine, the engine before its runtime: TensorRT's order of destruction.
-            self._contexts.clear()
-            self._compiled = self._config = None
-            self._engine = None
-            self._runtime = None
+            with self._device.current():
+                self._device.synchronize()
+                self._keep()
+                for address, _ in self._buffers.values():
+                    self._device.free(address)
+                self._buffers.clear()
+                # Contexts before their engine, the engine before its runtime: TensorRT's order of destruction.
+                self._contexts.clear()
+                self._compiled = self._config = None
+                self._engine = None
+                self._runtime = None
             if not self._lent:
                 self._device.close()
+
+    def __del__(self) -> None:
+        """Frees what a session holds that nobody closed. One that was not made whole, or a driver that is gone, is no
+        error here."""
+        with contextlib.suppress(Exception):
+            self.close()
 
     def _configured(self) -> tuple[Any, Any]:
         """The configuration of contexts, None where a release has none; and its cache of compiled kernels, or None.

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import datetime
 import json
+import re
 import threading
 import time
 import uuid
@@ -62,6 +63,8 @@ _STOPS, _STOP_LETTERS = 4, 256
 """The most texts that end a text, and the letters of one: they are looked for at every token."""
 _TEMPLATE_S = 10.0
 """The most seconds of a chat template, which takes milliseconds: its author may have written a loop without an end."""
+_MOST_MADE = 10_000_000
+"""The largest product in a chat template, and the most letters of a text times a number."""
 _VALUE = {"float": 16, "base64": 6}
 """The most letters of an answer for each number of a vector."""
 
@@ -490,7 +493,7 @@ class Template:
                 within(letters, most, "letters, which the chat template makes", "Send fewer messages.")
         except FeedError:
             raise
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as err:
+        except (TemplateError, ArithmeticError, LookupError, MemoryError, TypeError, ValueError, RecursionError) as err:
             raise FeedError(f"messages: the chat template does not take them: {str(err)[:200]}") from err
         return "".join(parts)
 
@@ -500,11 +503,24 @@ _END = "end of rendering"
 
 
 def _sandbox() -> Any:
-    """jinja2's sandbox, which looks at the time in every call, and in every round of a loop by a call of `step`."""
+    """jinja2's sandbox, which looks at the time in every call, and in every round of a loop by a call of `step`.
+
+    Operators that make much of little are limited, as they can take hours or all memory within one step. So they
+    are not computed when a template is compiled either.
+    """
     from jinja2 import nodes, sandbox
     from jinja2.exceptions import SecurityError
 
     class Timed(sandbox.ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset(("**", "*", "%"))
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            one, other = (len(value) if hasattr(value, "__len__") else abs(value) for value in (left, right))
+            wide = isinstance(left, str) and re.search(r"[*]|\d{4}", left)  # "%9999d" % 1
+            if operator == "**" or (operator == "*" and one * other > _MOST_MADE) or (operator == "%" and wide):
+                raise SecurityError(f"it computes {left!r:.40} {operator} {right!r:.40}")
+            return super().call_binop(context, operator, left, right)
+
         def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
             made = super()._parse(source, name, filename)
             for loop in made.find_all(nodes.For):

@@ -89,19 +89,21 @@ export async function load(source: string | URL, options: Options): Promise<Mode
   const text = async (file: string) => new TextDecoder().decode(await checked(file));
   const table = manifest.tokenizer?.chars;
   const words = table ? wordPiece(await text(manifest.tokenizer!.file), await text(table)) : null;
+  const golden = safetensors(await checked(manifest.goldens.file), manifest.goldens.file);
   const session = await options.ort.InferenceSession.create(await checked(form.file), {
     ...(options.providers ? { executionProviders: options.providers } : {}),
     ...(options.threads ? { intraOpNumThreads: options.threads } : {}),
     externalData: await Promise.all(form.external.map(async (path) => ({ path, data: await checked(path) }))),
   });
-  const golden = safetensors(await checked(manifest.goldens.file), manifest.goldens.file);
   const model = new Model(manifest, name, options.ort, session, words, golden);
-  const failed = (options.selftest ?? true) && (await model.selftest()).find((result) => !result.passed);
-  if (failed) {
-    await model.close();
+  try {
+    const failed = (options.selftest ?? true) && (await model.selftest()).find((result) => !result.passed);
+    if (!failed) return model;
     throw new BundleError(`${manifest.name} computes other numbers here: ${failed.case} ${failed.output}: ${failed.reason}.`);
+  } catch (error) {
+    await model.close();
+    throw error;
   }
-  return model;
 }
 
 /** An open bundle. */
@@ -135,18 +137,18 @@ export class Model {
       throw new FeedError(`embed: got the outputs ${this.io.outputs.map((spec) => spec.name).join(', ')}; ` +
         'expected one [batch, number], and neither scores nor logits.');
     }
-    const { named, default: usual } = this.manifest.prompts, chosen = options.prompt ?? usual;
-    if (chosen && !(chosen in named)) {
-      throw new FeedError(`prompt: got '${chosen}'; expected one of ${Object.keys(named).join(', ') || 'none'}.`);
-    }
-    return this.rows(texts, outputs[0].name, chosen ? named[chosen] : '');
+    return this.rows(texts, outputs[0].name, this.prompt(options.prompt));
   }
 
-  /** The scores of each text or pair of texts, of a cross-encoder or classifier: a number for each class. */
-  async predict(texts: readonly Text[]): Promise<Float32Array[]> {
+  /**
+   * The scores of each text or pair of texts, of a cross-encoder or classifier: a number for each class.
+   *
+   * @param options.prompt As of `embed`.
+   */
+  async predict(texts: readonly Text[], options: { prompt?: string } = {}): Promise<Float32Array[]> {
     const output = ['scores', 'logits'].find((name) => this.io.outputs.some((spec) => spec.name === name));
     if (!output) throw new FeedError('predict: the model has neither scores nor logits.');
-    const rows = await this.rows(texts, output, '');
+    const rows = await this.rows(texts, output, this.prompt(options.prompt));
     // One logit is that of a reranker, whose score is the sigmoid of it, as of sentence-transformers' CrossEncoder.
     const one = output === 'logits' && this.io.outputs.some((spec) => spec.name === output && spec.dims[1] === 1);
     return one ? rows.map((row) => row.map((logit) => 1 / (1 + Math.exp(-logit)))) : rows;
@@ -171,6 +173,14 @@ export class Model {
 
   /** Frees the model. */
   close(): Promise<void> { return this.session.release(); }
+
+  /** The prompt of a name. `query` and `document` are names in every model, and no prompt where it has none. */
+  private prompt(name = this.manifest.prompts.default): string {
+    const { named } = this.manifest.prompts;
+    if (Object.hasOwn(named, name)) return named[name];
+    if (['', 'query', 'document'].includes(name)) return '';
+    throw new FeedError(`prompt: got '${name}'; expected one of ${[...Object.keys(named), 'query', 'document'].join(', ')}.`);
+  }
 
   private async rows(texts: readonly Text[], output: string, prompt: string): Promise<Float32Array[]> {
     const { words } = this;
@@ -201,6 +211,9 @@ export class Model {
 
   private padded(rows: Row[], size: number, padId: number, unpooled: number): Record<string, Tensor> {
     const feeds: Record<string, Tensor> = {};
+    if (rows.some((row) => row.ids.length < size) && !this.io.masks.some((mask) => mask.kinds.includes('padding'))) {
+      throw new FeedError('the model takes no padding mask; give every item its full length.');
+    }
     for (const { name, dtype, dims } of this.io.inputs) {
       const mask = this.io.masks.find((each) => each.input === name && each.kinds.includes('padding'));
       const [hidden, real] = mask?.polarity === 'hide' ? [1, 0] : mask?.polarity === 'additive' ? [-Infinity, 0] : [0, 1];

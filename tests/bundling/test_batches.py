@@ -179,6 +179,8 @@ def test_what_does_not_fit_is_refused_with_words() -> None:
         batches.mapped(run, TEXT, {"ids": np.zeros((2, 9), int), "mask": np.ones((2, 8), int)})
     with pytest.raises(AssertionError):  # the model's own refusal: here that of `Runs`
         batches.mapped(run, TEXT, {**feeds([1], 2), "more": np.zeros((1, 2), int)})
+    with pytest.raises(FeedError, match=r"'ids': got numpy.ma.MaskedArray"):
+        batches.mapped(run, TEXT, {**feeds([1], 2), "ids": np.ma.masked_array([[1, 999]], mask=[[False, True]])})
     with pytest.raises(FeedError, match="at least one"):
         batches.mapped(run, TEXT, feeds([], 3))
     lengths = IO((IDS, TensorSpec("n", "int64", ("batch",))), (VECTORS,), DIMS,

@@ -25,14 +25,14 @@ from attnport_bundle.runtimes import dlpack
 class OnGpu:
     """A tensor of PyTorch that says that it is on a GPU."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.streams = tensor, list[Any]()
+    def __init__(self, tensor: torch.Tensor, number: int = 0) -> None:
+        self.tensor, self.streams, self.number = tensor, list[Any](), number
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tensor, name)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, 0
+        return 2, self.number
 
     def __dlpack__(self, stream: Any = None) -> Any:
         self.streams.append(stream)
@@ -99,6 +99,20 @@ def test_an_output_stays_as_long_as_anybody_holds_it_and_no_longer(
     gc.collect()
     assert (device.memory, device.closed) == ({}, 1)
     assert not dlpack._given
+
+
+def test_a_tensor_of_another_gpu_is_refused(model: Model) -> None:
+    given = feeds(4) | {"x": OnGpu(torch.zeros(4, 3), number=1)}
+    with pytest.raises(FeedError, match="'x': got a tensor on GPU 1; the engine runs on GPU 0"):
+        model.run_device(given)
+
+
+def test_a_model_that_nobody_closed_gives_its_memory_back(tmp_path: Path, cache: Path, device: HostDevice) -> None:
+    model = load(engine_bundle(tmp_path / "engine"), cache=cache)
+    model.run_device(feeds(4))
+    del model
+    gc.collect()
+    assert (device.memory, device.closed) == ({}, 1)
 
 
 def test_arrays_and_tensors_go_in_together(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

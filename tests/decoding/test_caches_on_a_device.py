@@ -19,6 +19,8 @@ import pytest
 from pretended_gpu import Context, Engine, HostDevice, trt
 
 from attnport_bundle.decoding.caches import Carried, Decoding, Steps, steps_of
+from attnport_bundle.decoding.generate import _begun
+from attnport_bundle.errors import FeedError
 from attnport_bundle.format.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.format.decoder import Cache, Decoder, Roles
 from attnport_bundle.runtimes.onnxruntime import CUDA, OnDevice, OnnxRuntimeSession
@@ -48,10 +50,10 @@ MODEL = """<ir_version: 10, opset_import: ["" : 23]> g (int64[B,S] ids, int64[B,
 KINDS = ("float", "float16", "bfloat16")
 
 
-def contract() -> tuple[IO, Roles]:
+def contract(ids: str = "int64") -> tuple[IO, Roles]:
     dims = (Dim("B", 1, 2, 8), Dim("S", 1, 1, 64), Dim("P", 0, 16, 1024))
     inputs = (
-        TensorSpec("ids", "int64", ("B", "S"), WORDS),
+        TensorSpec("ids", ids, ("B", "S"), WORDS),
         TensorSpec("mask", "int64", ("B", "P+S")),
         TensorSpec("past", "float32", ("B", "P", DEPTH)),
     )
@@ -112,6 +114,19 @@ def test_256_steps_are_those_of_a_copied_cache_and_no_cache_passes_through_the_h
     np.testing.assert_array_equal(one.cache("past"), other.cache("past"))
     assert one.cache("past").shape == (3, 263, DEPTH)
     assert one.cache("past").dtype == np.float32
+
+
+def test_a_prompt_whose_caches_are_on_the_device_is_checked_as_run_does() -> None:
+    decoding, _, _ = decodings("float", for_prompts=True)
+    nine = np.ones((9, 2), np.int64)
+    with pytest.raises(FeedError, match="9"):
+        decoding.push(nine, nine > 0)
+
+
+def test_a_token_that_the_type_of_the_ids_cannot_hold_is_refused() -> None:
+    decoding = Decoding(lambda **feeds: pytest.fail("it ran"), *contract(ids="int32"))
+    with pytest.raises(FeedError, match="'ids': got values 3 to 4294967301; expected 0 to 10"):
+        _begun(decoding, [[3, 2**32 + 5]], 1)
 
 
 def test_rows_of_beams_are_taken_and_further_tokens_follow() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ class Driver:
     def __init__(self, gpus: int) -> None:
         self.gpus = gpus
         self.calls: list[str] = []
+        self.context = 77
         self.refuses, self.error = "", b"CUDA_ERROR_OUT_OF_MEMORY"
 
     def __getattr__(self, name: str) -> Callable[..., int]:
@@ -37,6 +39,10 @@ class Driver:
                 args[0]._obj[:] = range(16)
             elif name in ("cuMemAlloc_v2", "cuStreamCreate", "cuDevicePrimaryCtxRetain"):
                 args[0]._obj.value = 4096
+            elif name == "cuCtxGetCurrent":
+                args[0]._obj.value = self.context
+            elif name == "cuCtxSetCurrent":
+                self.context = args[0].value
             return 0
 
         return call
@@ -57,6 +63,18 @@ def test_the_driver_is_asked_for_name_and_compute_capability(monkeypatch: pytest
     device.close()
     device.close()
     assert driver.calls.count("cuDevicePrimaryCtxRelease_v2") == driver.calls.count("cuDevicePrimaryCtxRetain") == 1
+
+
+def test_a_thread_has_its_own_context_again_behind_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(1)
+    monkeypatch.setattr(cuda, "load_driver", lambda: driver)
+    device = cuda.Device()
+    device.open()
+    driver.context = 77
+    with suppress(KeyError), device.current():
+        assert driver.context == 4096
+        raise KeyError
+    assert driver.context == 77
 
 
 @pytest.mark.parametrize("refused", ["cuCtxSetCurrent", "cuStreamCreate"])

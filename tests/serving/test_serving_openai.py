@@ -507,6 +507,24 @@ def test_a_template_that_does_not_end_is_ended(text: str, monkeypatch: pytest.Mo
         template(text).rendered(CHAT, 100_000)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ 7 ** 9000000 % 10 }}",
+        "{{ 'a' * 900000000000 }}",
+        "{{ ([0] * 90000000) | length }}",
+        "{{ '%0999999999d' % 1 }}",
+        "{{ '%*d' % (999999999, 1) }}",
+    ],
+)
+def test_a_template_makes_nothing_large_of_little(text: str) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(FeedError, match="it computes"):
+        template(text).rendered(CHAT, 100_000)
+    assert time.monotonic() - began_s < 5
+    assert template("{{ '-' * 3 ~ 2 * 4 ~ '%02d' % 7 ~ 7 % 4 }}").rendered(CHAT, 100) == "---8073"
+
+
 def test_chat_needs_jinja2_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2.exceptions", None)
     with pytest.raises(NotImplementedError, match="pip install jinja2"):

@@ -271,7 +271,7 @@ std::vector<Ranked> Model::rank(const std::string& query, const std::vector<std:
     if (documents.empty()) return {};
     return guarded([&] {
         const Tensor found = predict(std::vector<std::string>(documents.size(), query), documents, options);
-        if (found.shape().size() != 1) {
+        if (found.size() != documents.size()) {
             throw FeedError("rank: got the output " + found.name() + ", with a score for each class; expected one.");
         }
         std::vector<Ranked> ranked;
