@@ -98,7 +98,7 @@ def _last_keys(build: Builder, attention: Attention, total: ir.Value, by_length:
             ("last keys", total, name_or_value(attention.q, 0)),
             lambda: build.op("Expand", build.op("Sub", total, one), build.size(attention.q, 0), name="mask/last_key"),
         )
-    lengths = counted(build, by_length)
+    lengths = counted(build, attention, by_length)
     return build.once(
         ("last keys", lengths), lambda: build.op("Max", build.op("Sub", lengths, one), zero, name="mask/last_key")
     )

@@ -117,7 +117,7 @@ def multi_head_attention(
         and len(attention.mask.factors) == 1
         and not attention.mask.biases
     ):
-        options |= {"mask": counted(build, by_length), "mask_filter_value": LOWEST}
+        options |= {"mask": counted(build, attention, by_length), "mask_filter_value": LOWEST}
     elif is_causal:
         options["unidirectional"] = 1
     else:

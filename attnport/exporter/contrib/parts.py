@@ -72,11 +72,17 @@ def _lengths(factor: Factor) -> ir.Value | None:
     return read.value if integers and read.index == (BATCH,) else None
 
 
-def counted(build: Builder, factor: Factor) -> ir.Value:
-    """The lengths of a factor as int32[B]."""
+def counted(build: Builder, attention: Attention, factor: Factor) -> ir.Value:
+    """The lengths of a factor as int32[B], and at most the number of keys: kernels take no more."""
     lengths = _lengths(factor)
     assert lengths is not None
-    return build.once(("lengths", lengths), lambda: build.cast(lengths, ir.DataType.INT32, "mask/lengths"))
+
+    def write() -> ir.Value:
+        wide = build.cast(lengths, ir.DataType.INT64, "mask/lengths")
+        most = build.op("Min", wide, build.size(attention.v, 2), name="mask/most_lengths")
+        return build.cast(most, ir.DataType.INT32, "mask/lengths")
+
+    return build.once(("lengths", lengths, name_or_value(attention.v, 2)), write)
 
 
 def same_lengths(attention: Attention) -> bool:

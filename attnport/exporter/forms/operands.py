@@ -203,6 +203,11 @@ class MaskWriter:
             "h" in axes_of(factor.keep) or self.factor(factor, attention) in self._originals for factor in mask.factors
         )
 
+    def is_apart(self, factor: Factor, attention: Attention) -> bool:
+        """Whether `factor` gives this condition alone: a tensor of the graph itself may be several conditions."""
+        together = sum(each.origin == factor.origin for each in attention.mask.factors)
+        return together == 1 or self.factor(factor, attention) not in self._originals
+
     def full(self, attention: Attention) -> ir.Value | None:
         """As `keep`, with the S and T axes at full size, for runtimes that do not broadcast them."""
         keep = self.keep(attention)

@@ -10,6 +10,7 @@ import numpy as np
 from attnport.exporter.builder import Builder, node_name
 from attnport.exporter.forms.blocks import Local, local, window_of
 from attnport.exporter.forms.operands import MaskWriter, key_of, operands, repeated, scaled, sink_bias
+from attnport.exporter.fusion.formula import is_of_keys
 from attnport.exporter.fusion.recognise import Attention, largest
 from attnport.onnx_graph import ir
 
@@ -82,6 +83,8 @@ def in_blocks(
     window, why_not = window_of(attention, build.usual_size(attention.v, 2))
     if window is None:
         return why_not
+    if not all(masks.is_apart(factor, attention) for factor in attention.mask.factors if is_of_keys(factor.keep)):
+        return "its condition on keys is only known together with its window"
     output, anchors = attention_op(build, masks, attention, style)
     blocks = local(masks, attention, output, window, additive=style == "float_full")
     name = f"Attention, blocks of {window.block} queries from {window.short + 1} tokens on"

@@ -235,6 +235,8 @@ def _cumulated(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | Non
 def _divided(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     """A quotient or a remainder of an index of merged axes by the size of the second."""
     whole, by = (broadcast_element(value, index, walk) for value in node.inputs)
+    if node.outputs[0].dtype is None or not node.outputs[0].dtype.is_integer():
+        return None
     if isinstance(whole, Op) and whole.name == "Join" and whole.args[2] == by:
         return whole.args[node.op_type == "Mod"]
     return None

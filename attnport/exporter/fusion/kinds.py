@@ -44,6 +44,7 @@ from attnport.exporter.fusion.formula import (
     written,
 )
 from attnport.masks import MaskSpec
+from attnport.onnx_graph import ir
 
 Rows = Literal["none", "padding", "any"]
 """Rows that may have no allowed key in an item that has keys: none, those of padding alone, or any."""
@@ -78,10 +79,10 @@ def hides_padding(keeps: Iterable[Expr], mask: MaskSpec) -> bool:
     )
 
 
-def hiding_inputs(keeps: Iterable[Expr]) -> set[str]:
+def hidden_by(keeps: Iterable[Expr]) -> list[ir.Value]:
     """The tensors by which keys are hidden from all queries of an item, so that it may have none; as of `spec_of`."""
     parts = [part for keep in keeps for part in conjuncts(normal(keep)) if is_of_keys(part)]
-    return {str(read.value.name) for part in parts for read in reads_of(part)}
+    return list({read.value: None for part in parts for read in reads_of(part)})
 
 
 def rows_without_key(keeps: Iterable[Expr], lengths: Sequence[Expr | None] = (None, None)) -> Rows:
@@ -92,8 +93,10 @@ def rows_without_key(keeps: Iterable[Expr], lengths: Sequence[Expr | None] = (No
     query, key = (terms(each) if each is not None else None for each in lengths)
     if query is None or key is None:
         return "any"
-    # A query whose own position is an allowed key has one.
     known = Lengths(query, key)
+    if min(known.shift.values(), default=0) < 0:
+        return "any"  # of more queries than keys, the first have no position of their own
+    # A query whose own position is an allowed key has one.
     own = op("Add", I, written(known.shift)) if known.shift else I
     of_keys = {normal(moved(part, own)) for part in parts if is_of_keys(part)}
     at_own = {normal(moved(part, own)) for part in parts}

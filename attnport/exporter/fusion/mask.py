@@ -99,6 +99,8 @@ class MaskReader:
         self.factors: list[Factor] = []
         self.biases: list[Bias] = []
         self.lows: list[float] = []
+        self.floor = -math.inf
+        """What scores are behind the mask at least."""
         """The numbers that hide keys, one for each step that does."""
         self.uniform = True
         """Whether all scores of a row with no allowed key are equal, as far as the first of these steps tells."""
@@ -133,7 +135,7 @@ class MaskReader:
         if keep is None:
             keep = self._declared_additive(found) if times > 0 else None
         if keep is not None:
-            lows = _lows(found, times)
+            lows = [max(low, self.floor) for low in _lows(found, times)]
             self.uniform = self.uniform and all(low <= ABSORBS for low in lows)
             self.lows += lows if keep != TRUE else []
             self.filled = self.filled and keep == TRUE

@@ -231,6 +231,9 @@ def read_scores(softmax: ir.Node, index: Index, reader: MaskReader) -> Scores:
             value, index = walk.take_sink(node, index)
         else:
             value = walk.step(node, index)
+            own = broadcast_index(value, index)
+            if own is not None and len(own) > 1:  # rows and keys keep their axes, also where there is one of them
+                index = (*own[:-2], *index[-2:])
     raise NotRecognised("the product of q and k is too far from the softmax")
 
 
@@ -265,7 +268,9 @@ class _Walk:
         if node.op_type == "Tanh":
             return self._tanh(first)
         if node.op_type in ("Max", "Clip"):
-            return _clamped(node)
+            on, lowest = _clamped(node)
+            self.reader.floor = max(self.reader.floor, lowest * self.scale)
+            return on
         second = node.inputs[1]
         assert second is not None
         if node.op_type in ("Mul", "Div"):
@@ -300,7 +305,7 @@ class _Walk:
         return on
 
     def _add(self, operator: str, first: ir.Value, second: ir.Value, index: Index) -> ir.Value:
-        if operator == "Sub" and reduced(second, "ReduceMax") is first:
+        if operator == "Sub" and reduced(second, "ReduceMax") is first and "j" in axes_of(index[-1]):
             return first  # a softmax does not change if the same number is subtracted from all its scores
         on, term = (first, second) if leads_to_product(first) else (second, first)
         if not leads_to_product(on) or (operator == "Sub" and on is second):
@@ -330,7 +335,7 @@ class _Walk:
         for hides, fill, rest in ((True, second, third), (False, third, second)):
             constant = self.reader.element(self._located(fill, index)) if not leads_to_product(fill) else None
             if isinstance(constant, Const):
-                low = constant.value * self.scale
+                low = max(constant.value * self.scale, self.reader.floor)
                 if self.below_tanh:
                     raise NotRecognised("scores are masked before their soft-cap", "mask after the cap")
                 if not low <= HIDES:
@@ -386,7 +391,8 @@ def _padded(node: ir.Node) -> tuple[ir.Value, int, ir.Value, bool]:
     on = node.inputs[0]
     fill = node.inputs[2] if len(node.inputs) > 2 and node.inputs[2] is not None else _zero()
     pads, dims = constant_of(node.inputs[1]), dims_of(on)
-    if on is not None and pads is not None and dims is not None and len(node.inputs) < 4:
+    constant = attribute(node, "mode", "constant") == "constant"
+    if on is not None and pads is not None and dims is not None and len(node.inputs) < 4 and constant:
         for first in (True, False):
             wanted = [0] * (2 * len(dims))
             wanted[len(dims) - 1 if first else -1] = 1
@@ -404,8 +410,8 @@ def _zero() -> ir.Value:
     return zero
 
 
-def _clamped(node: ir.Node) -> ir.Value:
-    """`max(scores, lowest number)`, which changes no score."""
+def _clamped(node: ir.Node) -> tuple[ir.Value, float]:
+    """The scores of `max(scores, lowest number)`, which changes none but -inf, and the number."""
     first, *bounds = node.inputs
     dtype = node.outputs[0].dtype
     on = first
@@ -417,7 +423,7 @@ def _clamped(node: ir.Node) -> ir.Value:
     unbounded_above = len(bounds) < 2 or bounds[1] is None or (highest is not None and highest >= limit)
     if on is None or lowest is None or lowest > -limit or not unbounded_above:
         raise NotRecognised(f"the scores are clamped by {node.op_type}")
-    return on
+    return on, lowest
 
 
 def largest(dtype: ir.DataType) -> float:
@@ -427,17 +433,21 @@ def largest(dtype: ir.DataType) -> float:
     return float(ml_dtypes.finfo(dtype.numpy()).max)  # type: ignore[no-untyped-call]  # ml_dtypes has no types here
 
 
-def leads_to_product(value: ir.Value | None, depth: int = 0) -> bool:
+def leads_to_product(value: ir.Value | None) -> bool:
     """Whether a value is a product of two computed tensors, which may be scaled, masked or in another layout."""
-    node = value.producer() if value is not None else None
-    if node is None or depth > _FAR or node.domain != "":
-        return False
-    if node.op_type == "MatMul":
-        return not is_weight(node.inputs[1])
-    if node.op_type in _STEPS:
-        return any(leads_to_product(part, depth + 1) for part in node.inputs)
-    if node.op_type in ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten"):
-        return leads_to_product(node.inputs[0], depth + 1)
+    pending, seen = [value], set[ir.Node]()
+    while pending:
+        value = pending.pop()
+        node = value.producer() if value is not None else None
+        if node is None or node in seen or node.domain != "":
+            continue
+        seen.add(node)
+        if node.op_type == "MatMul" and not is_weight(node.inputs[1]):
+            return True
+        if node.op_type in _STEPS:
+            pending += node.inputs
+        elif node.op_type in ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten"):
+            pending.append(node.inputs[0])
     return False
 
 
@@ -591,11 +601,10 @@ def _guard(node: ir.Node, index: Index, softmax: ir.Node) -> tuple[ir.Value, lis
         return on, [Zeroed(_located(by, index), hides=False, number=True)]
     condition, when_true, when_false = node.inputs
     for hides, zero, on in ((True, when_true, when_false), (False, when_false, when_true)):
-        if on is not None and comes_from(on, softmax):
-            if _tests_finite(condition, lambda value: comes_from(value, softmax)):
+        if on is not None and comes_from(on, softmax) and scalar(zero) == 0:
+            if hides and _tests_finite(condition, lambda value: comes_from(value, softmax)):
                 return on, []  # a softmax is NaN only in a row with no allowed key, which gives zero anyway
-            if scalar(zero) == 0:
-                return on, [Zeroed(_located(condition, index), hides=hides)]
+            return on, [Zeroed(_located(condition, index), hides=hides)]
     raise NotRecognised("after the softmax comes Where, not the product with v")
 
 

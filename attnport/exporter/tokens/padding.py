@@ -7,13 +7,13 @@ token, and nothing that is not of tokens, can see them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from attnport.exporter.fusion.indices import ROW, Located
-from attnport.exporter.fusion.kinds import hides_padding, hiding_inputs
+from attnport.exporter.fusion.kinds import hidden_by, hides_padding
 from attnport.exporter.fusion.recognise import Recognised
 from attnport.exporter.naming import module_of
 from attnport.exporter.tokens.rows import (
@@ -180,10 +180,14 @@ def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: C
         if mask.gives == "zero" or attention.sink is not None:
             continue
         keeps = [factor.keep for factor in mask.factors]
-        if undeclared := sorted(hiding_inputs(keeps) & inputs.keys() - {spec.input for spec in masks}):
+        behind = {name: value for value in hidden_by(keeps) for name in _inputs_behind(value)}
+        if undeclared := sorted(behind.keys() - {spec.input for spec in masks}):
+            name = undeclared[0]
             found[attention.name] = (
-                f"{undeclared[0]} is not declared, so it may hide them all; if it is a mask of padding, export it as "
-                f"{undeclared[0]}=...:padding"
+                f"{name} is not declared, so it may hide them all; if it is a mask of padding, export it as "
+                f"{name}=...:padding"
+                if behind[name].is_graph_input()
+                else f"a mask that is computed from {name} may hide them all"
             )
             continue
         if mask.empty == "none":
@@ -208,6 +212,20 @@ def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: C
         except Mixed as err:
             found[attention.name] = f"other rows may read it, as {err}"
     return found
+
+
+def _inputs_behind(value: ir.Value) -> Iterator[str]:
+    """The inputs of the graph that a value is computed from, and not only from their sizes."""
+    pending, seen = [value], set[ir.Value]()
+    while pending:
+        if (at := pending.pop()) in seen:
+            continue
+        seen.add(at)
+        if at.is_graph_input():
+            yield str(at.name)
+        node = at.producer()
+        if node is not None and node.op_type not in ("Shape", "Size"):
+            pending += filter(None, node.inputs)
 
 
 def _place(node: ir.Node) -> str:

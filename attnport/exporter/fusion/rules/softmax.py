@@ -114,6 +114,9 @@ def _read(
         raise NotRecognised("a key's probability is dropped that is not a sink's, or a sink's probability is kept")
     _check_zeroed(between.zeroed, reader)
     q, k = _operands(scores)
+    _check_sizes(Located(node.outputs[0], between.index), q, k if scores.sink is None else None)
+    if len({at.value.dtype for at in (q, k, v)} - {None}) > 1:
+        raise NotRecognised("q, k and v are not of one type", "cast them to one")
     k, v = key_and_value(layout, k, v)
     q = query(layout, q)
     mask = reader.read(q, k)
@@ -181,6 +184,21 @@ def _operands(scores: Scores) -> tuple[Located, Located]:
     if q is None or k is None:
         raise NotRecognised("the product of q and k is not one of matrices of known rank")
     return q, k
+
+
+def _check_sizes(scores: Located, q: Located, k: Located | None) -> None:
+    """Refuses a product of one row, or of one key, that a mask or a bias makes many of."""
+    for at, axis in ((q, ROW), (k, KEY)):
+        if at is not None and _size(at, axis) == 1 != _size(scores, axis):
+            raise NotRecognised(
+                "one row of the product of q and k is broadcast by a mask or a bias", "expand q to all rows before it"
+            )
+
+
+def _size(at: Located, axis: Expr) -> int | str | None:
+    """The size of an axis; 1 where it was squeezed away."""
+    dims = dims_of(at.value)
+    return 1 if axis not in at.index else dims[at.index.index(axis)] if dims is not None else None
 
 
 def _output(layout: Layout, product: ir.Node, transposed: bool) -> tuple[Located, ir.Node]:
