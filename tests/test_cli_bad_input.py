@@ -82,7 +82,7 @@ SPECS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "no such model": ("", "no_such_model", ("is no model of attnport", "bert_encoder")),
     "a hub's name without its owner": ("", "bert-base-uncased", ("hf:bert-base-uncased",)),
     "a misspelt file": ("", "{folder}/model.onx", ("there is no such file", "Is it model.py?")),
-    "a file of another kind": ("", "{folder}/config.json", ("none of the files",)),
+    "a file of another kind": ("", "{folder}/config.json", ("ends in .onnx", "net.py:make")),
     "no such package": ("", "no_such_package.module:factory", ("no module 'no_such_package'",)),
     "no such file": ("", "nowhere.py:factory", ("nowhere.py is not a file",)),
     "no such factory": ("def other(): pass", "{file}:factory", ("there is no 'factory'", "other")),
