@@ -13,14 +13,13 @@ from attnport.exporter.naming import all_nodes
 from attnport.onnx_graph import attribute, ir
 
 
-def name_padded_axes(model: ir.Model) -> int:
-    """Has each constant `Pad` before a `MaxPool` name the axes that it pads, in place; returns how many do so now.
+def name_padded_axes(model: ir.Model) -> None:
+    """Has each constant `Pad` before a `MaxPool` name the axes that it pads, in place.
 
     Where a `Pad` names the padding of all axes, ONNX Runtime takes its zeros for the padding of the `MaxPool`, which is
     minus infinity (https://github.com/microsoft/onnxruntime/pull/18136): a window of negative numbers at the border
     then has another maximum.
     """
-    changed = 0
     for pool in list(all_nodes(model)):
         pad = pool.inputs[0].producer() if pool.op_type == "MaxPool" and pool.inputs[0] is not None else None
         if pad is None or pad.op_type != "Pad" or pad.graph is None:
@@ -38,19 +37,16 @@ def name_padded_axes(model: ir.Model) -> int:
         pad.resize_inputs(4)
         pad.replace_input_with(1, constants[0].outputs[0])
         pad.replace_input_with(3, constants[1].outputs[0])
-        changed += 1
-    return changed
 
 
-def pair_einsums(model: ir.Model) -> int:
+def pair_einsums(model: ir.Model) -> None:
     """Replaces every `Einsum` of three operands or more, or with an ellipsis, by ones of two operands and with letters
-    alone, in place; returns how many were replaced.
+    alone, in place.
 
     OpenVINO fails on some ellipses, such as that of Performer's `...de,...nd,...n->...ne`, and TensorRT takes two
     operands at most. Operands are taken from left to right; an index is summed with the last operand that has it.
     """
     build = Builder(model)
-    replaced = 0
     for node in [node for node in all_nodes(model) if node.op_type == "Einsum"]:
         equation = _spelled(node)
         operands, arrow, result = equation.partition("->")
@@ -58,9 +54,7 @@ def pair_einsums(model: ir.Model) -> int:
         if not arrow or len(terms) != len(node.inputs) or node.graph is None:
             continue
         if len(terms) < 3:
-            changed = equation != attribute(node, "equation", "").replace(" ", "")
             node.attributes.add(ir.AttrString("equation", equation))
-            replaced += changed
             continue
         build.before, build.scope = node, node.name or "einsum"
         value, held = node.inputs[0], terms[0]
@@ -73,8 +67,6 @@ def pair_einsums(model: ir.Model) -> int:
         assert value is not None
         build.replace(node.outputs[0], value)
         node.graph.remove(node, safe=True)
-        replaced += 1
-    return replaced
 
 
 def _spelled(node: ir.Node) -> str:
@@ -98,14 +90,13 @@ def _spelled(node: ir.Node) -> str:
     return f"{','.join(written[:-1])}{arrow}{written[-1]}"
 
 
-def write_out_spectra(model: ir.Model) -> int:
-    """Replaces every `STFT` of real samples with frames of a known length by a convolution, in place; returns how many.
+def write_out_spectra(model: ir.Model) -> None:
+    """Replaces every `STFT` of real samples with frames of a known length by a convolution, in place.
 
     Source: the definition of STFT in the ONNX standard, opset 17. OpenVINO reads it for samples of a known number
     alone, and TensorRT not at all.
     """
     build = Builder(model)
-    replaced = 0
     for node in [node for node in all_nodes(model) if node.op_type == "STFT" and node.domain == ""]:
         samples, step, window, length = [*node.inputs, None, None][:4]
         known = [None if value is None else ir.convenience.get_const_tensor(value) for value in (step, window, length)]
@@ -126,8 +117,6 @@ def write_out_spectra(model: ir.Model) -> int:
         pairs = build.op("Reshape", parts, build.const([0, 2, bins, -1], np.int64), name="pairs")
         build.replace(node.outputs[0], build.op("Transpose", pairs, name="spectrum", perm=[0, 3, 2, 1]))
         node.graph.remove(node, safe=True)
-        replaced += 1
-    return replaced
 
 
 def write_out_rotary(model: ir.Model) -> int:

@@ -13,64 +13,50 @@ import torch
 aten = torch.ops.aten
 
 
-def to_rank_4(program: torch.export.ExportedProgram) -> int:
+def to_rank_4(program: torch.export.ExportedProgram) -> None:
     """Rewrites each `sdpa` of rank 3 to one head, and of rank 5 or more to one batch axis, in place.
 
     torch's exporter accepts rank 4 alone. A call whose leading axes broadcast is left, and the exporter refuses it.
-
-    Returns how many were rewritten.
     """
-    changed = 0
     for node in _calls(program):
         rank = node.args[0].meta["val"].dim()
         if rank == 3:
             _add_head_axis(node.graph, node)
         elif rank > 4 and _have_equal_leading_axes(node.args[:3]):
             _merge_leading_axes(node.graph, node)
-        else:
-            continue
-        changed += 1
-    return changed
 
 
-def share_heads(program: torch.export.ExportedProgram) -> int:
-    """Marks each `sdpa` of rank 4 whose keys and values have one head for all queries, in place; returns how many.
+def share_heads(program: torch.export.ExportedProgram) -> None:
+    """Marks each `sdpa` of rank 4 whose keys and values have one head for all queries, in place.
 
     torch broadcasts such a head without being told (Falcon's do); the exporter takes it only as grouped heads.
     """
-    changed = 0
     for node in _calls(program):
         q, k, v = (value.meta["val"] for value in node.args[:3])
         if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or node.kwargs.get("enable_gqa"):
             continue
         if _same(k.shape[1], 1) and _same(v.shape[1], 1) and not _same(q.shape[1], 1) and _same(q.shape[0], k.shape[0]):
             node.kwargs = {**node.kwargs, "enable_gqa": True}
-            changed += 1
-    return changed
 
 
-def name_squeezed_axes(program: torch.export.ExportedProgram) -> int:
-    """Has each `squeeze` without axes name those that the trace found to be one long, in place; returns how many do.
+def name_squeezed_axes(program: torch.export.ExportedProgram) -> None:
+    """Has each `squeeze` without axes name those that the trace found to be one long, in place.
 
     The rank of an ONNX `Squeeze` without axes is known when it runs, and OpenVINO compiles no such graph.
     """
-    changed = 0
     for node in program.graph.nodes:
         if node.target is aten.squeeze.default:
             shape = node.args[0].meta["val"].shape
             node.target = aten.squeeze.dims
             node.args = (node.args[0], [axis for axis, size in enumerate(shape) if isinstance(size, int) and size == 1])
-            changed += 1
-    return changed
 
 
-def widen_masks(program: torch.export.ExportedProgram) -> int:
-    """Expands each mask of `sdpa` that broadcasts over queries or keys to `[...,S,T]`, in place; returns how many.
+def widen_masks(program: torch.export.ExportedProgram) -> None:
+    """Expands each mask of `sdpa` that broadcasts over queries or keys to `[...,S,T]`, in place.
 
     ONNX Runtime's `Attention` refuses a mask that broadcasts so, such as `[B,1,1,T]`, which the standard and torch
     allow.
     """
-    changed = 0
     for node in _calls(program):
         mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
         if mask is None:
@@ -86,8 +72,6 @@ def widen_masks(program: torch.export.ExportedProgram) -> int:
             wide = node.graph.call_function(aten.expand.default, (mask, sizes))
         wide.meta = {**node.meta, "val": val.expand(*lead, *lengths)}
         node.replace_input_with(mask, wide)
-        changed += 1
-    return changed
 
 
 def _calls(program: torch.export.ExportedProgram) -> list[Any]:
@@ -177,14 +161,13 @@ def _replace_result(node: Any, back: Any, whole: Any, own: Any) -> None:
     node.meta["val"] = own
 
 
-def promote(program: torch.export.ExportedProgram) -> int:
-    """Casts what has another type than the result of a product or a sum, in place; returns how much was cast.
+def promote(program: torch.export.ExportedProgram) -> None:
+    """Casts what has another type than the result of a product or a sum, in place.
 
     torch 2.13 cannot decompose `1.0 - mask` of an integer mask (https://github.com/pytorch/pytorch/issues/194381). Its
     `einsum` takes integer positions beside frequencies in float32, ONNX's takes one type.
     """
     with_number = (aten.rsub.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.add.Scalar)
-    changed = 0
     for node in list(program.graph.nodes):
         if node.target is aten.einsum.default:
             given = list(node.args[1])
@@ -200,16 +183,13 @@ def promote(program: torch.export.ExportedProgram) -> int:
                 cast = program.graph.call_function(aten._to_copy.default, (value,), {"dtype": after})
             cast.meta = {**node.meta, "val": value.meta["val"].to(after)}
             node.replace_input_with(value, cast)
-            changed += 1
-    return changed
 
 
-def settle_dropout(program: torch.export.ExportedProgram) -> int:
-    """Replaces `torch.rand_like(x) >= 0` and `torch.rand(n) >= 0`, which are always true, in place; returns how many.
+def settle_dropout(program: torch.export.ExportedProgram) -> None:
+    """Replaces `torch.rand_like(x) >= 0` and `torch.rand(n) >= 0`, which are always true, in place.
 
     OpenFold and Boltz compute this in eval mode. ONNX Runtime has no operator for random numbers at opset 22.
     """
-    changed = 0
     for node in program.graph.find_nodes(op="call_function", target=aten.ge.Scalar):
         drawn, least = node.args
         zeros = {aten.rand_like.default: aten.zeros_like.default, aten.rand.default: aten.zeros.default}
@@ -217,8 +197,6 @@ def settle_dropout(program: torch.export.ExportedProgram) -> int:
             with program.graph.inserting_before(node):
                 same = _call(program.graph, zeros[drawn.target], drawn.args, drawn.meta["val"])
             node.replace_input_with(drawn, same)
-            changed += 1
-    return changed
 
 
 def choose_by_masks(program: torch.export.ExportedProgram) -> int:
@@ -364,14 +342,13 @@ def _made(graph: torch.fx.Graph, target: Any, *args: Any) -> torch.fx.Node:
     return _call(graph, target, args, target(*values))
 
 
-def slice_splits(program: torch.export.ExportedProgram) -> int:
-    """Writes `split` and `chunk` of a dynamic size as slices, in place; returns how many there were.
+def slice_splits(program: torch.export.ExportedProgram) -> None:
+    """Writes `split` and `chunk` of a dynamic size as slices, in place.
 
     The exporter's own form is a sequence that its optimizer cannot fold
     (https://github.com/microsoft/onnxscript/pull/2434 is about the same of `chunk`).
     """
     graph = program.graph
-    changed = 0
     for node in list(graph.nodes):
         chunks = node.target is aten.chunk.default
         if not chunks and not (node.target is aten.split.Tensor and isinstance(node.args[1], torch.fx.Node)):
@@ -398,12 +375,10 @@ def slice_splits(program: torch.export.ExportedProgram) -> int:
             part.replace_all_uses_with(slice_)
             graph.erase_node(part)
         graph.erase_node(node)
-        changed += 1
-    return changed
 
 
-def slice_from_the_front(program: torch.export.ExportedProgram, is_guarded: Callable[[torch.SymInt], bool]) -> int:
-    """Rewrites slice bounds that count from the end, `x[:, :-n]`, as `size - n`, in place; returns how many.
+def slice_from_the_front(program: torch.export.ExportedProgram, is_guarded: Callable[[torch.SymInt], bool]) -> None:
+    """Rewrites slice bounds that count from the end, `x[:, :-n]`, as `size - n`, in place.
 
     Code that may have n = 0 slices under a condition, `if n: x = x[:, :-n]`. The graph always slices: with `-n` it
     would return nothing at n = 0, with `size - n` it returns all of x, as the code does.
@@ -412,7 +387,6 @@ def slice_from_the_front(program: torch.export.ExportedProgram, is_guarded: Call
         is_guarded: Whether the code around a negative bound branches where the bound is 0.
     """
     graph = program.graph
-    changed = 0
     for node in [node for node in graph.nodes if node.target is aten.slice.Tensor]:
         value, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
         for at, place in list(enumerate(node.args))[2:4]:
@@ -423,17 +397,14 @@ def slice_from_the_front(program: torch.export.ExportedProgram, is_guarded: Call
             with graph.inserting_before(node):
                 whole = total if isinstance(total, int) else _call(graph, aten.sym_size.int, (value, dim), total)
                 node.update_arg(at, _call(graph, operator.add, (whole, place), total + size))
-            changed += 1
-    return changed
 
 
-def read_in_order(program: torch.export.ExportedProgram) -> int:
-    """Gives `as_strided` tensors in the order in which they lie in memory, in place; returns how many there were.
+def read_in_order(program: torch.export.ExportedProgram) -> None:
+    """Gives `as_strided` tensors in the order in which they lie in memory, in place.
 
     The exporter counts places in what a tensor's rows make one after the other. Longformer's queries are a transposed
     view: their rows lie between those of other items.
     """
-    changed = 0
     for node in [node for node in program.graph.nodes if node.target is aten.as_strided.default]:
         value = node.args[0].meta["val"]
         sizes, strides = ([_hint(each) for each in own] for own in (value.shape, value.stride()))
@@ -445,8 +416,6 @@ def read_in_order(program: torch.export.ExportedProgram) -> int:
         with program.graph.inserting_before(node):
             whole = _call(program.graph, aten.permute.default, (node.args[0], order), value.permute(order))
         node.update_arg(0, whole)
-        changed += 1
-    return changed
 
 
 def _hint(size: int | torch.SymInt) -> int:

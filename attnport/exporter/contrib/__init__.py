@@ -19,8 +19,8 @@ from attnport.onnx_graph import CONTRIB, attributes_of, ir
 OPERATORS: dict[str, Operator] = {**group_query.OPERATORS, **layers.OPERATORS, **multi_head.OPERATORS}
 
 
-def expand_all(model: ir.Model) -> int:
-    """Replaces the operators that have a form in ONNX's own, so that every runtime has them; returns how many.
+def expand_all(model: ir.Model) -> None:
+    """Replaces the operators that have a form in ONNX's own, so that every runtime has them.
 
     An operator that cannot be expanded is left as it is.
 
@@ -28,7 +28,6 @@ def expand_all(model: ir.Model) -> int:
         model: At the opset of exports, with known sizes, without functions of its own.
     """
     build = Builder(model)
-    expanded = 0
     for node in list(model.graph):
         if node.domain != CONTRIB or node.op_type not in OPERATORS:
             continue
@@ -47,8 +46,6 @@ def expand_all(model: ir.Model) -> int:
             if new is not None:
                 build.replace(old, new)
         model.graph.remove(node, safe=True)
-        expanded += 1
-    return expanded
 
 
 def sizes_of(run: KnownSizes, node: ir.Node) -> Sequence[Sizes | None]:

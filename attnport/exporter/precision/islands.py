@@ -130,13 +130,12 @@ def cast_for(
     node.graph.insert_after(node, cast)
 
 
-def join_casts(model: ir.Model) -> int:
-    """Merges equal casts of a value, and bypasses casts to half precision and back; returns how many casts are unused.
+def join_casts(model: ir.Model) -> None:
+    """Merges equal casts of a value, and bypasses casts to half precision and back.
 
     An island thus reads a float32 value as it was computed, also where other nodes read it in half precision.
     """
     first: dict[tuple[ir.Value, int], ir.Value] = {}
-    bypassed = 0
     for node in list(model.graph):
         if node.op_type != "Cast" or node.domain or node.inputs[0] is None:
             continue
@@ -145,8 +144,6 @@ def join_casts(model: ir.Model) -> int:
         replacement = wide if wide is not None else first.setdefault((node.inputs[0], to), out)
         if replacement is not out and not out.is_graph_output():
             out.replace_all_uses_with(replacement)
-            bypassed += 1
-    return bypassed
 
 
 def _before_rounding(node: ir.Node) -> ir.Value | None:

@@ -73,15 +73,13 @@ def _with_own_keys(build: Builder, attention: Attention) -> Attention:
     return replace(attention, k=repeated(build, attention, attention.k), v=repeated(build, attention, attention.v))
 
 
-def _number_reshapes(model: ir.Model) -> int:
+def _number_reshapes(model: ir.Model) -> None:
     """Writes the number in place of -1 in targets of `Reshape` such as `Concat(batch, seq, -1, 16)`, where it is known.
 
     A runtime that does not know batch and seq when it loads a graph finds no number for -1 either, so that it knows no
     head count. Shapes are those that `infer_sizes` wrote.
-
-    Returns how many targets changed.
     """
-    build, changed = Builder(model), 0
+    build = Builder(model)
     for node in list(model.graph):
         target = node.inputs[1] if node.op_type == "Reshape" and len(node.inputs) > 1 else None
         made = target.producer() if target is not None else None
@@ -100,8 +98,6 @@ def _number_reshapes(model: ir.Model) -> int:
             parts[at] = build.const(np.array([shape[at]], np.int64))
         build.before, build.scope = node, str(node.name)
         node.replace_input_with(1, build.op("Concat", *parts, name="target", axis=0))
-        changed += 1
-    return changed
 
 
 def _is_open(part: ir.Value | None) -> bool:
@@ -110,16 +106,13 @@ def _is_open(part: ir.Value | None) -> bool:
     return tensor is not None and tensor.size == 1 and int(tensor.numpy().reshape(-1)[0]) == -1
 
 
-def mask_any_number_of_keys(model: ir.Model) -> int:
+def mask_any_number_of_keys(model: ir.Model) -> None:
     """Gives attention without a mask one of zeros, as long as its keys, unless the graph says how many keys there are.
 
     The plugin compiles products around a softmax as one kernel. Without a second operand as long as the keys, that
     kernel is wrong at 16 keys and more once it has run with one: it leaves out the sum of the softmax (2026.4).
-
-    Returns:
-        The number of attentions that were changed.
     """
-    build, count = Builder(model), 0
+    build = Builder(model)
 
     def zeros(keys: ir.Value, axis: int) -> ir.Value:
         return build.op("ConstantOfShape", build.size(keys, axis), name="any_key", dtype=ir.DataType.FLOAT)
@@ -129,7 +122,6 @@ def mask_any_number_of_keys(model: ir.Model) -> int:
         if node.op_type == "Softmax" and (scores := node.inputs[0]) is not None and _is_bare(scores):
             last = len(scores.shape or ()) - 1
             node.replace_input_with(0, build.op("Add", scores, zeros(scores, last), name="scores", dtype=scores.dtype))
-            count += 1
         if node.op_type != "Attention" or node.domain or attribute(node, "is_causal", 0):
             continue
         k, mask = node.inputs[1], node.inputs[3] if len(node.inputs) > 3 else None
@@ -137,8 +129,6 @@ def mask_any_number_of_keys(model: ir.Model) -> int:
             node.resize_inputs(max(4, len(node.inputs)))
             row = build.op("Unsqueeze", zeros(k, 2), build.const([0], np.int64), name="any_row")
             node.replace_input_with(3, build.cast(row, k.dtype or ir.DataType.FLOAT))
-            count += 1
-    return count
 
 
 def _is_bare(scores: ir.Value) -> bool:
@@ -156,16 +146,13 @@ def _is_bare(scores: ir.Value) -> bool:
     return node is not None
 
 
-def scale_behind_transposes(model: ir.Model) -> int:
+def scale_behind_transposes(model: ir.Model) -> None:
     """Scales q after the transpose of its last two axes, where the module scales it before, as YOLO's attention.
 
     The plugin takes such a transpose into the product with k where it stands right before it, and then has no kernel
     for the attention (2026.4).
-
-    Returns:
-        The number of attentions that were changed.
     """
-    build, count = Builder(model), 0
+    build = Builder(model)
     for node in list(model.graph):
         q = node.inputs[0] if node.op_type == "Attention" and not node.domain else None
         turned = q.producer() if q is not None else None
@@ -180,8 +167,6 @@ def scale_behind_transposes(model: ir.Model) -> int:
             build.before, build.scope = node, str(node.name)
             bare = build.op("Transpose", others[0], name="q_turned", dtype=q.dtype, perm=perm_of(turned, 4))
             node.replace_input_with(0, build.op("Mul", bare, numbers[0], name="q_scaled", dtype=q.dtype))
-            count += 1
-    return count
 
 
 def write_out_soft_caps(model: ir.Model) -> int:
@@ -267,16 +252,13 @@ def write_out_softplus(model: ir.Model) -> int:
     return count
 
 
-def write_out_antialias(model: ir.Model) -> int:
+def write_out_antialias(model: ir.Model) -> None:
     """Replaces a `Resize` of pictures with `antialias`, as PyTorch's `interpolate` is exported, by two products.
 
     The plugin computes them as if `antialias` and `exclude_outside` were not there (2026.4): a smaller picture is off
     by half of its values. Along each axis, a new pixel is the mean of the old ones, with weights by their distance.
-
-    Returns:
-        How many were replaced.
     """
-    build, count = Builder(model), 0
+    build = Builder(model)
     for node in list(model.graph):
         if node.op_type != "Resize" or node.domain or len(node.inputs) < 4 or not attribute(node, "antialias", 0):
             continue
@@ -292,8 +274,6 @@ def write_out_antialias(model: ir.Model) -> int:
         columns = build.op("Transpose", columns, name="columns", perm=[1, 0])
         build.replace(node.outputs[0], build.op("MatMul", build.op("MatMul", rows, x, name="down"), columns))
         model.graph.remove(node, safe=True)
-        count += 1
-    return count
 
 
 def _weights(

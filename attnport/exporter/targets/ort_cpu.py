@@ -94,16 +94,13 @@ class OrtCpu(Lowering):
         return Written(output, form_name(attention, "float_full"), anchors, note)
 
 
-def raise_lowest(model: ir.Model) -> int:
+def raise_lowest(model: ir.Model) -> None:
     """Replaces the lowest float by a number above it in float masks of `Attention` that may hold it.
 
     The runtime takes it for -inf, and gives zero in a row where all are (1.31); in the graph, such a row is the mean of
     all values, as in a module that adds `(1 - mask) * torch.finfo(torch.float32).min`.
-
-    Returns:
-        The number of attentions that were changed.
     """
-    build, raised, count = Builder(model), dict[ir.Value, ir.Value](), 0
+    build, raised = Builder(model), dict[ir.Value, ir.Value]()
     for node in list(model.graph):
         mask = node.inputs[3] if node.op_type == "Attention" and not node.domain and len(node.inputs) > 3 else None
         if mask is None or mask.dtype != ir.DataType.FLOAT or not _may_be_lowest(mask):
@@ -113,8 +110,6 @@ def raise_lowest(model: ir.Model) -> int:
             lowest = build.op("Equal", mask, build.like(_LOWEST, mask), name="is_lowest", dtype=ir.DataType.BOOL)
             raised[mask] = build.op("Where", lowest, build.like(-3.4e38, mask), mask, name="mask", dtype=mask.dtype)
         node.replace_input_with(3, raised[mask])
-        count += 1
-    return count
 
 
 def _may_be_lowest(mask: ir.Value) -> bool:

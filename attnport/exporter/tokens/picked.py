@@ -30,21 +30,18 @@ _Operands = dict[int, int]
 """The operands of a node that have the row's axis, by their number, and where they have it; others are read whole."""
 
 
-def compute_picked_rows(model: ir.Model, whole: Collection[str] = ()) -> int:
+def compute_picked_rows(model: ir.Model, whole: Collection[str] = ()) -> None:
     """Rewrites a graph, in place, so that a layer of which one row is read computes that row only.
 
     Args:
         model: A graph as `infer_sizes` leaves it: equal sizes have equal names. What is computed for one row has other
             names afterwards, and nodes keep theirs.
         whole: The names of nodes that stay as they are.
-
-    Returns:
-        The number of nodes that now compute one row.
     """
     picks = {node: row for node in model.graph if (row := _picked(node)) is not None}
     narrow = _read_alone(model.graph, picks, whole)
     if not any(node.op_type in _HEAVY for node in narrow):
-        return 0
+        return
     build, entered = Builder(model), dict[tuple[ir.Value, _Row], ir.Value]()
     build.scope = "picked"
     for node, (row, operands) in narrow.items():
@@ -65,7 +62,6 @@ def compute_picked_rows(model: ir.Model, whole: Collection[str] = ()) -> int:
                 build.replace(node.outputs[0], value)
             else:
                 node.replace_input_with(1, build.const(np.zeros_like(constant_of(node.inputs[1]))))
-    return len(narrow)
 
 
 def _read_alone(

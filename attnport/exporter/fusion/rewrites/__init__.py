@@ -19,6 +19,7 @@ def modules() -> list[ModuleType]:
     return all_of(__name__)
 
 
-def apply_all(model: ir.Model) -> int:
-    """Applies every rewrite in name order, in place; returns how many places were changed."""
-    return sum(module.apply(model) for module in modules())
+def apply_all(model: ir.Model) -> None:
+    """Applies every rewrite in name order, in place."""
+    for module in modules():
+        module.apply(model)
