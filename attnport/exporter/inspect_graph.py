@@ -208,12 +208,12 @@ def _dim(dim: int | ir.SymbolicDim) -> str:
 
 def _attentions(model: ir.Model, masks: Collection[MaskSpec]) -> list[GraphAttention]:
     """Every attention operator, and every softmax whose result reaches a matrix product, recognised or not."""
-    from attnport.exporter.fusion.recognise import Context, Recognised, matched, rule_modules
+    from attnport.exporter.fusion.recognise import Recognised, matched, rule_modules
 
-    known, context = {rule.OP_TYPE for rule in rule_modules()}, Context(tuple(masks))
+    known = {rule.OP_TYPE for rule in rule_modules()}
     attentions = []
     for node in model.graph:
-        name, operator, found = _text(node.name), _operator(node), matched(node, context)
+        name, operator, found = _text(node.name), _operator(node), matched(node, masks)
         if isinstance(found, Recognised):
             attentions.append(GraphAttention(name, operator, str(found.mask.spec), ""))
         elif found is not None:

@@ -14,7 +14,6 @@ from written_graphs import written
 
 from attnport.artifacts import SourceAttention
 from attnport.exporter.fusion.recognise import (
-    Context,
     Miss,
     NotRecognised,
     Recognised,
@@ -323,14 +322,14 @@ def test_of_two_rules_for_an_operator_the_first_that_recognises_a_node_has_it(mo
     (usual,) = (rule for rule in rule_modules() if rule.OP_TYPE == "Attention")
     tried: list[str] = []
 
-    def refuses(node: object, context: object) -> None:
+    def refuses(node: object, masks: object) -> None:
         tried.append("first")
         raise NotRecognised("not mine")
 
     first = SimpleNamespace(OP_TYPE="Attention", applies=lambda node: True, match=refuses)
     for rules, recognised in (([first, usual], True), ([usual, first], True), ([first], False)):
         monkeypatch.setattr("attnport.exporter.fusion.recognise.rule_modules", lambda rules=rules: rules)
-        found = matched(model("y = Attention(q, k, v)").graph.node(0), Context(()))
+        found = matched(model("y = Attention(q, k, v)").graph.node(0), ())
         assert isinstance(found, Recognised) == recognised
     assert tried == ["first", "first"]
     assert isinstance(found, Miss)

@@ -133,17 +133,6 @@ class NotRecognised(Exception):
         self.change = change
 
 
-@dataclass(frozen=True)
-class Context:
-    """What a rule knows in addition to the graph.
-
-    Attributes:
-        masks: The mask contracts of the graph's inputs.
-    """
-
-    masks: Collection[MaskSpec] = ()
-
-
 def cost_of_weights(graph: ir.Graph, attention: Recognised, sizes: Mapping[str, int]) -> str:
     """A sentence with the cost of attention weights that are used elsewhere; "" if there are none.
 
@@ -671,7 +660,7 @@ class Recognition:
 
 @functools.cache
 def rule_modules() -> list[ModuleType]:
-    """The rules: files in `rules/` with `OP_TYPE`, `applies(node)` and `match(node, context) -> Recognised`."""
+    """The rules: files in `rules/` with `OP_TYPE`, `applies(node)` and `match(node, masks) -> Recognised`."""
     return all_of("attnport.exporter.fusion.rules")
 
 
@@ -681,19 +670,18 @@ def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, masks: Col
     Args:
         model: As `infer_sizes` leaves it; shapes of the values are used.
     """
-    context = Context(tuple(masks))
-    found = ((node, matched(node, context)) for node in model.graph)
+    found = ((node, matched(node, masks)) for node in model.graph)
     matches = [_Match(module_of(node), item, counts(node)) for node, item in found if item is not None]
     return _assign(matches, counted, _in_branches(model, {rule.OP_TYPE for rule in rule_modules()}))
 
 
-def matched(node: ir.Node, context: Context) -> Recognised | Miss | None:
+def matched(node: ir.Node, masks: Collection[MaskSpec]) -> Recognised | Miss | None:
     """What the first rule says that recognises a node; else why the last one does not; None if no rule applies."""
     item = None
     for rule in rule_modules() if node.domain == "" else ():
         if node.op_type == rule.OP_TYPE and rule.applies(node):
             try:
-                return cast("Recognised", rule.match(node, context))
+                return cast("Recognised", rule.match(node, masks))
             except NotRecognised as err:
                 item = Miss(node.name or "", module_of(node) or "", str(err), err.change)
     return item

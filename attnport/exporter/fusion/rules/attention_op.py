@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from attnport.exporter.fusion.formula import Axis, Const
 from attnport.exporter.fusion.indices import (
@@ -19,7 +20,8 @@ from attnport.exporter.fusion.indices import (
     split,
 )
 from attnport.exporter.fusion.mask import MaskReader
-from attnport.exporter.fusion.recognise import Context, NotRecognised, Recognised
+from attnport.exporter.fusion.recognise import NotRecognised, Recognised
+from attnport.masks import MaskSpec
 from attnport.onnx_graph import attribute, dims_of, ir
 
 OP_TYPE = "Attention"
@@ -31,7 +33,7 @@ def applies(node: ir.Node) -> bool:
     return True
 
 
-def match(node: ir.Node, context: Context) -> Recognised:
+def match(node: ir.Node, masks: Collection[MaskSpec]) -> Recognised:
     """Reads an `Attention` node.
 
     Raises:
@@ -60,7 +62,7 @@ def match(node: ir.Node, context: Context) -> Recognised:
     q = Located(node.inputs[0], (batch.axis, head.axis, ROW, DEPTH))  # type: ignore[arg-type]  # has dims, so is there
     k, v = (_keys(layout, value, dims) for value, dims in zip(node.inputs[1:3], (k_dims, v_dims), strict=True))
     k, v = key_and_value(layout, k, v)
-    reader = MaskReader(layout, context.masks)
+    reader = MaskReader(layout, masks)
     _read_mask(node, layout, reader)
     output = Located(node.outputs[0], (batch.axis, head.axis, ROW, DEPTH))
     mask, softcap = reader.read(q, k), attribute(node, "softcap", 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, op
 from attnport.exporter.fusion.indices import (
     DEPTH,
@@ -21,7 +23,6 @@ from attnport.exporter.fusion.indices import (
 from attnport.exporter.fusion.mask import MaskReader
 from attnport.exporter.fusion.recognise import (
     MIXED,
-    Context,
     NotRecognised,
     Probabilities,
     Recognised,
@@ -34,6 +35,7 @@ from attnport.exporter.fusion.recognise import (
     read_probabilities,
     read_scores,
 )
+from attnport.masks import MaskSpec
 from attnport.onnx_graph import attribute, dims_of, ir
 
 OP_TYPE = "Softmax"
@@ -66,7 +68,7 @@ def applies(node: ir.Node) -> bool:
     return False
 
 
-def match(node: ir.Node, context: Context) -> Recognised:
+def match(node: ir.Node, masks: Collection[MaskSpec]) -> Recognised:
     """Reads the attention around a softmax.
 
     Raises:
@@ -84,7 +86,7 @@ def match(node: ir.Node, context: Context) -> Recognised:
         if layout is None:
             raise NotRecognised("the sizes of the leading axes of the product with v are not known")
         try:
-            return _read(node, product, p, values, transposed, layout, context)
+            return _read(node, product, p, values, transposed, layout, MaskReader(layout, masks))
         except Unsplit as err:
             layout = layout.split(err.axis, err.size)
     raise NotRecognised("its tensors are merged and split in too many ways")
@@ -99,7 +101,7 @@ class Unsplit(Exception):
 
 
 def _read(
-    node: ir.Node, product: ir.Node, p: ir.Value, values: ir.Value, transposed: bool, layout: Layout, context: Context
+    node: ir.Node, product: ir.Node, p: ir.Value, values: ir.Value, transposed: bool, layout: Layout, reader: MaskReader
 ) -> Recognised:
     """Reads the attention for one layout; raises Unsplit if a leading axis has to be split into two."""
     v = at_product(values, layout.raw, *((DEPTH, KEY) if transposed else (KEY, DEPTH)))
@@ -108,7 +110,6 @@ def _read(
         raise NotRecognised("the product with v is not one of matrices of known rank")
     between = read_probabilities(probabilities, node)
     _check_axis(node, between, values)
-    reader = MaskReader(layout, context.masks)
     scores = read_scores(node, between.index, reader)
     if between.drops_one is not (scores.sink is not None):
         raise NotRecognised("a key's probability is dropped that is not a sink's, or a sink's probability is kept")
