@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from attnport.exporter.builder import Builder
+from attnport.exporter.contrib.parts import places, seen, unsqueezed
 from attnport.exporter.forms.operands import MaskWriter, repeated, scaled
 from attnport.exporter.forms.standard import attention_op, form_name, in_blocks
 from attnport.exporter.fusion.recognise import Attention
@@ -90,7 +91,7 @@ def _number_reshapes(model: ir.Model) -> None:
         known = [
             at
             for at, (part, size) in enumerate(zip(parts, shape, strict=True))
-            if _is_open(part) and isinstance(size, int)
+            if scalar(part) == -1 and isinstance(size, int)
         ]
         if not known:
             continue
@@ -98,12 +99,6 @@ def _number_reshapes(model: ir.Model) -> None:
             parts[at] = build.const(np.array([shape[at]], np.int64))
         build.before, build.scope = node, str(node.name)
         node.replace_input_with(1, build.op("Concat", *parts, name="target", axis=0))
-
-
-def _is_open(part: ir.Value | None) -> bool:
-    """Whether a part of a target is the constant -1."""
-    tensor = None if part is None else part.const_value
-    return tensor is not None and tensor.size == 1 and int(tensor.numpy().reshape(-1)[0]) == -1
 
 
 def mask_any_number_of_keys(model: ir.Model) -> None:
@@ -196,7 +191,8 @@ def write_out_soft_caps(model: ir.Model) -> int:
         scores = build.op("MatMul", scaled(build, q, scale / cap), turned, name="qk")
         scores = build.op("Mul", build.op("Tanh", scores, name="softcap_tanh"), build.like(cap, q), name="softcap")
         if attribute(node, "is_causal", 0):
-            mask = _causal(build, q, k)
+            own = unsqueezed(build, places(build, build.size(q, 2)), 1)
+            mask = seen(build, own, places(build, build.size(k, 2)), -1)
         if mask is not None and mask.dtype == ir.DataType.BOOL:
             scores = build.op("Where", mask, scores, build.like(-np.inf, q), name="mask", dtype=q.dtype)
         elif mask is not None:
@@ -213,14 +209,6 @@ def write_out_soft_caps(model: ir.Model) -> int:
         model.graph.remove(node, safe=True)
         count += 1
     return count
-
-
-def _causal(build: Builder, q: ir.Value, k: ir.Value) -> ir.Value:
-    """Where key j is at or before query i, bool `[S,T]`."""
-    zero, one = build.const(0, np.int64), build.const(1, np.int64)
-    i, j = (build.op("Range", zero, build.op("Squeeze", build.size(of, 2)), one, name="places") for of in (q, k))
-    rows = build.op("Unsqueeze", i, build.const([1], np.int64))
-    return build.op("LessOrEqual", j, rows, name="causal", dtype=ir.DataType.BOOL)
 
 
 def write_out_softplus(model: ir.Model) -> int:
