@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, Size, op
-from attnport.onnx_graph import constant_of, dims_of, ir, perm_of
+from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, Size, axes_of, op
+from attnport.onnx_graph import constant_of, dims_of, ir, known_size, perm_of
 
 Dims = Sequence[int | str | None]
 Index = tuple[Expr, ...]
@@ -439,12 +439,10 @@ def _repeats_over(v: ir.Value, leads: tuple[Lead, ...]) -> Lead | None:
     while at is not None:
         last, at = at, relaid(*at)
     assert last is not None
-    unused = [lead for lead in leads[-2:] if lead.dim != 1 and not any(_uses(entry, lead.axis) for entry in last[1])]
+    unused = [
+        lead for lead in leads[-2:] if lead.dim != 1 and not any(lead.axis.name in axes_of(entry) for entry in last[1])
+    ]
     return unused[0] if len(unused) == 1 else None
-
-
-def _uses(entry: Expr, axis: Axis) -> bool:
-    return entry == axis or (isinstance(entry, Op) and any(_uses(arg, axis) for arg in entry.args))
 
 
 # --- q, k and v ----------------------------------------------------------------------------------------------------
@@ -464,7 +462,7 @@ def key_and_value(layout: Layout, k: Located, v: Located) -> tuple[Located, Loca
         few = next((at for at in seen if is_canonical(layout, at) and _heads_of(layout, at) == "few"), None)
         operands.append((full, few))
     (k_full, k_few), (v_full, v_few) = operands
-    if k_few is not None and v_few is not None and _head_dim(k_few) == _head_dim(v_few):
+    if k_few is not None and v_few is not None and known_size(k_few.value, 1) == known_size(v_few.value, 1):
         return k_few, v_few
     return k_full, v_full
 
@@ -502,11 +500,6 @@ def _heads_of(layout: Layout, at: Located) -> str | None:
     if isinstance(heads, int) and isinstance(dims[1], int) and dims[1] and heads % dims[1] == 0:
         return "few" if entry == split(layout.head_index, Const(heads // dims[1]))[0] else None
     return None
-
-
-def _head_dim(at: Located) -> int | str | None:
-    dims = dims_of(at.value)
-    return dims[1] if dims else None
 
 
 def bringable(layout: Layout, at: Located, *last: Axis) -> bool:
