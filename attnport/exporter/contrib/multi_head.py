@@ -44,7 +44,7 @@ from attnport.exporter.contrib.parts import (
     write,
 )
 from attnport.exporter.forms.operands import MaskWriter
-from attnport.exporter.fusion.formula import axes_of
+from attnport.exporter.fusion.formula import is_of_keys
 from attnport.exporter.fusion.mask import Mask
 from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.graph.size_rules import KnownSizes, Sizes
@@ -139,7 +139,7 @@ def hides_keys_alone(attention: Attention) -> bool:
 
 def _is_of_keys(mask: Mask) -> bool:
     """Whether a mask only hides keys, the same ones from every query and head."""
-    return bool(mask.factors) and not mask.biases and all(axes_of(factor.keep) <= {"b", "j"} for factor in mask.factors)
+    return bool(mask.factors) and not mask.biases and all(is_of_keys(factor.keep) for factor in mask.factors)
 
 
 def _columns(

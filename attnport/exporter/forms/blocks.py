@@ -18,8 +18,7 @@ import numpy as np
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.operands import MaskWriter
-from attnport.exporter.fusion.formula import Bound, axes_of, bound
-from attnport.exporter.fusion.mask import Factor
+from attnport.exporter.fusion.formula import Bound, bound, is_of_keys
 from attnport.exporter.fusion.recognise import Attention
 from attnport.onnx_graph import attributes_of, dims_of, ir, known_size, made_by, passes, perm_of
 
@@ -70,17 +69,13 @@ def _why_not(attention: Attention, window: Window, usual: int | None) -> str:
         return f"its length {q[2]} is not much longer than its window"
     if attention.mask.biases or attention.sink is not None:
         return "it has a bias, whose rows and columns would have to be moved into blocks too"
-    if any(not _is_of_keys(factor) and bound(factor.keep, None) is None for factor in attention.mask.factors):
+    if any(not is_of_keys(factor.keep) and bound(factor.keep, None) is None for factor in attention.mask.factors):
         return "its mask has a condition on pairs of tokens besides the window"
     if q[2] is None or q[2] != v[2] or k[2] != v[2]:
         return "it has not as many queries as keys"
     if not all(isinstance(dims[axis], int) for dims in (q, k, v) for axis in (1, 3)):
         return "its head count or head dim is not fixed"
     return ""
-
-
-def _is_of_keys(factor: Factor) -> bool:
-    return axes_of(factor.keep) <= {"b", "j"}
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ def local(masks: MaskWriter, attention: Attention, output: ir.Value, window: Win
     """What `to_blocks` needs of an attention whose `Attention` operator computes `output`."""
     node = output.producer()
     assert node is not None
-    keys = tuple(masks.factor(factor, attention) for factor in attention.mask.factors if _is_of_keys(factor))
+    keys = tuple(masks.factor(factor, attention) for factor in attention.mask.factors if is_of_keys(factor.keep))
     return Local(attention, node, window, keys, additive)
 
 
