@@ -98,6 +98,11 @@ class Builder:
             return value
         return self.op("Cast", value, name=name, dtype=dtype, shape=dims_of(value), to=dtype)
 
+    def without_nan(self, value: ir.Value, name: str = "guard") -> ir.Value:
+        """A value with zero in place of NaN, as in a row without an allowed key; `name` is that of the last node."""
+        empty = self.op("IsNaN", value, name="no_key", dtype=ir.DataType.BOOL)
+        return self.op("Where", empty, self.like(0.0, value), value, name=name, dtype=value.dtype)
+
     def once(self, key: Hashable, make: Callable[[], ir.Value]) -> ir.Value:
         """The value that `make` writes, or that it wrote when it was first called for `key`."""
         if key not in self._once:

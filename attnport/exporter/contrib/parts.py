@@ -192,8 +192,7 @@ def guarded(
         else:
             output = build.op("Where", any_key, output, zero, name="guard", dtype=output.dtype)
     if hidden_by_bias and by_nan:
-        empty = build.op("IsNaN", output, name="no_key", dtype=ir.DataType.BOOL)
-        output = build.op("Where", empty, zero, output, name="guard_bias", dtype=output.dtype)
+        output = build.without_nan(output, "guard_bias")
     return output
 
 

@@ -132,8 +132,7 @@ def decomposed(
     output = build.op("MatMul", weights, v, name="pv")
     anchors.append(output)
     if may_hide:
-        empty = build.op("IsNaN", output, name="no_key", dtype=ir.DataType.BOOL)
-        output = build.op("Where", empty, build.like(0.0, output), output, name="guard", dtype=compute)
+        output = build.without_nan(output)
     elif keep is not None:
         output = build.op("Where", masks.any_key(keep), output, build.like(0.0, output), name="guard", dtype=compute)
     return build.cast(output, dtype, "out_cast"), tuple(map(node_name, anchors))

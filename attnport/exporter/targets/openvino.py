@@ -203,8 +203,7 @@ def write_out_soft_caps(model: ir.Model) -> int:
         assert product is not None
         product.name = name
         if mask is not None:  # a row with no allowed key gives zero
-            empty = build.op("IsNaN", output, name="no_key", dtype=ir.DataType.BOOL)
-            output = build.op("Where", empty, build.like(0.0, q), output, name="guard", dtype=q.dtype)
+            output = build.without_nan(output)
         build.replace(node.outputs[0], output)
         model.graph.remove(node, safe=True)
         count += 1

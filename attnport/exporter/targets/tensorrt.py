@@ -279,16 +279,10 @@ def _tiled(
         weights = build.op("Cast", weights, name="weights_cast", dtype=compute, to=compute)
     within = bias is not None and _is_gathered(bias) and attention.head_counts()[0] != 1 and not attention.softcap
     if within:
-        weights = _guarded(build, weights)
+        weights = build.without_nan(weights)
     output = build.op("MatMul", weights, v, name="pv")
     names = tuple(map(node_name, (product, softmax, output)))
-    return build.cast(output if within else _guarded(build, output), dtype, "out_cast"), names
-
-
-def _guarded(build: Builder, value: ir.Value) -> ir.Value:
-    """The value with zero in place of NaN."""
-    empty = build.op("IsNaN", value, name="no_key", dtype=ir.DataType.BOOL)
-    return build.op("Where", empty, build.like(0.0, value), value, name="guard", dtype=value.dtype)
+    return build.cast(output if within else build.without_nan(output), dtype, "out_cast"), names
 
 
 def split_scale(scale: float) -> tuple[float, float]:
