@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from attnport.artifacts import OWN_HALF, UNKNOWN_SIZE, IOContract, TensorSpec
@@ -128,6 +128,26 @@ def branches(node: ir.Node) -> Iterator[ir.Graph]:
             yield attribute.as_graph()
         elif attribute.type == ir.AttributeType.GRAPHS:
             yield from attribute.as_graphs()
+
+
+def upstream(
+    values: Iterable[ir.Value | None], through: Callable[[ir.Value, ir.Node], bool] = lambda value, node: True
+) -> Iterator[ir.Value]:
+    """Values and what they are computed of, each once, from the last back.
+
+    Args:
+        through: Whether the walk goes on from a value, which this node makes, to what the node reads.
+    """
+    pending, seen = list(values), set[ir.Value]()
+    while pending:
+        value = pending.pop()
+        if value is None or value in seen:
+            continue
+        seen.add(value)
+        yield value
+        node = value.producer()
+        if node is not None and through(value, node):
+            pending += node.inputs
 
 
 def strip(model: ir.Model) -> None:

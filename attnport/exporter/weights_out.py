@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from attnport.exporter.counting import counts
-from attnport.exporter.naming import all_nodes, branches
+from attnport.exporter.naming import all_nodes, branches, upstream
 from attnport.onnx_graph import ir, is_constant, passes
 
 _SOFTMAXES = frozenset(("Softmax", "LogSoftmax"))
@@ -61,38 +61,17 @@ def _attends(node: ir.Node) -> bool:
 
 def _products_behind(node: ir.Node) -> Iterator[ir.Node]:
     """The products from which a softmax's scores are computed, through masks, scales and changes of layout."""
-    pending, seen = list(node.inputs), set[int]()
-    while pending:
-        value = pending.pop()
-        producer = value.producer() if value is not None else None
-        if producer is None or id(producer) in seen or producer.domain != "":
-            continue
-        seen.add(id(producer))
-        if producer.op_type in _PRODUCTS:
-            yield producer
-        elif producer.op_type in _PASSES | _ARITHMETIC:
-            pending += producer.inputs
+    through = _PASSES | _ARITHMETIC
+    walk = upstream(node.inputs, lambda _, node: node.domain == "" and node.op_type in through)
+    makers = (value.producer() for value in walk)
+    return (maker for maker in makers if maker is not None and not maker.domain and maker.op_type in _PRODUCTS)
 
 
 def _compares(product: ir.Node) -> bool:
     """Whether both sides of a product come from one input of the graph."""
-    sides = [_sources(value) for value in product.inputs[:2] if value is not None]
+    sides = [{before.name for before in upstream([value]) if before.is_graph_input() and before.name}
+             for value in product.inputs[:2] if value is not None]  # fmt: skip
     return len(sides) > 1 and bool(sides[0] & sides[1])
-
-
-def _sources(value: ir.Value) -> set[str]:
-    """The names of the graph inputs that a value comes from."""
-    pending, seen, names = [value], set[int](), set[str]()
-    while pending:
-        current = pending.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        if current.is_graph_input() and current.name:
-            names.add(current.name)
-        producer = current.producer()
-        pending += [before for before in producer.inputs if before is not None] if producer is not None else []
-    return names
 
 
 def _weights_of(node: ir.Node) -> list[ir.Value]:

@@ -28,6 +28,7 @@ from attnport.exporter.forms.standard import attention_op
 from attnport.exporter.fusion.formula import ELEMENTWISE, Axis, Const, Expr, I, Op, Read, Size, axes_of, reads_of
 from attnport.exporter.fusion.mask import Factor
 from attnport.exporter.fusion.recognise import Attention
+from attnport.exporter.naming import upstream
 from attnport.exporter.precision.islands import STAYS
 from attnport.exporter.targets.base import Lowering, Written
 from attnport.onnx_graph import dims_of, ir
@@ -406,16 +407,8 @@ def _constant(build: Builder, bias: ir.Value) -> ir.Value:
 
 def _computing(value: ir.Value, through: Collection[str] | None) -> Iterator[ir.Node]:
     """The nodes that compute a value, from the last back; the walk goes on at operators in `through`; None = all."""
-    pending, seen = [value], set()
-    while pending:
-        value = pending.pop()
-        node = value.producer()
-        if value in seen or node is None:
-            continue
-        seen.add(value)
-        yield node
-        if through is None or node.op_type in through:
-            pending.extend(part for part in node.inputs if part is not None)
+    walk = upstream([value], lambda _, node: through is None or node.op_type in through)
+    return (node for each in walk if (node := each.producer()) is not None)
 
 
 def _capped(build: Builder, scores: ir.Value, cap: float) -> ir.Value:
