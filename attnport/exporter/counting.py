@@ -120,7 +120,7 @@ def count_in_graph(model: ir.Model) -> tuple[SourceAttention, ...]:
     inner = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.graph is not model.graph]
     for node in (*main, *inner):
         if counts(node):
-            softmax = node.domain == "" and node.op_type in _SOFTMAX_NODES
+            softmax = node.domain == "" and node.op_type in SOFTMAX_NODES
             calls.append((module_of(node) or "", "softmax" if softmax else "scaled_dot_product_attention"))
     return _named(calls)
 
@@ -129,7 +129,7 @@ def counts(node: ir.Node) -> bool:
     """Whether a node of an ONNX graph is an attention by the rules of the count."""
     if node.op_type in _ATTENTIONS.get(node.domain, ()):
         return True
-    return _onnx_call(node) in _SOFTMAX_NODES and _reaches_product(node, _ONNX, "Log" in node.op_type)
+    return _onnx_call(node) in SOFTMAX_NODES and _reaches_product(node, ONNX, "Log" in node.op_type)
 
 
 def module_path(node: torch.fx.Node) -> str:
@@ -219,7 +219,7 @@ def _onnx_width(node: ir.Node) -> str:
 
 
 _SOFTMAXES = frozenset(("softmax", "safe_softmax", "log_softmax"))
-_SOFTMAX_NODES = frozenset(("Softmax", "LogSoftmax"))
+SOFTMAX_NODES = frozenset(("Softmax", "LogSoftmax"))
 _ATTENTIONS = {
     "": ("Attention",),
     CONTRIB: ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention"),
@@ -248,7 +248,7 @@ _TORCH = _Vocabulary(
     linear=frozenset(("linear", "addmm")),
     exponential="exp",
 )
-_ONNX = _Vocabulary(
+ONNX = _Vocabulary(
     _onnx_call,
     _onnx_users,
     _onnx_width,

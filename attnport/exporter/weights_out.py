@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from attnport.exporter.counting import counts
+from attnport.exporter.counting import ONNX, SOFTMAX_NODES, counts
 from attnport.exporter.naming import all_nodes, branches, upstream
 from attnport.onnx_graph import ir, is_constant, passes
 
-_SOFTMAXES = frozenset(("Softmax", "LogSoftmax"))
 _SCORES = 3
 """The output of an attention operator (ONNX's, and those of com.microsoft) that holds scores or weights."""
-_PASSES = frozenset(
-    (
-        *("Reshape", "Transpose", "Flatten", "Unsqueeze", "Squeeze", "Expand", "Tile", "Slice", "Split", "Concat"),
-        *("Pad", "Gather", "GatherElements", "GatherND", "Cast", "CastLike", "Identity", "Dropout", "Where"),
-        *("ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum", "Exp", "Log", "Neg"),
-    )
-)
-_PRODUCTS = frozenset(("MatMul", "Gemm", "Einsum"))
+_PASSES = ONNX.layout | {"Where", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum", "Exp", "Log", "Neg"}
 _ARITHMETIC = frozenset(("Mul", "Div", "Add", "Sub"))
 
 
@@ -55,7 +47,7 @@ def leave_out(model: ir.Model, names: Collection[str]) -> None:
 
 
 def _attends(node: ir.Node) -> bool:
-    is_softmax = node.domain == "" and node.op_type in _SOFTMAXES
+    is_softmax = node.domain == "" and node.op_type in SOFTMAX_NODES
     return counts(node) or (is_softmax and any(_compares(value) for value in _products_behind(node)))
 
 
@@ -64,7 +56,7 @@ def _products_behind(node: ir.Node) -> Iterator[ir.Node]:
     through = _PASSES | _ARITHMETIC
     walk = upstream(node.inputs, lambda _, node: node.domain == "" and node.op_type in through)
     makers = (value.producer() for value in walk)
-    return (maker for maker in makers if maker is not None and not maker.domain and maker.op_type in _PRODUCTS)
+    return (maker for maker in makers if maker is not None and not maker.domain and maker.op_type in ONNX.products)
 
 
 def _compares(product: ir.Node) -> bool:
@@ -76,7 +68,7 @@ def _compares(product: ir.Node) -> bool:
 
 def _weights_of(node: ir.Node) -> list[ir.Value]:
     outputs = list(node.outputs)
-    return outputs[:1] if node.op_type in _SOFTMAXES else [value for value in outputs[_SCORES:] if value.name]
+    return outputs[:1] if node.op_type in SOFTMAX_NODES else [value for value in outputs[_SCORES:] if value.name]
 
 
 def _is_readable(value: ir.Value, user: ir.Node) -> bool:

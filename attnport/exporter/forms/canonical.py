@@ -198,7 +198,8 @@ class Layouts:
 
     def operand(self, at: Located, row: Axis, column: Axis, *, groups: bool) -> ir.Value:
         """q, k or v as `[B,H,.,.]`, or as `[B,G,.,.]` if `groups` allows fewer heads."""
-        few = groups and self.layout.heads and not set(_axes(at)) >= {lead.axis for lead in self.layout.heads}
+        heads = {lead.axis for lead in self.layout.heads}
+        few = groups and heads and not set(components(at.index) or ()) >= heads
         return self.bring(at, row, column, full_batch=True, full_heads=not few)
 
     def bring(
@@ -356,7 +357,3 @@ class Layouts:
     @property
     def _groups(self) -> tuple[tuple[Lead, ...], tuple[Lead, ...]]:
         return self.layout.batch, self.layout.heads
-
-
-def _axes(at: Located) -> tuple[Expr, ...]:
-    return components(at.index) or ()

@@ -235,7 +235,6 @@ class _Walk:
         self.scale = 1.0
         self.outer = 0.0
         self.sink: Located | None = None
-        self.sink_first = False
         self.factors: list[Multiplier] = []
         self.below_tanh = False
         self.finite = False
@@ -354,7 +353,6 @@ class _Walk:
         self.sink = Located(sink, tuple(
             ZERO if dim == 1 else at for dim, at in zip(sink.shape or (), index[len(index) - rank :], strict=True)
         ))  # fmt: skip
-        self.sink_first = first
         return on, tuple(KEY if position == axis else at for position, at in enumerate(index))
 
     def _located(self, term: ir.Value, index: Index) -> Located:

@@ -62,7 +62,7 @@ def _made_by(wave: ir.Node) -> list[ir.Node]:
     pending = [wave]
     while pending:
         for value in pending.pop().inputs:
-            if value is None or value.const_value is not None or not _is_float32(value):
+            if value is None or value.const_value is not None or value.dtype != ir.DataType.FLOAT:
                 continue
             node = value.producer()
             if node is None or node.domain != "" or node.op_type not in _MAKES | _MOVES:
@@ -97,7 +97,7 @@ def _keep(nodes: Collection[ir.Node], *, cast_outputs: bool) -> None:
     """
     for node in nodes:
         node.metadata_props[STAYS] = "1"
-    for value in (value for node in nodes for value in node.outputs if _is_float32(value)):
+    for value in (value for node in nodes for value in node.outputs if value.dtype == ir.DataType.FLOAT):
         outside = [(user, at) for user, at in value.uses() if STAYS not in user.metadata_props]
         takes_over = cast_outputs and value.is_graph_output()
         if outside or takes_over:
@@ -155,7 +155,3 @@ def _before_rounding(node: ir.Node) -> ir.Value | None:
     wide = back.inputs[0]
     rounded = node.inputs[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     return wide if rounded and wide is not None and wide.dtype == ir.DataType.FLOAT else None
-
-
-def _is_float32(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.name == "FLOAT"

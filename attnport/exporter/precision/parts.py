@@ -151,7 +151,7 @@ def _counts(node: ir.Node) -> bool:
 
 
 def _floating(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.name == "FLOAT"
+    return value.dtype == ir.DataType.FLOAT
 
 
 def _activation(value: ir.Value) -> bool:

@@ -32,7 +32,7 @@ import numpy as np
 from attnport.artifacts import MANY, PLANS
 from attnport.exporter.builder import Builder
 from attnport.exporter.contrib.group_query import group_query_attention, why_not_group_query
-from attnport.exporter.contrib.multi_head import hides_keys_alone, multi_head_attention, why_not_multi_head
+from attnport.exporter.contrib.multi_head import LOWEST, hides_keys_alone, multi_head_attention, why_not_multi_head
 from attnport.exporter.forms.operands import MaskWriter
 from attnport.exporter.forms.standard import attention_op, form_name, in_blocks
 from attnport.exporter.fusion.recognise import Attention
@@ -45,7 +45,6 @@ LONG, LONG_MASKED = 256, 1024
 """Usual numbers of keys from which the runtime's own operators are used. `LONG`: with the causal mask, and where only
 keys are hidden, or nothing, without grouped heads (the flash kernel takes memory that is linear in the length).
 `LONG_MASKED`: with other masks (at 512 the gain is within the variation between runs) or repeated, grouped heads."""
-_LOWEST = float(np.finfo(np.float32).min)
 _MOST_NODES = 200
 """Values that a mask may be computed of; what is further away is another layer's."""
 _LENGTH = 2
@@ -109,7 +108,7 @@ def raise_lowest(model: ir.Model) -> None:
             continue
         if mask not in raised:
             build.before, build.scope = node, str(node.name)
-            lowest = build.op("Equal", mask, build.like(_LOWEST, mask), name="is_lowest", dtype=ir.DataType.BOOL)
+            lowest = build.op("Equal", mask, build.like(LOWEST, mask), name="is_lowest", dtype=ir.DataType.BOOL)
             raised[mask] = build.op("Where", lowest, build.like(-3.4e38, mask), mask, name="mask", dtype=mask.dtype)
         node.replace_input_with(3, raised[mask])
 
@@ -118,7 +117,7 @@ def _may_be_lowest(mask: ir.Value) -> bool:
     """Whether the lowest float is among the constants that a mask is computed of."""
     computed = upstream([mask], lambda value, _: constant_of(value) is None)
     arrays = (constant_of(value) for value in itertools.islice(computed, _MOST_NODES))
-    return any(array is not None and array.dtype == np.float32 and array.size and float(array.min()) == _LOWEST
+    return any(array is not None and array.dtype == np.float32 and array.size and float(array.min()) == LOWEST
                for array in arrays)  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from attnport.exporter.fusion.recognise import Attention
 from attnport.exporter.naming import upstream
 from attnport.exporter.precision.islands import STAYS
 from attnport.exporter.targets.base import Lowering, Written
-from attnport.onnx_graph import dims_of, ir
+from attnport.onnx_graph import dims_of, ir, known_size
 
 LEAST_DEPTH, MOST_DEPTH, STEP = 16, 256, 8
 """Head dims with a fused kernel: at 8 and 257 there is none, at 12 and 20 a mask makes the builder fail (1.7.1)."""
@@ -140,11 +140,8 @@ def _note(plan: str, attention: Attention, key_depth: int | None, value_depth: i
 
 def _head_dims(attention: Attention) -> tuple[int | None, int | None]:
     """The head dim of q and k, and that of v; None if the graph does not fix it."""
-    depths = []
-    for value in (attention.q, attention.v):
-        dim = value.shape[-1] if value.shape is not None else None
-        depths.append(dim if isinstance(dim, int) else None)
-    return depths[0], depths[1]
+    key_depth, value_depth = (known_size(value, 3) for value in (attention.q, attention.v))
+    return key_depth if isinstance(key_depth, int) else None, value_depth if isinstance(value_depth, int) else None
 
 
 def _widened(build: Builder, attention: Attention, depth: int) -> Attention:
