@@ -357,7 +357,7 @@ tests/auditing/test_unreferenced_bytes.py
     + if at < 0:
 tests/exporter/test_lowering_forms.py
   attnport/exporter/forms/standard.py: rows without a key give the mean of the values
-    - output = build.op("Where", masks.any_key(keep), output, build.like(0.0, output), name="guard", dtype=compute)
+    - output = build.op("Where", masks.any_key(keep), output, build.like(0.0, output), name="guard", dtype=dtype)
     + pass
   attnport/exporter/forms/standard.py: rows whose keys a bias hides give NaN
     - output = build.without_nan(output)

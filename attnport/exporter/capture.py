@@ -469,7 +469,7 @@ def _free_names(model: ir.Model) -> None:
             model.graph.register_initializer(weight)
 
 
-def named_program(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET) -> torch.export.ExportedProgram:
+def named_program(module: torch.nn.Module, contract: IOContract) -> torch.export.ExportedProgram:
     """The torch graph behind an export; its nodes have the names of the exported graph's values.
 
     Args:
@@ -478,7 +478,7 @@ def named_program(module: torch.nn.Module, contract: IOContract, *, opset: int =
     Raises:
         ExportError: as `capture`.
     """
-    program = _graph_of(module, contract, opset).onnx.exported_program
+    program = _graph_of(module, contract, OPSET).onnx.exported_program
     if program is None:
         raise ExportError("torch.onnx kept no torch graph.", hint="Use a version of torch as in constraints.txt.")
     return program

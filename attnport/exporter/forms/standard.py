@@ -91,9 +91,7 @@ def in_blocks(
     return output, anchors, name, blocks
 
 
-def decomposed(
-    build: Builder, masks: MaskWriter, attention: Attention, *, compute: ir.DataType | None = None
-) -> tuple[ir.Value, tuple[str, ...]]:
+def decomposed(build: Builder, masks: MaskWriter, attention: Attention) -> tuple[ir.Value, tuple[str, ...]]:
     """Writes `Where(mask, (q scale) k^T, low) -> Softmax -> v` with its guard.
 
     Masks are merged into one `Where`, and q is scaled, also by the division of a soft-cap. Keys are hidden with the
@@ -101,22 +99,18 @@ def decomposed(
     not of S x T. OpenVINO does not fuse if there is an operator between softmax and v, or one between the product and
     the mask that is not a soft-cap's.
 
-    Args:
-        compute: The dtype to compute in (q, k, v are cast to it, the output back); None = the dtype of q.
-
     Returns:
         The output and the names of the QK^T product, the softmax and the PV product.
     """
     dtype = attention.q.dtype
     assert dtype is not None
-    compute = compute or dtype
-    q, k_transposed, v = operands(build, attention, compute, attention.scale / (attention.softcap or 1.0), repeated)
+    q, k_transposed, v = operands(build, attention, dtype, attention.scale / (attention.softcap or 1.0), repeated)
     scores = build.op("MatMul", q, k_transposed, name="qk")
     anchors = [scores]
     if attention.softcap:
         capped = build.op("Tanh", scores, name="softcap_tanh")
         scores = build.op("Mul", capped, build.like(attention.softcap, scores), name="softcap")
-    for bias in (masks.bias(attention, compute), sink_bias(build, masks, attention, compute)):
+    for bias in (masks.bias(attention, dtype), sink_bias(build, masks, attention, dtype)):
         if bias is not None:
             scores = build.op("Add", scores, bias, name="bias")
     keep = masks.keep(attention)
@@ -124,9 +118,9 @@ def decomposed(
     if keep is not None:
         # A bias of -inf is below the lowest number, so masked scores need -inf too.
         # In float64 the number is that of float32, as a runtime may compute in that type all the same.
-        number = -largest(ir.DataType.FLOAT if compute == ir.DataType.DOUBLE else compute)
+        number = -largest(ir.DataType.FLOAT if dtype == ir.DataType.DOUBLE else dtype)
         low = build.like(-np.inf if may_hide else number, scores)
-        scores = build.op("Where", keep, scores, low, name="mask", dtype=compute)
+        scores = build.op("Where", keep, scores, low, name="mask", dtype=dtype)
     weights = build.op("Softmax", scores, name="softmax", axis=-1)
     anchors.append(weights)
     output = build.op("MatMul", weights, v, name="pv")
@@ -134,8 +128,8 @@ def decomposed(
     if may_hide:
         output = build.without_nan(output)
     elif keep is not None:
-        output = build.op("Where", masks.any_key(keep), output, build.like(0.0, output), name="guard", dtype=compute)
-    return build.cast(output, dtype, "out_cast"), tuple(map(node_name, anchors))
+        output = build.op("Where", masks.any_key(keep), output, build.like(0.0, output), name="guard", dtype=dtype)
+    return output, tuple(map(node_name, anchors))
 
 
 def can_hide(bias: ir.Value) -> bool:
