@@ -66,6 +66,13 @@ def place_in_trace(text: str) -> str:
     return place_of(FrameSummary(file, int(line), name, line=code) for file, line, name, code in lines)
 
 
+def module_path(node: torch.fx.Node) -> str:
+    """The path of the module whose forward made the call, as in `named_modules`; "" for the outermost."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [entry[0] if isinstance(entry, tuple) else "" for entry in stack.values()]
+    return str(paths[-1]) if paths else ""
+
+
 def copy_of(module: nn.Module, shared: Iterable[torch.Tensor] = ()) -> nn.Module:
     """A deep copy, which shares what cannot be copied: locks, modules of Python, static methods, open files.
 

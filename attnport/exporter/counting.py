@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import SourceAttention
 from attnport.exporter.naming import module_of
 from attnport.onnx_graph import CONTRIB
+from attnport.user_code import module_path
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -130,13 +131,6 @@ def counts(node: ir.Node) -> bool:
     if node.op_type in _ATTENTIONS.get(node.domain, ()):
         return True
     return _onnx_call(node) in SOFTMAX_NODES and _reaches_product(node, ONNX, "Log" in node.op_type)
-
-
-def module_path(node: torch.fx.Node) -> str:
-    """The path of the module whose forward made the call, as in `named_modules`; "" for the outermost."""
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [entry[0] if isinstance(entry, tuple) else "" for entry in stack.values()]
-    return str(paths[-1]) if paths else ""
 
 
 def _named(calls: Iterable[tuple[str, str]]) -> tuple[SourceAttention, ...]:

@@ -26,7 +26,7 @@ from attnport.runtimes._torch_modes import (
 )
 from attnport.runtimes.base import Array
 from attnport.runtimes.torch_eager import to_array, to_tensor
-from attnport.user_code import place_in_trace
+from attnport.user_code import module_path, place_in_trace
 
 _KINDS = torch.export.graph_signature.InputKind
 
@@ -55,7 +55,7 @@ class TracedModule:
 
     def modules(self) -> dict[str, str]:
         """The module path of each named tensor."""
-        return {name: _path(node) for name, node in self._nodes().items()}
+        return {name: module_path(node) for name, node in self._nodes().items()}
 
     def line(self, name: str) -> str:
         """The user's line of code that computes a tensor, as `net.py, line 7: y = x @ w`; "" if torch kept none."""
@@ -125,9 +125,3 @@ class TracedModule:
             wide = self._float64 and isinstance(value, torch.Tensor) and value.is_floating_point()
             arguments.append(value.to(self._dtype) if wide and isinstance(value, torch.Tensor) else value)
         return arguments
-
-
-def _path(node: torch.fx.Node) -> str:
-    """The path of the innermost module that a node was traced in; "" for the outermost."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]) if stack else ""
