@@ -47,6 +47,13 @@ def first_line(err: BaseException) -> str:
     return lines[0][:_LONGEST] if lines else type(err).__name__
 
 
+def root_line(err: BaseException) -> str:
+    """As `first_line`, of the error that led to this one: onnx_ir wraps each level of a graph in its own error."""
+    while err.__cause__ is not None:
+        err = err.__cause__
+    return first_line(err)
+
+
 def whole_cause(err: BaseException) -> str:
     """All of another library's error in one line, or its type if it says nothing: the cause may be in the last line.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnport.errors import ArtifactError
+from attnport.errors import ArtifactError, root_line
 from attnport.exporter.naming import all_nodes
 from attnport.masks import MaskSpec
 
@@ -124,13 +124,13 @@ def load(path: Path) -> ir.Model:
         raise ArtifactError(f"{path} is not an ONNX model: {err}.", hint=hint) from err
     except onnx.checker.ValidationError as err:
         if "hard link" not in str(err):
-            raise ArtifactError(f"{path} is a malformed ONNX model: {_root_cause(err)}", hint=hint) from err
+            raise ArtifactError(f"{path} is a malformed ONNX model: {root_line(err)}", hint=hint) from err
         raise ArtifactError(
             f"{path}: its file of weights is a hard link, which ONNX's checker refuses.",
             hint="Copy the folder in a way that copies its files, such as cp -r.",
         ) from err
     except (ir.serde.SerdeError, ValueError, KeyError, TypeError) as err:
-        raise ArtifactError(f"{path} is a malformed ONNX model: {_root_cause(err)}", hint=hint) from err
+        raise ArtifactError(f"{path} is a malformed ONNX model: {root_line(err)}", hint=hint) from err
 
 
 def external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]:
@@ -169,13 +169,6 @@ def external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]:
 def _text(value: str | bytes | None) -> str:
     """A string of a protobuf message, which is `bytes` if it is not valid UTF-8."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
-
-
-def _root_cause(err: BaseException) -> str:
-    """The first line of the innermost error: onnx_ir wraps each level of a graph in an error of its own."""
-    while err.__cause__ is not None:
-        err = err.__cause__
-    return next((line for line in str(err).splitlines() if line.strip()), type(err).__name__)
 
 
 def _operator(node: ir.Node) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnport.bodies import schema_of, write_out
-from attnport.errors import NOT_ONNX, SpecError, first_line
+from attnport.errors import NOT_ONNX, SpecError, first_line, root_line
 from attnport.onnx_graph import ir, passes
 from attnport.onnx_walk import references
 from attnport.patches import Patch, patched
@@ -133,10 +133,7 @@ def read(text: str) -> ImportedFile:
     try:
         model = ir.load(path.resolve())
     except Exception as err:  # protobuf and onnx_ir raise a dozen types of error for a damaged file
-        cause: BaseException = err
-        while cause.__cause__ is not None:  # onnx_ir wraps the one that says what is wrong
-            cause = cause.__cause__
-        raise SpecError(f"{text}: {path} is not a readable file of ONNX: {first_line(cause)}", hint=NOT_ONNX) from err
+        raise SpecError(f"{text}: {path} is not a readable file of ONNX: {root_line(err)}", hint=NOT_ONNX) from err
     if not model.graph.outputs or not {"", "ai.onnx"} & set(model.graph.opset_imports):
         raise SpecError(f"{text}: {path} has no outputs, or names no opset of ONNX's operators.",
                         hint=NOT_ONNX)  # fmt: skip
