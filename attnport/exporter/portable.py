@@ -10,7 +10,7 @@ import numpy as np
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.naming import all_nodes
-from attnport.onnx_graph import attribute, ir
+from attnport.onnx_graph import attribute, dims_of, ir
 
 
 def name_padded_axes(model: ir.Model) -> None:
@@ -51,22 +51,26 @@ def pair_einsums(model: ir.Model) -> None:
         equation = _spelled(node)
         operands, arrow, result = equation.partition("->")
         terms = [re.findall(r"\.\.\.|\w", operand) for operand in operands.split(",")]
-        if not arrow or len(terms) != len(node.inputs) or node.graph is None:
+        if not arrow or len(terms) != len(node.inputs):
             continue
-        if len(terms) < 3:
+        if len(terms) < 3 or node.graph is not model.graph:  # new nodes go into the main graph alone
             node.attributes.add(ir.AttrString("equation", equation))
             continue
         build.before, build.scope = node, node.name or "einsum"
         value, held = node.inputs[0], terms[0]
+        named = [pair for operand, term in zip(node.inputs, terms, strict=True)
+                 for pair in zip(term, dims_of(operand) or [None] * len(term), strict=False)]  # fmt: skip
+        sizes = dict(sorted(named, key=lambda pair: pair[1] != 1))  # an axis of one may be broadcast
         for at, (other, term) in enumerate(zip(node.inputs[1:], terms[1:], strict=True), start=2):
             needed = {*itertools.chain(*terms[at:]), *re.findall(r"\.\.\.|\w", result)}
             kept = [index for index in dict.fromkeys((*held, *term)) if index in needed]
             written = result if at == len(terms) else "".join(kept)
             pair = f"{''.join(held)},{''.join(term)}->{written}"
-            value, held = build.op("Einsum", value, other, name="pair", equation=pair), kept
+            shape = None if "." in equation else [sizes[index] for index in kept]
+            value, held = build.op("Einsum", value, other, name="pair", shape=shape, equation=pair), kept
         assert value is not None
         build.replace(node.outputs[0], value)
-        node.graph.remove(node, safe=True)
+        model.graph.remove(node, safe=True)
 
 
 def _spelled(node: ir.Node) -> str:
@@ -75,7 +79,7 @@ def _spelled(node: ir.Node) -> str:
     equation: str = attribute(node, "equation", "").replace(" ", "")
     operands, arrow, result = equation.partition("->")
     terms, hidden = operands.split(","), list[list[int | str | None]]()
-    for term, value in zip(terms, node.inputs, strict=False):
+    for term, value in zip(terms, [*node.inputs, *[None] * len(terms)], strict=False):
         if "..." in term and (value is None or value.shape is None):
             return equation
         before, dots, after = term.partition("...")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnport.exporter.builder import Builder
+from attnport.exporter.portable import pair_einsums
 from attnport.onnx_graph import dims_of, ir
 
 
@@ -33,10 +34,8 @@ class Equation:
 
 def apply(model: ir.Model) -> int:
     """Replaces each `Einsum` that sums over one letter; returns how many were replaced."""
-    build = Builder(model)
-    replaced = 0
-    for node in [node for node in model.graph if node.op_type == "Einsum" and len(node.inputs) > 2]:
-        _in_pairs(build, model, node)
+    pair_einsums(model)
+    build, replaced = Builder(model), 0
     for node in [node for node in model.graph if node.op_type == "Einsum" and node.domain == ""]:
         ranks = [len(dims) if (dims := dims_of(value)) is not None else None for value in node.inputs]
         equation = parse(node.attributes["equation"].as_string(), ranks)
@@ -47,31 +46,6 @@ def apply(model: ir.Model) -> int:
         model.graph.remove(node, safe=True)
         replaced += 1
     return replaced
-
-
-def _in_pairs(build: Builder, model: ir.Model, node: ir.Node) -> None:
-    """Splits an equation of several operands into equations of two, from the left."""
-    inputs, arrow, output = node.attributes["equation"].as_string().replace(" ", "").partition("->")
-    operands = inputs.split(",")
-    if not arrow or "." in inputs or len(operands) != len(node.inputs):
-        return
-    build.before, build.scope = node, node.name or "einsum"
-    value, letters = node.inputs[0], operands[0]
-    sizes = {
-        letter: dim
-        for operand, tensor in zip(operands, node.inputs, strict=True)
-        for letter, dim in zip(operand, dims_of(tensor) or [None] * len(operand), strict=False)
-    }
-    for at, (operand, tensor) in enumerate(zip(operands[1:], node.inputs[1:], strict=True), start=2):
-        wanted = set(output).union(*operands[at:])
-        kept = "".join(letter for letter in dict.fromkeys(letters + operand) if letter in wanted)
-        kept = output if at == len(operands) else kept
-        shape = [sizes[letter] for letter in kept]
-        value = build.op("Einsum", value, tensor, name="pair", shape=shape, equation=f"{letters},{operand}->{kept}")
-        letters = kept
-    assert value is not None
-    build.replace(node.outputs[0], value)
-    model.graph.remove(node, safe=True)
 
 
 def parse(text: str, ranks: list[int | None]) -> Equation | None:
