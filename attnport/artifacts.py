@@ -461,18 +461,3 @@ class Session(Protocol):
     def close(self) -> None:
         """Frees the session; closing twice is fine."""
         ...
-
-
-class DeviceTimedSession(Session, Protocol):
-    """A session that computes on a device and can time the parts of a call by events.
-
-    Attributes:
-        modes: The ways to run a call, that of `run` first, such as `stream` and `graph` (a captured CUDA graph). In
-            `bench`, each mode after the first has a row of its own.
-    """
-
-    modes: tuple[str, ...]
-
-    def run_timed(self, feeds: Mapping[str, np.ndarray[Any, Any]], mode: str) -> Mapping[str, int]:
-        """Makes a call as `run` does, drops the outputs, and returns ns by part of `DEVICE_PARTS`."""
-        ...

@@ -138,7 +138,7 @@ class Worker:
         """Opens a runtime on a folder's model; `isolated.as_message` makes the message.
 
         Returns:
-            `ran`; `modes`, see `artifacts.DeviceTimedSession`; `load_ns`, the time to open; and `modules`, all
+            `ran`; `modes`, see `runtimes.base.DeviceTimed`; `load_ns`, the time to open; and `modules`, all
             top-level modules that are imported.
         """
         began = self.clock()

@@ -293,7 +293,8 @@ class DeviceTimed(CheckedSession):
     application whose model computes in half precision has its caches in half precision.
 
     Attributes:
-        modes: How a call can be timed on the device, see `artifacts.DeviceTimedSession`.
+        modes: The ways to run a call, that of `run` first, such as `stream` and `graph` (a captured CUDA graph). In
+            `bench`, each mode after the first has a row of its own.
     """
 
     modes: tuple[str, ...] = (STREAM, GRAPH)
