@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,11 @@ from attnport.sources.digests import code_digest, dependencies, reading, weights
 from attnport.sources.onnx_file import is_onnx
 from attnport.sources.package import FACTORY, SPEC_FORMS, Wanted
 from attnport.sources.seeds import made_alike, seeded, seeding
+from attnport.user_code import raised_in
 from attnport_bundle.format.manifest import MANIFEST as BUNDLE
 
 if TYPE_CHECKING:
     from torch import nn
-
-OWN = Path(__file__).resolve().parent.parent
 
 
 def load(source: Source, own: Callable[[str], ModelSpec] | None = None) -> ModelSpec:
@@ -165,15 +163,8 @@ def _with_factory(text: str) -> str:
 def _loading_error(text: str, err: BaseException) -> str:
     """The error that the user's code raised, and the file and line of that code."""
     what = f"{type(err).__name__}: {err}" if str(err) else type(err).__name__
-    if isinstance(err, SyntaxError):
-        return f"{text}: loading it raised {what}"
-    frames = [frame for frame in traceback.extract_tb(err.__traceback__) if not frame.filename.startswith("<")]
-    theirs = [frame for frame in frames if not Path(frame.filename).resolve().is_relative_to(OWN)]
-    own_code = [
-        frame for frame in theirs if "site-packages" not in frame.filename and "/lib/python" not in frame.filename
-    ]
-    where = (own_code or theirs)[-1:]
-    return f"{text}: loading it raised {what}" + "".join(f" ({frame.filename}, line {frame.lineno})" for frame in where)
+    # A syntax error tells its file and line itself.
+    return f"{text}: loading it raised {what}" + ("" if isinstance(err, SyntaxError) else raised_in(err))
 
 
 def _advice(err: BaseException) -> str:
