@@ -22,6 +22,7 @@ from onnx.reference.ops import load_op
 
 from attnport.contrib import SCHEMAS, evaluate
 from attnport.onnx_graph import CONTRIB
+from attnport.runtimes.torch_eager import to_array, to_tensor
 
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -103,7 +104,7 @@ def _widened(name: str, own: Any) -> type[OpRun]:
 
 def _wide(array: Any) -> Any:
     """A half-precision array in float32."""
-    return _tensor(array).float().numpy()
+    return to_tensor(np.asarray(array)).float().numpy()
 
 
 def _narrow(array: Any, half: np.dtype[Any]) -> Any:
@@ -111,27 +112,7 @@ def _narrow(array: Any, half: np.dtype[Any]) -> Any:
     import torch
 
     kind = torch.float16 if half == np.float16 else torch.bfloat16
-    return _numpy(torch.from_numpy(np.ascontiguousarray(array)).to(kind)).reshape(array.shape)
-
-
-def _tensor(array: Any) -> Any:
-    """The torch tensor of an array; both may share their memory."""
-    import torch
-
-    # Constants are read-only arrays; torch warns of these, since a tensor could write to them.
-    own = np.require(array, requirements=["C", "W"])
-    if own.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16).reshape(np.shape(array))
-    return torch.from_numpy(own).reshape(np.shape(array))
-
-
-def _numpy(tensor: Any) -> Any:
-    """The array of a torch tensor."""
-    import torch
-
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
+    return to_array(torch.from_numpy(np.ascontiguousarray(array)).to(kind)).reshape(array.shape)
 
 
 def _product(a: Any, b: Any) -> Any:
@@ -180,8 +161,8 @@ def _contrib(name: str) -> type[OpRun]:
         attributes = {one.name: onnx.helper.get_attribute_value(one) for one in self.onnx_node.attribute}
         if name == "GroupQueryAttention":
             inputs = _without_padding(*inputs)
-        tensors = [None if array is None else _tensor(array) for array in inputs]
-        return tuple(_numpy(tensor) for tensor in evaluate(name, tensors, attributes))
+        tensors = [None if array is None else to_tensor(np.asarray(array)) for array in inputs]
+        return tuple(to_array(tensor) for tensor in evaluate(name, tensors, attributes))
 
     return type(name, (OpRun,), {"op_domain": CONTRIB, "_run": run})
 
