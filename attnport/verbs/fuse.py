@@ -453,10 +453,10 @@ def engine_table(
         item = dataclasses.replace(known.get(name, unknown), kernel=None, fused=False, evidence="")
         if anchors:
             proof = text if isinstance(text, str) else prove(text, anchors, len(record.profiles))
-            if isinstance(proof, Evidence):
-                item = dataclasses.replace(item, kernel=proof.kernel, fused=True, reason="", evidence=proof.text)
+            if isinstance(proof, str):
+                item = dataclasses.replace(item, reason=proof)
             else:
-                item = dataclasses.replace(item, reason=proof if isinstance(proof, str) else proof.reason)
+                item = dataclasses.replace(item, kernel=proof.kernel, fused=True, reason="", evidence=proof.text)
         items.append(item)
     proven = any(item.fused for item in items) or not (isinstance(text, str) or record.target == "tensorrt")
     return _table(form, tuple(items), record.file if proven else None)
