@@ -220,18 +220,12 @@ def census(values: Array) -> NonFinite:
     return NonFinite(int(np.isnan(values).sum()), int(np.isposinf(values).sum()), int(np.isneginf(values).sum()))
 
 
-def ulps(error: Array, reference: Array, dtype: str) -> Ulps | None:
-    """Quantiles of errors in ULP of the reference at `dtype`; None for a dtype that is not floating.
+def _distances(error: Array, reference: Array, dtype: str) -> Array | None:
+    """Each error in ULP of the reference at `dtype`; None for a dtype that is not floating.
 
     The reference is not rounded to `dtype` first: a result rounded correctly is at most half a ULP off. Below the least
     normal number the ULP is that of the subnormals.
     """
-    distances = _distances(error, reference, dtype)
-    return None if distances is None else _quantiles([distances])
-
-
-def _distances(error: Array, reference: Array, dtype: str) -> Array | None:
-    """Each error in ULP: see `ulps`."""
     if dtype not in _FORMATS:
         return None
     bits, least = _FORMATS[dtype]
