@@ -36,6 +36,7 @@ from attnport.exporter.engine.child import BuildRequest
 from attnport.exporter.engine.evidence import read_header
 from attnport.exporter.naming import SCOPES
 from attnport.jsonfile import digest_file
+from attnport_bundle.runtimes import cuda
 
 pytest.importorskip("tensorrt_rtx")
 
@@ -240,7 +241,7 @@ def test_flavour_that_is_not_installed_gives_the_pip_line(tmp_path: Path) -> Non
 def test_data_centre_flavour_without_a_gpu_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = building.BuildRequest("tensorrt", "", "", "", {}, (), ())
     monkeypatch.setattr(child, "require", lambda _name: object())
-    monkeypatch.setattr(child, "cuda_missing", lambda: "no CUDA driver: libcuda.so.1")
+    monkeypatch.setattr(cuda, "_LIBRARIES", ("libno_such_driver.so",))
     with (tmp_path / "log").open("w") as log, pytest.raises(UnavailableError, match="no CUDA driver") as caught:
         child.build(request, log)
     assert caught.value.exit_code == 3

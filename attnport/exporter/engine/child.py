@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from attnport.errors import AttnportError, EngineBuildError, UnavailableError, UsageError
+from attnport.errors import AttnportError, EngineBuildError, RuntimeMissing, UnavailableError, UsageError
 from attnport.jsonfile import from_json, to_json
 from attnport.optional import require
+from attnport_bundle.runtimes.cuda import Device
 
 PR_SET_PDEATHSIG = 1
 ADDR_NO_RANDOMIZE = 0x0040000
@@ -91,19 +92,6 @@ def _errors(messages: list[tuple[str, str]]) -> str:
     return " | ".join(re.sub(r"\s*\bIn \w+ at /_src/\S+\)?", "", text).strip() for text in texts) or "no reason given"
 
 
-def cuda_missing() -> str:
-    """Why no CUDA GPU can be used here; empty when one can."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError as err:
-        return f"no CUDA driver: {err}"
-    count = ctypes.c_int(0)
-    for status in (cuda.cuInit(0), cuda.cuDeviceGetCount(ctypes.byref(count))):
-        if status != 0:
-            return f"the CUDA driver answers with error {status}"
-    return "" if count.value else "the CUDA driver sees no GPU"
-
-
 def capabilities(trt: Any) -> dict[int, Any]:
     """The compute capabilities for which the installed TensorRT-RTX can build, by number."""
     names = getattr(getattr(trt, "ComputeCapability", None), "__members__", {})
@@ -169,11 +157,14 @@ def build(request: BuildRequest, log: IO[str]) -> BuildResult:
         EngineBuildError: TensorRT refused the model, or dropped one of its inputs.
     """
     trt = require(request.module)
-    if request.module == "tensorrt" and (reason := cuda_missing()):
-        raise UnavailableError(
-            f"tensorrt builds an engine on the GPU that will run it: {reason}.",
-            hint="Build where the GPU is, or use --target tensorrt_rtx, which builds without one.",
-        )
+    if request.module == "tensorrt":
+        try:
+            Device()
+        except RuntimeMissing as err:
+            raise UnavailableError(
+                f"tensorrt builds an engine on the GPU that will run it, and no CUDA driver here has one: {err}",
+                hint="Build where the GPU is, or use --target tensorrt_rtx, which builds without one.",
+            ) from err
     messages: list[tuple[str, str]] = []
     logger = _logger(trt, log, messages)
     builder = trt.Builder(logger)
