@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.errors import IntegrityError, SpecError
 from attnport.jsonfile import digest_file
+from attnport.sources.structure import takes
 
 if TYPE_CHECKING:
     import torch
@@ -90,9 +90,7 @@ def program_module(path: Path, weights_path: Path) -> nn.Module:
         kind = SimpleNamespace(dtype=dtype, device=given[0].device)
         return call(kind, *weights, *(feeds[name] for name in inputs))
 
-    forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # torch.export binds by it
-        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *inputs)]
-    )
+    takes(forward, inputs)
     module: nn.Module = type("Traced", (torch.nn.Module,), {"forward": forward})()
     with np.load(weights_path, allow_pickle=False) as arrays:
         for name in arrays.files:

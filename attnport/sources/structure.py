@@ -342,14 +342,17 @@ def adapted(module: nn.Module, arguments: Arguments, outputs: Sequence[str]) -> 
             raise SpecError(f"{kind.__name__}: its forward returned no {missing[0]}; it returned {', '.join(found)}.")
         return found[chosen[0]] if chosen == ("output",) else tuple(found[name] for name in chosen)
 
-    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # torch.export binds by it
-        [inspect.Parameter(name, either) for name in ("self", *names)]
-    )
+    takes(forward, names)
     space = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     meta: Any = type(kind)
     made.__class__ = meta(kind.__name__, (kind,), space)
     return made
+
+
+def takes(forward: Any, names: Iterable[str]) -> None:
+    """Gives a forward the signature of one that takes tensors of these names; torch.export binds arguments by it."""
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    forward.__signature__ = inspect.Signature([inspect.Parameter(name, either) for name in ("self", *names)])
 
 
 def own_copy(module: nn.Module) -> nn.Module:

@@ -25,7 +25,7 @@ from attnport.dims import TensorSpec
 from attnport.errors import UsageError
 from attnport.patches import Patch, alone, patched
 from attnport.sources.hf.sentence import Head
-from attnport.sources.structure import flat_outputs
+from attnport.sources.structure import flat_outputs, takes
 from attnport_bundle.text import ATTENDED
 
 _LEFT_OUT = re.compile(
@@ -227,9 +227,7 @@ def module_of(model: nn.Module, call: Call, head: Head | None = None) -> HubMode
     def forward(self: HubModel, *positional: torch.Tensor, **tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(self.named(**dict(zip(call.inputs, positional, strict=False)), **tensors).values())
 
-    forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # torch.export binds by it
-        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *call.inputs)]
-    )
+    takes(forward, call.inputs)
     kind = type("HubModel", (HubModel,), {"forward": forward})
     made: HubModel = kind(model, call.run, head).eval()
     return made
