@@ -17,7 +17,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attnport_bundle.format.files import open_regular
 
@@ -87,6 +87,15 @@ def opset(path: Path) -> int:
     if not versions:
         raise ValueError("it imports no opset of ONNX's own operators")
     return max(versions)
+
+
+def walk(nodes: Any) -> Iterator[Any]:
+    """Nodes of a model that the onnx package has read, each followed by those of the graphs in its attributes."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from walk(graph.node)
 
 
 def _mapped(path: Path) -> memoryview:

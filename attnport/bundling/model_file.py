@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from attnport.errors import ArtifactError, IntegrityError
 from attnport.onnx_graph import CONTRIB
-from attnport.onnx_walk import references
+from attnport.onnx_walk import references, walk
 
 # Opset, IR version and the oldest ONNX Runtime that loads them, measured with models on 1.22 to 1.31.
 _OLDEST = ((23, 11, "1.23"), (25, 13, "1.24"), (26, 13, "1.25"))
@@ -46,8 +45,9 @@ def oldest_onnxruntime(path: Path) -> tuple[str, int]:
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
     for most, version, release in _OLDEST:
         if opset <= most and model.ir_version <= version:
-            graphs = [model.graph, *model.functions]
-            return (_ATTENTION if any(_has_attention(graph) for graph in graphs) else release), opset
+            nodes = (node for part in (model.graph, *model.functions) for node in walk(part.node))
+            attends = any((node.op_type, node.domain) in _SINCE_ATTENTION for node in nodes)
+            return (_ATTENTION if attends else release), opset
     raise ArtifactError(
         f"{path}: got opset {opset}, IR version {model.ir_version}; bundles know opsets up to {_OLDEST[-1][0]}, "
         f"IR versions up to {_OLDEST[-1][1]}."
@@ -65,19 +65,3 @@ def dtypes(path: Path) -> dict[str, str]:
         name = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
         by_name[value.name] = names.get(name, name.lower())
     return by_name
-
-
-def _has_attention(graph: Any) -> bool:
-    """Whether a graph or function, or a graph inside it, has an operator of `_SINCE_ATTENTION`."""
-    for node in graph.node:
-        if (node.op_type, node.domain) in _SINCE_ATTENTION:
-            return True
-        inner = [
-            graph_inside
-            for attribute in node.attribute
-            for graph_inside in (attribute.g, *attribute.graphs)
-            if graph_inside.node
-        ]
-        if any(_has_attention(graph_inside) for graph_inside in inner):
-            return True
-    return False

@@ -21,6 +21,7 @@ import numpy as np
 from attnport.artifacts import MANY, Evidence, IOContract, Ran
 from attnport.errors import ArtifactError, UnavailableError, UsageError, whole_cause
 from attnport.onnx_graph import CONTRIB
+from attnport.onnx_walk import walk
 from attnport.runtimes.base import (
     Array,
     CheckedSession,
@@ -30,7 +31,6 @@ from attnport.runtimes.base import (
     read_graph,
     refused,
     small_feeds,
-    walk,
 )
 from attnport_bundle.decoding.caches import Buffers, Carried, Steps
 from attnport_bundle.format.decoder import IN_PLACE

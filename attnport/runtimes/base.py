@@ -47,6 +47,7 @@ from attnport.errors import (
     whole_cause,
 )
 from attnport.example_values import continued
+from attnport.onnx_walk import walk
 from attnport.optional import require
 from attnport.user_code import raised_in
 from attnport_bundle import arguments
@@ -163,15 +164,6 @@ def _nodes(model: Any) -> Iterator[Any]:
     yield from walk(model.graph.node)
     for function in model.functions:
         yield from walk(function.node)
-
-
-def walk(nodes: Any) -> Iterator[Any]:
-    """Nodes, each followed by those of its branches."""
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from walk(attribute.g.node)
 
 
 def small_feeds(
