@@ -34,9 +34,7 @@ P99_SAMPLES = 1000
 """At least ten samples lie beyond the quantile; with fewer, it would depend on one or two outliers."""
 
 
-def ratio_interval(
-    rounds_ns: Rounds, baseline_ns: Rounds, seed: int = 0, confidence: float = CONFIDENCE, starts: Sequence[int] = ()
-) -> Interval:
+def ratio_interval(rounds_ns: Rounds, baseline_ns: Rounds, seed: int = 0, starts: Sequence[int] = ()) -> Interval:
     """Low, middle and high of median / baseline median, for two sides that took turns.
 
     Args:
@@ -51,8 +49,8 @@ def ratio_interval(
     """
     ours, theirs = _paired(rounds_ns, baseline_ns)
     if len(starts) > 1:
-        return _students([_by_start(ours, theirs, starts)], confidence)
-    return _interval(_log_ratio(ours, theirs), _resampled(ours, theirs, np.random.default_rng(seed)), confidence)
+        return _students([_by_start(ours, theirs, starts)], CONFIDENCE)
+    return _interval(_log_ratio(ours, theirs), _resampled(ours, theirs, np.random.default_rng(seed)), CONFIDENCE)
 
 
 def change_interval(

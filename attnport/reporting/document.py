@@ -330,12 +330,10 @@ class Document:
     """A page or a file of its own.
 
     Attributes:
-        about: What it is, above the title.
         facts: What the title stands for, in a line.
         end: The last line; "" for none.
     """
 
-    about: str
     title: str
     facts: tuple[Line, ...]
     head: tuple[Block, ...]

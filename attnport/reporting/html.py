@@ -73,13 +73,13 @@ def page(document: doc.Document) -> str:
         el("meta", http_equiv="Content-Security-Policy", content=policy),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
-        el("title", f"{document.title} · {document.about}"),
+        el("title", f"{document.title} · attnport report"),
         el("link", rel="icon", href="data:,"),
         el("style", _asset("style.css")),
     )
     heading = el(
         "header",
-        el("p", document.about, class_="kicker"),
+        el("p", "attnport report", class_="kicker"),
         el("h1", document.title),
         el("p", join(map(line, document.facts), " · "), class_="origin"),
         html(document.head),

@@ -83,7 +83,7 @@ def document(findings: Findings) -> doc.Document:
         *reference(manifest),
     )
     end = f"Made by attnport {manifest.attnport}."
-    return doc.Document("attnport report", manifest.name, facts, tuple(_head(findings)), _sections(findings), end)
+    return doc.Document(manifest.name, facts, tuple(_head(findings)), _sections(findings), end)
 
 
 def _sections(findings: Findings) -> tuple[doc.Section, ...]:
