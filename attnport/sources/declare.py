@@ -284,7 +284,8 @@ def observed_spec(
         if (declared := _of_declarations(text, arguments, ranges, call, examples, budget, runs)) is not None:
             raise declared from err
         if not named:
-            raise _with_cause(err, told) from err
+            elsewhere = f" Elsewhere it raises {told}" if told else ""
+            raise SpecError(err.message + elsewhere, hint=err.hint) from err
         narrower = [dim for dim in found_ranges(list(used), {}, runs, budget)[0] if dim.name in ranges and dim.step > 1]
         if not all(dim.step % found.step == 0 for found in narrower for dim in [ranges[found.name]]):
             hint = f"The module takes multiples of a number: {advised('dims', narrower)}"
@@ -544,11 +545,6 @@ def called(text: str, given: str, hint: str, call: Callable[[], Result]) -> Resu
 
 def _cause(err: BaseException | None) -> str:
     return f"{type(err).__name__}: {str(err).strip()}{raised_in(err)}" if err else ""
-
-
-def _with_cause(err: SpecError, raised: str) -> SpecError:
-    """An error that says at which size alone a module runs, with what it raised at another."""
-    return SpecError(f"{err.message} Elsewhere it raises {raised}" if raised else err.message, hint=err.hint)
 
 
 def _of_declarations(

@@ -12,7 +12,6 @@ Source: onnxruntime-genai 0.18, `models/builders/base.py`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +85,7 @@ def prepare_decoder(model: ir.Model) -> Decoder | None:
             dropped.append(str(value.name))
             model.graph.inputs.remove(value)
         elif value.name == "attention_mask" and value.shape is not None and len(value.shape) == 2:
-            value.shape = _shape([value.shape[0], f"{past}+{seq}"])
+            value.shape = ir.Shape([value.shape[0], f"{past}+{seq}"])
     if dropped:
         sizes.write(model.graph)
     return Decoder(past, seq, most, tuple(dropped), forgetting)
@@ -128,17 +127,13 @@ def _name(value: ir.Value | None, axis: int) -> str | None:
     return dim if isinstance(dim, str) else None
 
 
-def _shape(dims: Sequence[Any]) -> ir.Shape:
-    return ir.Shape(list(dims))
-
-
 def _give_sizes(node: ir.Node, past: str) -> None:
     """Writes the head size of a cache into its shape, where the file leaves a name for it."""
     depth = _depth(node)
     for value in node.inputs[3:5]:
         if value is not None and value.shape is not None:
             dims = list(value.shape)
-            value.shape = _shape([*dims[:2], past, dims[3] if isinstance(dims[3], int) else depth or dims[3]])
+            value.shape = ir.Shape([*dims[:2], past, dims[3] if isinstance(dims[3], int) else depth or dims[3]])
 
 
 def _depth(node: ir.Node) -> int | None:

@@ -116,11 +116,6 @@ class ImportedFile:
     decoder: Decoder | None
 
 
-def graph_of(text: str) -> ir.Model:
-    """As `read`, the graph alone."""
-    return read(text).model
-
-
 def read(text: str) -> ImportedFile:
     """What a file holds.
 

@@ -13,7 +13,7 @@ from attnport.onnx_graph import attribute, ir, made_by, perm_of
 from attnport.options import advised
 from attnport.sources.declare import FrozenError, observed_spec
 from attnport.sources.onnx_decoder import CONFIG, stops_of
-from attnport.sources.onnx_file import beside, graph_of, input_names, output_names, path_of, read
+from attnport.sources.onnx_file import beside, input_names, output_names, path_of, read
 from attnport.sources.parsing import marked, marks_by_name, parse_dims, parse_input, polarity_of
 from attnport.sources.plain import precision_notes
 from attnport.sources.structure import Input, Leaf, flat_name, of_leaves
@@ -93,7 +93,7 @@ def _declared_or_fixed(declare: Callable[[Sequence[str]], ModelSpec], dims: Sequ
 def _module(text: str) -> nn.Module:
     from attnport.sources.onnx_module import OnnxModule
 
-    model = graph_of(text)
+    model = read(text).model
     names = input_names(model)
     return OnnxModule(model, {flat: name for name, flat in names.items()}, output_names(model))
 

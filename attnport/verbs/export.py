@@ -33,7 +33,7 @@ from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 from attnport.sources.code import code_of
 from attnport.sources.digests import TOOLCHAIN
-from attnport.sources.onnx_file import files_of, graph_of, input_names, is_onnx, output_names
+from attnport.sources.onnx_file import files_of, input_names, is_onnx, output_names, read
 from attnport.sources.package import hub_id
 from attnport.sources.parsing import called_a_mask, parse_dims, polarity_of
 from attnport.sources.program import CODE, program_module
@@ -309,7 +309,7 @@ def _capture(spec: ModelSpec, with_weights: bool) -> tuple[ModelSpec, ModelSpec,
 
     module = spec.make()
     if is_onnx(spec.source.text):
-        graph = graph_of(spec.source.text)
+        graph = read(spec.source.text).model
         captured = imported(graph, input_names(graph), output_names(graph), spec.io)
     else:
         captured = capture(module, spec.io, observed=spec.observed)

@@ -15,7 +15,7 @@ from loaded import load
 
 from attnport.errors import SpecError
 from attnport.patches import patched
-from attnport.sources.onnx_file import beside, files_of, graph_of, read, unique_names
+from attnport.sources.onnx_file import beside, files_of, read, unique_names
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
@@ -187,7 +187,7 @@ def test_a_file_and_its_weights_may_be_links_of_a_hubs_cache(tmp_path: Path) -> 
     snapshot = cached(tmp_path)
     held = {
         name: array.const_value.numpy()
-        for name, array in graph_of(f"onnx:{snapshot}/model.onnx").graph.initializers.items()
+        for name, array in read(f"onnx:{snapshot}/model.onnx").model.graph.initializers.items()
     }
     assert np.array_equal(held["w"], WEIGHT)
     assert beside(f"onnx:{snapshot}/model.onnx", "tokenizer.json") == snapshot / "tokenizer.json"
@@ -218,14 +218,14 @@ def test_a_link_out_of_the_folder_is_not_read(name: str, tmp_path: Path) -> None
             beside(f"onnx:{folder}/model.onnx", name)
     if name == "model.data":
         with pytest.raises(SpecError, match="outside the file's folder"):
-            graph_of(f"onnx:{plain}/model.onnx")
+            read(f"onnx:{plain}/model.onnx")
 
 
 def test_weights_that_were_cut_short_are_named(tmp_path: Path) -> None:
     onnx.save(hand(WIDE, w=WEIGHT), tmp_path / "m.onnx", save_as_external_data=True, location="data", size_threshold=0)
     (tmp_path / "data").write_bytes((tmp_path / "data").read_bytes()[:100])
     with pytest.raises(SpecError, match=r"weight '\w+' cannot be read from 'data'"):
-        graph_of(f"onnx:{tmp_path}/m.onnx")
+        read(f"onnx:{tmp_path}/m.onnx")
 
 
 def of_calls(levels: int) -> ir.Model:

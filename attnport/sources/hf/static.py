@@ -52,7 +52,8 @@ def load_static(
         if not path.is_file():
             raise SpecError(f"hf:{place}: there is no {path.relative_to(folder)}; pickled weights (.bin) are not read.")
     head = read_head(folder, None, modules)
-    tokenizer = read_tokenizer(str(inner), SimpleNamespace(model_type="")) if sparse else _whole(inner)
+    whole = TokenizerOf(inner / _TOKENIZER, ("input_ids", "attention_mask"), known=True)
+    tokenizer = read_tokenizer(str(inner), SimpleNamespace(model_type="")) if sparse else whole
     table = _table(inner / WEIGHTS, sparse=sparse)
     most = min(tokenizer.longest or _LONGEST, _LONGEST)
     ranges = narrow_dims((Dim("batch", 1, 8, 64), Dim("seq", 1, min(128, most), most)), dims)
@@ -123,10 +124,6 @@ def _table(path: Path, *, sparse: bool) -> torch.Tensor:
         return rows.float() if weights is None else rows.float() * weights.float().unsqueeze(-1)
     except (SafetensorError, KeyError, IndexError, RuntimeError, OSError) as err:
         raise SpecError(f"{path}: its weights cannot be loaded: {first_line(err)}") from err
-
-
-def _whole(inner: Path) -> TokenizerOf:
-    return TokenizerOf(inner / _TOKENIZER, ("input_ids", "attention_mask"), known=True)
 
 
 def _without_special(tokenizer: TokenizerOf, inner: Path) -> str:
