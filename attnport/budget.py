@@ -164,10 +164,10 @@ def _key(sizes: Sizes) -> tuple[tuple[str, int], ...]:
 def free_memory_bytes() -> int:
     """The free memory of the machine, or of its control group if that has less; 0 if unknown."""
     limits = []
-    for line in _text("/proc/meminfo").splitlines():
+    for line in text_of("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             limits.append(int(line.split()[1]) << 10)
-    limit, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    limit, used = (text_of(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
     if limit.isdigit() and used.isdigit():
         limits.append(max(0, int(limit) - int(used)))
     return min(limits, default=0)
@@ -221,11 +221,12 @@ def _level_bytes() -> int:
 
 def memory_bytes(field: str) -> int:
     """The memory of this process: `VmRSS` is now, `VmHWM` is the highest so far; 0 where the system tells none."""
-    for line in _text("/proc/self/status").splitlines():
+    for line in text_of("/proc/self/status").splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) << 10
     return 0
 
 
-def _text(path: str) -> str:
+def text_of(path: str) -> str:
+    """The text of a file; "" where there is none."""
     return Path(path).read_text() if Path(path).is_file() else ""

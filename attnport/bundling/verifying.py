@@ -13,9 +13,8 @@ from attnport.precisions import INTEGERS
 from attnport_bundle.errors import escaped
 from attnport_bundle.format import files
 from attnport_bundle.format.files import FileProblem
-from attnport_bundle.format.manifest import ENGINES, MANIFEST, Form, Goldens, Manifest
+from attnport_bundle.format.manifest import DIGEST, ENGINES, MANIFEST, Form, Goldens, Manifest
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9]) *(\..*)?", re.IGNORECASE | re.ASCII)
 """Windows opens a device for these, in any case and with any ending: `nul.txt` is no file there."""
 
@@ -39,7 +38,7 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
         if any(_DEVICE.fullmatch(part) for part in name.split("/")):
             yield f"{name!r} is not a plain path: Windows has a device of that name"
     provenance = manifest.provenance
-    if not (_DIGEST.fullmatch(provenance.code_sha256) and _DIGEST.fullmatch(provenance.weights_sha256)):
+    if not (DIGEST.fullmatch(provenance.code_sha256) and DIGEST.fullmatch(provenance.weights_sha256)):
         yield "provenance: a digest of code or weights is not 64 lower-case hex digits"
     if provenance.opset < 1:
         yield f"provenance: got opset {provenance.opset}; expected 1 or more"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from attnport.budget import text_of
 from attnport.errors import UnavailableError
 from attnport_bundle.runtimes import cuda
 from attnport_bundle.runtimes.cuda import load_for_onnxruntime
@@ -90,7 +91,7 @@ def path_of(name: str) -> str:
         ctypes.CDLL(name)
     except OSError:
         return ""
-    for line in _text("/proc/self/maps").splitlines():
+    for line in text_of("/proc/self/maps").splitlines():
         path = "/" + line.partition("/")[2]  # the path is last, and may hold spaces
         if Path(path).name.startswith(name):
             return path
@@ -129,7 +130,3 @@ def beside(package: str, pattern: str) -> Path | None:
     spec = importlib.util.find_spec(package)
     places = spec.submodule_search_locations if spec is not None else None
     return next((path for place in places or () for path in sorted(Path(place).glob(pattern))), None)
-
-
-def _text(path: str) -> str:
-    return Path(path).read_text() if Path(path).is_file() else ""

@@ -30,6 +30,7 @@ from attnport_bundle.runtimes.cuda import (
     provider_options,
     require_options,
 )
+from attnport_bundle.runtimes.onnxruntime import DTYPES
 
 PROVIDER = "CUDAExecutionProvider"
 GPU_PACKAGE = 'pip uninstall -y onnxruntime && pip install "onnxruntime-gpu[cuda,cudnn]"'
@@ -121,8 +122,6 @@ def attention_kernels(options: Mapping[str, str]) -> str:
     return ", ".join(found)
 
 
-_NAMES = {"float": "float32", "double": "float64"}
-"""NumPy's names of ONNX Runtime's types, where they differ."""
 # The host goes on while the device computes; the events tell when that ended.
 _NO_WAIT = "disable_synchronize_execution_providers", "1"
 
@@ -297,7 +296,7 @@ def _dtype(kind: str) -> Any:
     import ml_dtypes
 
     name = kind.removeprefix("tensor(").removesuffix(")")
-    return np.dtype(ml_dtypes.bfloat16 if name == BFLOAT16 else _NAMES.get(name, name))
+    return np.dtype(ml_dtypes.bfloat16 if name == BFLOAT16 else DTYPES.get(name, name))
 
 
 def _element_type(array: Array) -> Any:

@@ -117,7 +117,7 @@ ENGINES = ("tensorrt", "tensorrt_rtx")
 """Runtimes that open an engine, a file for one release and certain devices. The others open an ONNX file."""
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 _RELEASE = re.compile(r"\d{1,9}(\.\d{1,9}){0,3}", re.ASCII)
 
 Runtime = Literal["onnxruntime", "openvino", "tensorrt", "tensorrt_rtx"]
@@ -139,7 +139,7 @@ class File:
     sha256: str
 
     def __post_init__(self) -> None:
-        if self.bytes < 0 or not _DIGEST.fullmatch(self.sha256):
+        if self.bytes < 0 or not DIGEST.fullmatch(self.sha256):
             raise ValueError("a size below zero, or a digest that is not 64 lower-case hex digits")
 
 

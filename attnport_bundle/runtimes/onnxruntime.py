@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _OF_THE_FILE = ("NoSuchFile", "NoModel", "InvalidProtobuf", "InvalidGraph")
 """Exceptions for which the file is at fault, not the provider."""
-_DTYPES = {"float": "float32", "double": "float64"}
+DTYPES = {"float": "float32", "double": "float64"}
+"""NumPy's names of ONNX Runtime's types, where they differ."""
 # ONNX Runtime recognises its own format by the file's name or this key; files of that format are not checked here.
 _FORMAT = ("session.load_model_format", "ONNX")
 WITHOUT_SKIP_NORMS = ("optimization.disable_specified_optimizers", "SkipLayerNormFusion")
@@ -399,7 +400,7 @@ def _port(tensor: Any) -> Port:
     kind = tensor.type.removeprefix("tensor(").removesuffix(")")
     # onnxruntime reports an unknown rank in the same way as a scalar.
     shape = tuple(size if isinstance(size, int) and size >= 0 else None for size in tensor.shape or ()) or None
-    return Port(tensor.name, _DTYPES.get(kind, kind), shape)
+    return Port(tensor.name, DTYPES.get(kind, kind), shape)
 
 
 open_session = OnnxRuntimeSession
