@@ -6,12 +6,15 @@ import contextlib
 import ctypes
 import importlib.util
 import io
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from attnport.artifacts import DEVICE_PARTS
 from attnport.budget import text_of
 from attnport.errors import UnavailableError
+from attnport.runtimes.base import Array
 from attnport_bundle.runtimes import cuda
 from attnport_bundle.runtimes.cuda import load_for_onnxruntime
 
@@ -83,6 +86,37 @@ class Device(cuda.Device):
             if _NO_MEMORY in err.message:
                 raise MemoryError(err.message) from err
             raise
+
+
+def timed(
+    device: Device,
+    buffers: Mapping[str, tuple[int, int]],
+    uploads: Mapping[str, Array],
+    run: Callable[[], object],
+    downloads: Mapping[str, Array],
+) -> dict[str, int]:
+    """Times a call by events: ns by part of `DEVICE_PARTS`.
+
+    Args:
+        device: Where it is computed.
+        buffers: The address of each tensor there, and its size.
+        uploads: Arrays of the inputs.
+        run: Puts what is computed into the stream.
+        downloads: Arrays that the outputs are copied to.
+    """
+    with device.events(len(DEVICE_PARTS) + 1) as events:
+        device.record(events[0])
+        for name, array in uploads.items():
+            device.upload(buffers[name][0], array)
+        device.record(events[1])
+        run()
+        device.record(events[2])
+        for name, array in downloads.items():
+            device.download(array, buffers[name][0])
+        device.record(events[3])
+        device.synchronize()
+        times = [device.elapsed_ns(*pair) for pair in itertools.pairwise(events)]
+    return dict(zip(DEVICE_PARTS, times, strict=True))
 
 
 def path_of(name: str) -> str:

@@ -7,15 +7,15 @@ documentation, "I/O Binding", and of the CUDA execution provider `user_compute_s
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from attnport.artifacts import DEVICE_PARTS, Evidence, IOContract, Ran, Session
+from attnport.artifacts import Evidence, IOContract, Ran, Session
 from attnport.errors import UnavailableError, whole_cause
 from attnport.runtimes import _cuda, _ort
 from attnport.runtimes.base import GRAPH, STREAM, Array, DeviceTimed, Opening, checked_model
@@ -175,22 +175,10 @@ class OrtDeviceSession(DeviceTimed, _ort.OrtSession):
         return {name: np.ascontiguousarray(feeds[name].astype(kind, copy=False)) for name, kind in types.items()}
 
     def _timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
-        device = self._device
-        device.bind()
+        self._device.bind()
         bound = self._bound_to(feeds, mode)
-        with device.events(len(DEVICE_PARTS) + 1) as events:
-            device.record(events[0])
-            for name, array in feeds.items():
-                device.upload(self._buffers[name][0], array)
-            device.record(events[1])
-            self._sessions[mode].run_with_iobinding(bound.binding, bound.options)
-            device.record(events[2])
-            for name, array in bound.outputs.items():
-                device.download(array, self._buffers[name][0])
-            device.record(events[3])
-            device.synchronize()
-            times = [device.elapsed_ns(*pair) for pair in itertools.pairwise(events)]
-        return dict(zip(DEVICE_PARTS, times, strict=True))
+        run = partial(self._sessions[mode].run_with_iobinding, bound.binding, bound.options)
+        return _cuda.timed(self._device, self._buffers, feeds, run, bound.outputs)
 
     def _bound_to(self, feeds: Mapping[str, Array], mode: str) -> _Bound:
         """The binding of a mode for these shapes; only that of the last shapes is kept.

@@ -9,20 +9,13 @@ developer guide, "CUDA graphs"; CUDA Driver API, stream capture.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from attnport.artifacts import AUTO, CASTS, DEVICE_PARTS, PLANS, EngineRecord, IOContract, Ran, Session
-from attnport.errors import (
-    ArtifactError,
-    BundleError,
-    IntegrityError,
-    RuntimeMissing,
-    UnavailableError,
-    UsageError,
-)
+from attnport.artifacts import AUTO, CASTS, PLANS, EngineRecord, IOContract, Ran, Session
+from attnport.errors import ArtifactError, IntegrityError, RuntimeMissing, UnavailableError, UsageError
 from attnport.jsonfile import digest_file, digest_text
 from attnport.runtimes import _cuda
 from attnport.runtimes.base import GRAPH, Array, DeviceTimed, Opening, Runtime, check_names, refused
@@ -218,30 +211,13 @@ class _TimedSession(ReaderSession):
         return config, compiled
 
     def _timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
-        device = self._device
         context, _, uploads, outputs = self._prepared(feeds)
         run = self._execution(context, tuple(sorted((name, array.shape) for name, array in uploads.items())), mode)
-        with device.events(len(DEVICE_PARTS) + 1) as events:
-            device.record(events[0])
-            for name, array in uploads.items():
-                device.upload(self._buffers[name][0], array)
-            device.record(events[1])
-            run()
-            device.record(events[2])
-            for name, array in outputs.items():
-                device.download(array, self._buffers[name][0])
-            device.record(events[3])
-            device.synchronize()
-            times = [device.elapsed_ns(*pair) for pair in itertools.pairwise(events)]
-        return dict(zip(DEVICE_PARTS, times, strict=True))
+        return _cuda.timed(self._device, self._buffers, uploads, run, outputs)
 
     def _execution(self, context: Any, shapes: tuple[Any, ...], mode: str) -> Any:
         """A function that computes: with the context, or with a graph captured for these shapes and addresses."""
-
-        def execute() -> None:
-            if not context.execute_async_v3(self._device.stream):
-                raise BundleError(f"{self.provider} did not run: {self._complaint()}")
-
+        execute = partial(self._execute, context)
         if mode != GRAPH:
             return execute
         key = (shapes, tuple(sorted((name, address) for name, (address, _) in self._buffers.items())))
