@@ -131,6 +131,17 @@ def test_scores_of_pairs_are_those_of_python(read: Callable[..., dict[str, Any]]
     got = np.asarray(read(packed, pairs=pairs)["scores"])
     assert float(np.abs(got.reshape(wanted.shape) - wanted).max()) < 1e-6
     assert len(set(got.reshape(-1).tolist())) == 4
+    described = json.loads((packed / "bundle.json").read_text())
+    described["prompts"] = {"named": {"question": "w5 w6 "}, "default": "question"}
+    (packed / "bundle.json").write_text(json.dumps(described))
+    with load(packed) as model:
+        prompted = model.predict([(first, second) for first, second in pairs])
+    got = np.asarray(read(packed, pairs=pairs)["scores"])
+    assert float(np.abs(got.reshape(wanted.shape) - prompted).max()) < 1e-6
+    assert float(np.abs(prompted - wanted).max()) > 1e-4
+    described["io"]["masks"] = []
+    (packed / "bundle.json").write_text(json.dumps(described))
+    assert "takes no padding mask" in read(packed, pairs=pairs)["refused"]
 
 
 def test_the_page_of_the_example_finds_sentences_in_chromium(
