@@ -218,9 +218,10 @@ def test_a_start_takes_minilm_to_an_application(tmp_path: Path) -> None:
     shutil.copytree(Path(package.origin).parent / "model", tmp_path / "path" / "to" / "minilm")
     for line in shell_lines(page("docs/start.md")):
         run(line, tmp_path)
-    (code,) = python_blocks(page("docs/start.md"))
+    code, own = python_blocks(page("docs/start.md"))
     kettle, pharmacy, itself = (float(one) for one in run_python(code, tmp_path).strip(" []\n").split())
     assert kettle < pharmacy < itself
+    assert run_python(own, tmp_path).strip() == "[(1, 4, 384), (1, 384)]"
     _, prompted, many = python_blocks(page("docs/embedding-python.md"))
     assert run_python(f"{MANY}{prompted}{many}print(vectors.shape, len(outputs))", tmp_path).startswith("(2, 384) ")
 
@@ -246,8 +247,11 @@ def test_a_search_runs_as_its_guide_says(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_module_of_ones_own_is_exported_as_its_guide_says(tmp_path: Path) -> None:
-    module, in_memory = python_blocks(page("docs/own-module.md"))
+    module, trained, in_memory = python_blocks(page("docs/own-module.md"))
     (tmp_path / "tagger.py").write_text(module)
+    saved = 'torch.save(make().state_dict(), "tagger.pt")'
+    alike = "print(torch.equal(make().words.weight, trained().words.weight))"
+    assert run_python("\n".join((module, trained, saved, alike)), tmp_path).strip() == "True"
     for line in shell_lines(page("docs/own-module.md")):
         run(line, tmp_path)
     assert (tmp_path / "app" / "bundle.json").is_file()
