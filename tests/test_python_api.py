@@ -119,6 +119,35 @@ def test_an_artifact_of_a_module_in_memory_is_fused_checked_opened_and_bundled(
     assert "in memory" in page.read_text(encoding="utf-8")
 
 
+class Scaled(torch.nn.Module):
+    """A module whose attribute is no weight, and that notes in a buffer that it ran."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.weight = torch.nn.Parameter(torch.ones(4))
+        self.register_buffer("ran", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.ran.fill_(1)
+        return x * self.weight * self.scale + self.ran
+
+
+def test_another_module_with_the_same_weights_is_exported_again(tmp_path: Path) -> None:
+    told: list[str] = []
+    for scale in (2.0, 3.0):
+        module = Scaled(scale).eval()
+        artifact = attnport.export(module, tmp_path / "out", inputs=["x=float32[batch,4]"], tell=told.append)
+        assert module.ran == 0
+        artifact.fuse("ort_cpu")
+        assert artifact.check("ort_cpu").verdict == "PASS"
+        with artifact.open("ort_cpu") as session:
+            assert session.run(x=torch.ones(1, 4))["output"].tolist() == [[scale + 1] * 4]
+    assert len([line for line in told if "writes to its buffer ran, which a graph does not" in line]) == 2
+    with pytest.raises(SpecError, match="the code or the attributes of this module are not those of Scaled"):
+        attnport.open(str(tmp_path / "out")).check("torch_eager", module=Scaled(2.0).eval())
+
+
 def test_a_module_that_is_gone_is_asked_for(artifact: attnport.Artifact) -> None:
     again = attnport.open(str(artifact.folder))
     assert again.manifest == artifact.manifest

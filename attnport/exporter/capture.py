@@ -355,6 +355,7 @@ class Capture:
         reads: The first line of code that makes sizes of values, as ` (model.py, line 7: x[mask])`; "" if none does.
         decided: Lines of code that ask for the values of a mask, and which of their two ways the graph has.
         trace: What torch traced; None of a file of ONNX.
+        written: The buffers that the module writes to in its forward.
     """
 
     model: ir.Model
@@ -364,6 +365,7 @@ class Capture:
     reads: str = ""
     decided: tuple[str, ...] = ()
     trace: Trace | None = None
+    written: tuple[str, ...] = ()
 
 
 def traced_sizes(io_contract: IOContract) -> dict[str, int]:
@@ -443,7 +445,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     name_outputs(model, sized)
     strip(model)
     reads = _reads_values(exported.onnx.exported_program)
-    found = (exported.guards, reads, exported.decided, exported.trace)
+    found = (exported.guards, reads, exported.decided, exported.trace, exported.written)
     return Capture(model, exported.attentions, outputs, *found)
 
 
@@ -639,6 +641,7 @@ class _Exported:
     guards: tuple[Guard, ...]
     decided: tuple[str, ...]
     trace: Trace
+    written: tuple[str, ...]
 
 
 def _graph_of(module: torch.nn.Module, contract: IOContract, opset: int) -> _Exported:
@@ -686,7 +689,8 @@ def _graph_of(module: torch.nn.Module, contract: IOContract, opset: int) -> _Exp
             ) from err
     if exported is None:
         raise ExportError("torch.onnx returned no model.")
-    return _Exported(exported, attentions, outputs, guards, decided, trace)
+    changed = exported.exported_program.graph_signature.buffers_to_mutate if exported.exported_program else {}
+    return _Exported(exported, attentions, outputs, guards, decided, trace, tuple(sorted(set(changed.values()))))
 
 
 def _root(err: BaseException) -> str:

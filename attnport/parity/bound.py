@@ -116,6 +116,9 @@ def judge(case: str, output: str, errors: Errors, by: Yardstick) -> CaseResult:
             reasons.append(_over("RMS", errors.rms, rms_bound))
         if errors.max > max_bound:
             reasons.append(_over("max", errors.max, max_bound))
+        own = eager.unequal or 0
+        if errors.unequal is not None and errors.unequal > FACTORS[0] * own:
+            reasons.append(f"{errors.unequal} of {errors.elements} whole numbers are others; of PyTorch's own {own}")
         if by.plan == "fp32" and errors.embedding and errors.cosine is not None and errors.cosine < COSINE:
             reasons.append(f"cosine {errors.cosine:.7f} is under {COSINE}")
         # Alone it is no reason: within the bounds, what changes places was equal but for rounding.
@@ -278,7 +281,8 @@ def worse(one: Errors, other: Errors) -> Errors:
     """The errors with the larger RMS and the larger maximum of two finite results; `one` where either is not finite."""
     if one.rms is None or other.rms is None or one.max is None or other.max is None:
         return one
-    return replace(max(one, other, key=lambda errors: errors.rms or 0.0), max=max(one.max, other.max))
+    whole = None if one.unequal is None else max(one.unequal, other.unequal or 0)
+    return replace(max(one, other, key=lambda errors: errors.rms or 0.0), max=max(one.max, other.max), unequal=whole)
 
 
 def _farthest(result: CaseResult | InvarianceResult) -> float:

@@ -14,6 +14,7 @@ from attnport.cases.mask_cases import keys_dim
 from attnport.dims import TensorSpec
 from attnport.masks import MaskSpec
 from attnport.masks.numpy_builders import encode_mask, numpy_dtype
+from attnport.parity.metrics import without_fills
 from attnport_bundle.feeds import check_feeds
 from attnport_bundle.format.contract import dims_in, evaluate
 
@@ -71,7 +72,8 @@ class Spread:
         if one.shape != other.shape or one.size == 0:
             self.problem = self.problem or f"shapes {list(one.shape)} and {list(other.shape)}"
             return
-        difference = one.astype(np.float64) - other.astype(np.float64)
+        one, other = without_fills(one.astype(np.float64), other.astype(np.float64))
+        difference = one - other
         if not np.isfinite(difference).all():
             self.problem = self.problem or "NaN or Inf"
             return

@@ -34,6 +34,7 @@ class Errors:
         problem: Why the result fails whatever its errors are (another shape, NaN, ...), or "". Without `rms` and `max`
             there is nothing to judge.
         raised: What was raised in place of a result, or "".
+        unequal: Of an output of whole numbers, how many are others; None of one of floating point.
     """
 
     elements: int = 0
@@ -50,6 +51,7 @@ class Errors:
     argmax: Argmax | None = None
     problem: str = ""
     raised: str = ""
+    unequal: int | None = None
 
 
 def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) -> Errors:
@@ -67,6 +69,8 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
         return Errors(problem=problem)
     if expected.size == 0:
         return Errors(rms=0.0, max=0.0)  # an output that is empty at these sizes has its shape alone
+    if _floating(spec):
+        got, expected = without_fills(got, expected, valid)
     finite = np.isfinite(expected).reshape(*valid.shape, -1)
     # Rows without any number, as of a mean over no key: nobody can tell what would be right there.
     undefined: Array = np.asarray(~finite.any(-1))
@@ -78,7 +82,9 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
     parts = [_part(got.dtype.name, spec, *arrays) for arrays in _blocks(got, expected, compared, undefined)]
     elements = sum(part.elements for part in parts)
     scale = _rms_of([(part.elements, part.reference) for part in parts])
-    found = Errors(elements, reference_rms=scale, embedding=len(spec.dims) == 2 and _floating(spec))
+    # No rounding makes another whole number of one.
+    own_scale = scale if _floating(spec) else 0.0
+    found = Errors(elements, reference_rms=own_scale, embedding=len(spec.dims) == 2 and _floating(spec))
     if not (finite.all(-1) | undefined).all():
         return replace(found, problem=OF_REFERENCE)
     inside, padded = _sum_of([part.census for part in parts]), _padded([part.padded for part in parts if part.padded])
@@ -103,6 +109,7 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
         argmax=Argmax(sum(one.rows for one in agreements), sum(one.agree for one in agreements))
         if agreements
         else None,
+        unequal=None if _floating(spec) else sum(part.unequal for part in parts),
         problem=f"NaN or Inf in {beside.total} elements of padded query rows, which may hold anything finite"
         if beside.total
         else "",
@@ -127,6 +134,7 @@ class _Part:
     padded: PaddedRows | None = None
     distances: Array | None = None
     argmax: Argmax | None = None
+    unequal: int = 0
 
 
 def _blocks(got: Array, expected: Array, *rows: Array) -> Iterator[tuple[Array, ...]]:
@@ -164,10 +172,59 @@ def _part(dtype: str, spec: TensorSpec, result: Array, wanted: Array, valid: Arr
         part,
         error=rms(error),
         largest=float(np.abs(error).max()),
+        unequal=int(np.count_nonzero(error)),
         cosine=least_cosine(result, wanted, valid) if _floating(spec) else math.inf,
         distances=_distances(error, reference, dtype),
         argmax=argmax_agreement(result, wanted, valid) if has_logits(spec) else None,
     )
+
+
+def without_fills(got: Array, expected: Array, valid: Array | None = None) -> tuple[Array, Array]:
+    """A result and its reference with ordinary numbers where both have one that stands for none, such as -1e9 or -inf.
+
+    A module fills places with it that nobody is to use, as of words that are not allowed. Beside it any error of the
+    others would be small. A result has the same one if they differ by 1 % at most, or if its own is infinite or the
+    largest of a float type: float64, float32 and fp16 have other lowest numbers.
+
+    Args:
+        valid: Which elements count, over the leading dims; None = all.
+    """
+    counted = expected if valid is None else expected[valid]
+    level = _fill_level(counted)
+    fills = np.abs(expected) >= level
+    if not fills.any():
+        return got, expected
+    result, reference = got[fills].astype(np.float64), expected[fills]
+    size = np.abs(result)
+    with np.errstate(invalid="ignore"):
+        ends = np.isinf(size) | (size >= _ENDS) | (np.abs(size - _LARGEST_FP16) <= _NEAR * _LARGEST_FP16)
+        near = np.abs(result - reference) <= _NEAR * np.abs(reference)
+    agree = (np.sign(result) == np.sign(reference)) & (ends | near)
+    places = fills.copy()
+    places[fills] = agree
+    others = counted[np.abs(counted) < level]
+    low, high = (float(others.min()), float(others.max())) if others.size else (0.0, 0.0)
+    number = np.where(expected < 0, low, high)  # which changes no argmax
+    return np.where(places, number, got).astype(got.dtype), np.where(places, number, expected)
+
+
+_FILL, _FAR_FILL, _APART, _NEAR = 1e4, 5e4, 1e4, 0.01
+"""The least number that may be a fill, if all such are equal; the least if they are not; how many times all others it
+is; how near a result's own has to be."""
+_LARGEST_FP16, _ENDS = 65504.0, 3e38
+
+
+def _fill_level(reference: Array) -> float:
+    """The size from which on numbers are fills: `_APART` times all others, level by level; infinite where none is."""
+    sizes, level = np.abs(reference[np.isfinite(reference)]), math.inf
+    while sizes.size:
+        top = float(sizes.max())
+        far = sizes >= top / 10
+        rest = sizes[~far]
+        if top < _FILL or not rest.size or _APART * rms(rest) > top or (top < _FAR_FILL and np.ptp(sizes[far]) > 0):
+            break
+        level, sizes = top / 10, rest
+    return level
 
 
 def _rms_of(parts: Sequence[tuple[int, float]]) -> float:

@@ -31,6 +31,7 @@ from attnport.parity.bound import (
     within_rounding,
     worse,
 )
+from attnport.parity.metrics import without_fills
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 from attnport_bundle.feeds import check_feeds
@@ -172,6 +173,7 @@ def _alike(got: Mapping[str, Array], single: Mapping[str, Array]) -> bool:
             if not np.array_equal(array, own):
                 return False
             continue
+        array, own = without_fills(array, own)
         difference = np.abs(array - own, dtype=np.float64)
         rms = float(np.sqrt(np.mean(np.square(own, dtype=np.float64)))) if own.size else 0.0
         if not difference.max(initial=0.0) <= NO_ROUNDING * floor("fp32", rms):  # also where one is not finite

@@ -356,8 +356,8 @@ def takes(forward: Any, names: Iterable[str]) -> None:
 
 
 def own_copy(module: nn.Module) -> nn.Module:
-    """A copy that shares the weights alone: what is registered on it, or what it keeps of a run, is not `module`'s."""
-    return copy_of(module, [*module.parameters(), *module.buffers()])
+    """A copy that shares the parameters alone: what is registered on it, or kept of a run, is not `module`'s."""
+    return copy_of(module, list(module.parameters()))
 
 
 class _Hooks:

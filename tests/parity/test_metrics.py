@@ -13,6 +13,7 @@ import pytest
 from attnport.artifacts import Argmax, NonFinite, Ulps
 from attnport.dims import TensorSpec
 from attnport.parity import metrics
+from attnport.parity.bound import Yardstick, judge
 from attnport.parity.metrics import Errors, measure
 
 HIDDEN = TensorSpec("hidden", "float32", ("batch", "seq", 4))
@@ -183,3 +184,59 @@ def test_measuring_takes_little_more_memory_than_what_is_measured() -> None:
     assert measure(got, wanted, valid, TensorSpec("logits", "float32", ("batch", "seq", 20_000))).max == 0
     assert tracemalloc.get_traced_memory()[1] < 4 * wanted.nbytes
     tracemalloc.stop()
+
+
+LOWEST = {name: float(ml_dtypes.finfo(name).min) for name in ("float64", "float32", "float16", "bfloat16")}
+
+
+@pytest.mark.parametrize(
+    ("fill", "own"),
+    [
+        (-1e4, -1e4),
+        (-1e9, -1e9),
+        (-1e9, -np.inf),
+        (-np.inf, -np.inf),
+        (np.inf, np.inf),
+        *((LOWEST["float64"], own) for own in LOWEST.values()),
+    ],
+)
+def test_numbers_that_stand_for_none_hide_no_error_of_the_others(fill: float, own: float) -> None:
+    wanted, got = EXPECTED.copy(), EXPECTED.copy()
+    wanted[..., 3], got[..., 3] = fill, own
+    right = measure(got, wanted, VALID, LOGITS)
+    assert (right.problem, right.rms, right.max) == ("", 0.0, 0.0)
+    assert right.reference_rms < 3
+    assert right.argmax is not None
+    assert right.argmax.agree == right.argmax.rows
+    got[0, 0, 0] += 1
+    wrong = measure(got, wanted, VALID, LOGITS)
+    assert (wrong.max, wrong.reference_rms) == (pytest.approx(1), right.reference_rms)
+
+
+@pytest.mark.parametrize("own", [0.0, -2.0, 1e9, -1.2e9, np.nan])
+def test_another_number_in_the_place_of_one_that_stands_for_none_is_an_error(own: float) -> None:
+    wanted, got = EXPECTED.copy(), EXPECTED.copy()
+    wanted[..., 3] = got[..., 3] = -1e9
+    got[0, 0, 3] = own
+    found = measure(got, wanted, VALID, LOGITS)
+    assert found.problem or (found.max or 0.0) > 1e8
+
+
+def test_large_numbers_among_large_numbers_stand_for_themselves() -> None:
+    wanted = EXPECTED * 1e8
+    found = measure(wanted + 1e4, wanted, VALID, HIDDEN)
+    assert found.max == pytest.approx(1e4)
+    assert found.reference_rms > 1e7
+
+
+def test_no_whole_number_is_another_by_rounding() -> None:
+    spec, wanted = TensorSpec("ids", "int64", ("batch", "seq")), np.arange(12).reshape(2, 6) + 10**9
+    found = measure(wanted + 1, wanted, VALID, spec)
+    assert (found.unequal, found.reference_rms) == (9, 0.0)
+    exact = measure(wanted, wanted, VALID, spec)
+    for plan in ("fp32", "fp16", "bf16"):
+        assert judge("c", "ids", exact, Yardstick(plan, {"c": {"ids": exact}})).verdict == "PASS"
+        assert judge("c", "ids", found, Yardstick(plan, {"c": {"ids": exact}})).verdict == "FAIL"
+    few = measure(np.where(wanted == 10**9, wanted + 5000, wanted), wanted, VALID, spec)
+    assert judge("c", "ids", found, Yardstick("fp16", {"c": {"ids": few}})).verdict == "FAIL"
+    assert judge("c", "ids", few, Yardstick("fp16", {"c": {"ids": few}})).verdict == "PASS"

@@ -1,39 +1,67 @@
 """Islands of float32 in a graph of half precision: marks their nodes, and casts only what crosses their borders.
 
-Islands are chosen by name, as a search found them, or are angles: what is behind a sine or cosine of positions, as of
-rotary and sinusoidal embeddings. An angle is a position times a frequency. At position 500 its error is a quarter of a
-radian in fp16 and two radians in bf16, and integers above 2048 (bf16: 256) are not exact. Modules compute angles in
-float32 whatever they are cast to, but a graph that was traced in float32 does not show which operations must stay in
-it. Source: the rotary embeddings of transformers, which disable autocast for them.
+Islands are chosen by name, as a search found them, or are computed from positions and other integers: angles behind a
+sine or cosine, as of rotary and sinusoidal embeddings, floats that become integers again, as of buckets of distances
+and shares of a length, and float ranges. An angle is a position times a frequency. At position 500 its error is a
+quarter of a radian in fp16 and two radians in bf16, and integers above 2048 (bf16: 256) are not exact. Modules compute
+these in float32 whatever they are cast to, but a graph that was traced in float32 does not show which operations must
+stay in it. Source: the rotary embeddings of transformers, which disable autocast for them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 
 from attnport.errors import ExportError
-from attnport.onnx_graph import ir, passes
+from attnport.onnx_graph import ir, made_by, passes, rank_of, scalar
 
 STAYS = "attnport.float32"
 """The key in a node's metadata that keeps the node in float32 under every plan."""
 _SHARED_ELEMENTS = 1024
 """Constants of at most this many elements are copied if an island shares them with nodes outside."""
-_WAVES = ("Sin", "Cos")
-# Operators that compute angles. Not Gather: a row of an embedding is data, and sines of it may be rounded.
-_MAKES = {"Cast", "Mul", "Div", "Add", "Sub", "Neg", "Pow", "Exp", "Reciprocal", "MatMul", "Identity", "Constant"}
-_MOVES = {"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Concat", "Slice", "Tile", "Range"}
+_ENDS = {"Sin", "Cos", "Range"}
+# Operators that compute with positions.
+_MAKES = {"Cast", "Mul", "Div", "Add", "Sub", "Neg", "Pow", "Exp", "Log", "Sqrt", "Reciprocal", "MatMul", "Einsum",
+          "Min", "Max", "Clip", "Abs", "Floor", "Ceil", "Round", "Sign", "Where", "CumSum", "Identity",
+          "Constant"}  # fmt: skip
+_MOVES = {"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Concat", "Slice", "Tile", "Range", "Gather"}
 
 
-def keep_angles(model: ir.Model) -> int:
-    """Marks the nodes behind every sine and cosine of positions to stay in float32; returns how many there are.
+def keep_positions(model: ir.Model) -> int:
+    """Marks the nodes behind every sine and cosine of positions, behind every integer that is made of floats, and float
+    ranges to stay in float32; returns how many there are.
 
-    Positions are recognised by being computed from integers and constants alone; a sine of activations is not changed.
-    Values that leave these nodes are cast, also as outputs of the graph.
+    Positions are recognised by being computed from integers and constants alone, or from an input with at most one
+    number an item, such as the time of a diffusion model; a sine of activations is not changed. Values that leave these
+    nodes are cast, also as outputs of the graph.
     """
-    waves = [node for node in model.graph if node.op_type in _WAVES and node.domain == ""]
-    angles = dict.fromkeys(node for wave in waves for node in _made_by(wave))
-    _keep(angles, cast_outputs=True)
-    return len(angles)
+    ends = [
+        node for node in model.graph
+        if node.domain == "" and (node.op_type in _ENDS or (node.op_type == "Cast" and _is_whole(node.outputs[0])))
+    ]  # fmt: skip
+    kept = dict.fromkeys(node for end in ends for node in _made_by(end))
+    _keep(kept, cast_outputs=True)
+    return len(kept)
+
+
+def keep_scales(model: ir.Model) -> None:
+    """Marks products with numbers that are less than what fp16 has, and quotients by larger ones, to stay in float32.
+
+    Other such numbers hide scores, and are the lowest number of fp16 in it.
+    """
+    least, most = 2.0**-14, 65504.0
+    kept = {}
+    for node in model.graph:
+        by = scalar(node.inputs[1]) if node.op_type in ("Mul", "Div") and node.domain == "" else None
+        if by and (abs(by) < least if node.op_type == "Mul" else most < abs(by) < math.inf):
+            kept |= dict.fromkeys([node, *filter(None, [node.inputs[1].producer() if node.inputs[1] else None])])
+    _copy_shared_constants(model, kept)
+    _keep(kept, cast_outputs=True)
+
+
+def _is_whole(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_integer()
 
 
 def keep_islands(model: ir.Model, names: Collection[str]) -> int:
@@ -56,17 +84,22 @@ def keep_islands(model: ir.Model, names: Collection[str]) -> int:
     return len(kept)
 
 
-def _made_by(wave: ir.Node) -> list[ir.Node]:
-    """The nodes from integers and constants up to `wave`, which is included; none if anything else is read."""
-    nodes: dict[ir.Node, None] = {wave: None}
-    pending = [wave]
+def _made_by(end: ir.Node) -> list[ir.Node]:
+    """The nodes from integers and constants up to `end`, which is included; none if anything else is read."""
+    nodes: dict[ir.Node, None] = {end: None}
+    pending = [end]
     while pending:
         for value in pending.pop().inputs:
             if value is None or value.const_value is not None or value.dtype != ir.DataType.FLOAT:
                 continue
+            if value.is_graph_input() and rank_of(value) in (0, 1):
+                continue
             node = value.producer()
             if node is None or node.domain != "" or node.op_type not in _MAKES | _MOVES:
                 return []
+            table = node.inputs[0] if node.op_type == "Gather" else None
+            if table is not None and (table.const_value is not None or made_by(table, "Constant")):
+                return []  # a row of an embedding is data
             if node not in nodes:
                 nodes[node] = None
                 pending.append(node)

@@ -16,7 +16,14 @@ import numpy as np
 from attnport.artifacts import PLANS
 from attnport.errors import ExportError
 from attnport.exporter.naming import all_nodes, all_values, branches
-from attnport.exporter.precision.islands import STAYS, cast_for, join_casts, keep_angles, keep_islands
+from attnport.exporter.precision.islands import (
+    STAYS,
+    cast_for,
+    join_casts,
+    keep_islands,
+    keep_positions,
+    keep_scales,
+)
 from attnport.onnx_graph import ir
 
 
@@ -42,7 +49,9 @@ def apply_plan(model: ir.Model, plan: str, islands: Collection[str] = ()) -> int
                 f"precision {plan}: node {node.name} is control flow ({node.op_type}), whose branches are not cast.",
                 hint="Use a plan that keeps float32, or islands around attention.",
             )
-    changed = keep_angles(model) + keep_islands(model, islands)
+    changed = keep_positions(model) + keep_islands(model, islands)
+    if half == ir.DataType.FLOAT16:
+        keep_scales(model)
     for value in [*model.graph.inputs, *model.graph.initializers.values()]:
         uses = value.uses()
         # A constant that is only read where float32 is required (the scales of Resize) is not rounded.
@@ -118,8 +127,8 @@ def to_half(array: np.ndarray[Any, Any], half: ir.DataType) -> np.ndarray[Any, A
         if array.size != 1 or not np.isfinite(array).all() or not array.any():
             return cast
         info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # ml_dtypes has no types
-        low, high = float(info.smallest_normal), float(info.max)
-        magnitude = np.clip(np.abs(array.astype(np.float64)), low, high)
+        least, most = float(info.smallest_subnormal), float(info.max)
+        magnitude = np.clip(np.abs(cast.astype(np.float64)), least, most)
         return np.asarray(np.copysign(magnitude, array)).astype(dtype).reshape(array.shape)
 
 
