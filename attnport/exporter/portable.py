@@ -111,7 +111,7 @@ def write_out_spectra(model: ir.Model) -> None:
             continue
         shown = np.ones(int(size or 0)) if weights is None else weights.astype(np.float64)
         count = len(shown)
-        bins = count // 2 + 1 if attribute(node, "onesided", 0) else count
+        bins = count // 2 + 1 if attribute(node, "onesided", 1) else count
         angles = 2 * np.pi * (np.arange(bins)[:, None] * np.arange(count) % count) / count
         waves = (np.stack([np.cos(angles), -np.sin(angles)]) * shown).reshape(2 * bins, 1, count)
         build.before, build.scope = node, node.name or "spectrum"

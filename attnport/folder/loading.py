@@ -244,8 +244,10 @@ def _record(source: Source) -> str:
 
 
 def _listing(folder: str) -> str:
-    """A digest of the names of the files in a folder."""
+    """A digest of the names of the files in a folder, and of their states: native code may have read them unseen."""
     try:
-        return digest_text(*sorted(path.name for path in Path(folder).iterdir() if path.is_file()))
+        return digest_text(
+            *sorted(f"{path.name} {state_of(str(path))}" for path in Path(folder).iterdir() if path.is_file())
+        )
     except OSError:
         return ""

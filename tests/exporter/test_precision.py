@@ -39,9 +39,17 @@ def test_one_number_stays_finite_and_not_zero(plan: str, number: float) -> None:
     assert np.sign(got) == np.sign(number)
 
 
-@pytest.mark.parametrize("number", [0.0, -np.inf, np.inf, 0.5, -65504.0])
+@pytest.mark.parametrize("number", [0.0, -np.inf, np.inf, 0.5, -65504.0, 2.0**-20])
 def test_what_the_half_type_holds_is_kept(number: float) -> None:
     assert float(to_half(np.array([number], np.float32), ir.DataType.FLOAT16)[0]) == number
+
+
+@pytest.mark.parametrize("body", ["y = Mul(x, c)", "y = Div(x, d)"])
+def test_a_factor_that_is_less_than_what_the_half_type_has_is_applied_in_float32(body: str) -> None:
+    consts = {"c": np.array(1e-7, np.float32), "d": np.array(1e7, np.float32)}
+    model = ir.from_proto(written(body, "float[N] x", "float[N] y", **consts))
+    (found,) = ReferenceEvaluator(checked(model)).run(None, {"x": np.full(4, 30000, np.float16)})
+    np.testing.assert_allclose(found, np.full(4, 0.003), rtol=0.01)
 
 
 def test_weights_are_rounded_as_torch_rounds_them() -> None:

@@ -14,6 +14,7 @@ from representatives import representatives
 from torch import Tensor, nn
 from torch.nn import functional
 
+import attnport
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.cases.inputs import case as case_of
 from attnport.dims import Dim, TensorSpec
@@ -245,6 +246,37 @@ def test_what_mixes_tokens_is_left_alone_and_says_where(block: type[Block], tmp_
     assert "blocks.1" in reason
     assert max(worst(spec, "ort_cpu", tmp_path / "form.onnx").values()) < 1e-4
     assert not any((node.name or "").startswith("real_tokens") for node in ir.load(tmp_path / "form.onnx").graph)
+
+
+class Across(nn.Module):
+    """Attends from one input to another, of which alone the mask hides keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.first, self.attend = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, WIDTH), Attend()
+
+    def forward(self, x: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:
+        there = self.words(input_ids)
+        keep = mask[:, None, None].bool()
+        return x + self.first(
+            functional.scaled_dot_product_attention(*(each[:, None] for each in (x, there, there)), keep)[:, 0]
+        )
+
+
+def test_rows_of_an_input_whose_keys_no_attention_hides_are_all_computed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Across().eval()
+    given = (
+        torch.randn(3, 6, WIDTH),
+        torch.randint(0, 50, (3, 6)),
+        torch.tensor([[1] * 6, [1] * 3 + [0] * 3, [1] + [0] * 5]),
+    )
+    artifact = attnport.export(module, tmp_path / "out", args=given, inputs={"mask": ":padding"})
+    artifact.fuse("ort_cpu")
+    with artifact.open("ort_cpu") as session, torch.no_grad():
+        names = ("x", "input_ids", "mask")
+        got = session.run(**{name: array.numpy() for name, array in zip(names, given, strict=True)})["output"]
+        np.testing.assert_allclose(got, module(*given).numpy(), atol=1e-5)
 
 
 class TimeFirst(nn.Module):

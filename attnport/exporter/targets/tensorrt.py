@@ -35,7 +35,7 @@ from attnport.onnx_graph import dims_of, ir, known_size
 
 LEAST_DEPTH, MOST_DEPTH, STEP = 16, 256, 8
 """Head dims with a fused kernel: at 8 and 257 there is none, at 12 and 20 a mask makes the builder fail (1.7.1)."""
-FAR = 2**30
+FAR = 2**30 - 1
 """Larger than every index, and small enough that the sum of two fits into int32."""
 MOST_CONSTANT = 1 << 20
 """Elements of a bias that is stored: those of 12 heads at 197 tokens, or of 32 at a window of 144, are fewer."""

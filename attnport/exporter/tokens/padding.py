@@ -7,7 +7,7 @@ token, and nothing that is not of tokens, can see them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -180,7 +180,7 @@ def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: C
         if mask.gives == "zero" or attention.sink is not None:
             continue
         keeps = [factor.keep for factor in mask.factors]
-        behind = {name: value for value in hidden_by(keeps) for name in _inputs_behind(value)}
+        behind = {name: value for value in hidden_by(keeps) for name in inputs_behind([value])}
         if undeclared := sorted(behind.keys() - {spec.input for spec in masks}):
             name = undeclared[0]
             found[attention.name] = (
@@ -214,9 +214,9 @@ def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: C
     return found
 
 
-def _inputs_behind(value: ir.Value) -> Iterator[str]:
-    """The inputs of the graph that a value is computed from, and not only from their sizes."""
-    pending, seen = [value], set[ir.Value]()
+def inputs_behind(values: Iterable[ir.Value | None]) -> Iterator[str]:
+    """The names of the graph's inputs that values are computed from, and not only from their sizes."""
+    pending, seen = list(filter(None, values)), set[ir.Value]()
     while pending:
         if (at := pending.pop()) in seen:
             continue

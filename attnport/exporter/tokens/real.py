@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.tokens.padding import Mixed, constants_of_padding, picked_positions
+from attnport.exporter.tokens.padding import Mixed, constants_of_padding, inputs_behind, picked_positions
 from attnport.exporter.tokens.rows import (
     ELEMENTWISE,
     MOVES,
@@ -56,6 +56,8 @@ def run_real_tokens(model: ir.Model, mask: MaskSpec, hiding: Collection[str]) ->
         return (
             f"no product with weights computes each position of {mask.input} by itself, where padding could be left out"
         )
+    if other := _not_hidden(model.graph, region, given, hiding):
+        return f"{other} has rows as {mask.input} has, and no attention hides keys of it by that"
     kept = mask.polarity == "keep"
     constants = constants_of_padding(model.graph, tokens, given, kept)
     try:
@@ -64,6 +66,17 @@ def run_real_tokens(model: ir.Model, mask: MaskSpec, hiding: Collection[str]) ->
         return str(err)
     _Rewrite(model, tokens, given, kept, picked, constants).run(region)
     return ""
+
+
+def _not_hidden(graph: ir.Graph, region: Collection[ir.Node], mask: ir.Value, hiding: Collection[str]) -> str:
+    """An input of rows that enter `region`, of which the mask hides no keys although it hides others: its rows may all
+    be real. "" where there is none, or no attention at all."""
+    if not hiding:
+        return ""
+    entering = (value for node in region for value in node.inputs if value is None or value.producer() not in region)
+    keys = (node.inputs[1] or node.inputs[0] for node in graph if node.name in hiding)
+    rows = {value.name for value in graph.inputs if sizes_of(value)[:2] == sizes_of(mask)} - {mask.name}
+    return min(rows & set(inputs_behind(entering)) - set(inputs_behind(keys)), default="")
 
 
 def _region(graph: ir.Graph, tokens: Tokens) -> dict[ir.Node, None]:
