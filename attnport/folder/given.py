@@ -229,7 +229,8 @@ class Given:
             return dataclasses.replace(spec, notes=(*spec.notes, *notes), fixable=(*spec.fixable, *fixable), seen=seen)
         if not isinstance(self.model, nn.Module):
             raise UsageError(
-                f"got {type(self.model).__name__} for the model; expected a torch.nn.Module, a SPEC or a ModelSpec."
+                f"got {type(self.model).__name__} for the model; expected a torch.nn.Module, a SPEC or a ModelSpec.",
+                hint="Give a module whose forward calls it." if callable(self.model) else "",
             )
         if not inputs and not self._examples:
             declared = likely(kept_copy(self.model))

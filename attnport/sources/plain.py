@@ -53,13 +53,14 @@ def precision_of(module: nn.Module) -> str:
 
 
 def in_float32(module: nn.Module) -> nn.Module:
-    """Converts a module of `precision_of` to float32 in place, and returns it.
+    """Converts a module of `precision_of` to float32 in place, and returns it, with no part that torch.compile runs.
 
     Inputs in such a precision are then cast to the type of its weights.
     """
     import torch
     from torch.utils import _pytree as pytree
 
+    _run_plainly(module)
     precision = precision_of(module)
     if not precision:
         return module
@@ -76,6 +77,18 @@ def in_float32(module: nn.Module) -> nn.Module:
 
     module.float().register_forward_pre_hook(widened, with_kwargs=True)
     return module
+
+
+def _run_plainly(module: nn.Module) -> None:
+    """Takes parts out of the wrappers of torch.compile, which would compile them for each size that is tried."""
+    import torch
+
+    for part in list(module.modules()):
+        if part._compiled_call_impl is not None:  # of `part.compile()`
+            part._compiled_call_impl = None
+        for name, child in list(part.named_children()):
+            if isinstance(original := getattr(child, "_orig_mod", None), torch.nn.Module):
+                setattr(part, name, original)
 
 
 def precision_notes(precision: str) -> tuple[str, ...]:

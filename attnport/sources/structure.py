@@ -278,7 +278,9 @@ class Observed:
     def __init__(self, module: nn.Module, arguments: Arguments, outputs: Sequence[str], text: str) -> None:
         self._module, self._arguments, self._wanted, self._text = module, arguments, tuple(outputs), text
         self._caches = Caches(module)
-        self.adapts = False
+        # A hook that is given no keywords looks at arguments by position.
+        self._by_position = bool(module._forward_pre_hooks.keys() - module._forward_pre_hooks_with_kwargs.keys())
+        self.adapts = self._by_position
 
     def __call__(self, /, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
         """The outputs by name.
@@ -291,7 +293,11 @@ class Observed:
         args, kwargs = self._arguments.bound(tensors)
         taken = [name for name in self._arguments.signature.parameters if kwargs.get(name) is tensors.get(name, self)]
         with self._caches.unused():
-            result = self._module(*args, **kwargs)
+            if self._by_position:
+                bound = self._arguments.signature.bind(*args, **kwargs)
+                result = self._module(*bound.args, **bound.kwargs)
+            else:
+                result = self._module(*args, **kwargs)
         found = flat_outputs(result, self._arguments.names)
         if not found:
             raise SpecError(
@@ -372,6 +378,9 @@ class _Hooks:
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls `forward` between the hooks, as torch does."""
+        if self._before.keys() - self._before_with.keys():  # a hook that is given no keywords looks by position
+            bound = inspect.signature(forward).bind(*args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
         for number, before in self._before.items():
             if number in self._before_with:
                 args, kwargs = before(module, args, kwargs) or (args, kwargs)

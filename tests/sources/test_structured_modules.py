@@ -113,6 +113,28 @@ def test_an_instance_that_is_adapted_is_left_as_it_was() -> None:
     assert type(module) is modules.DictOut
 
 
+def test_a_hook_that_looks_at_arguments_by_position_finds_them(tmp_path: Path) -> None:
+    module = nn.Linear(4, 4).eval()
+    module.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    artifact = attnport.export(module, tmp_path / "out", args=(torch.zeros(3, 4),))
+    artifact.fuse("ort_cpu")
+    with artifact.open("ort_cpu") as session, torch.no_grad():
+        expected = module(torch.zeros(2, 4)).numpy()
+        assert abs(session.run(input=torch.zeros(2, 4))["output"] - expected).max() < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_nothing_is_compiled_for_each_size_that_is_tried() -> None:
+    module = nn.Sequential(torch.compile(nn.Sequential(nn.Linear(4, 4))), nn.Linear(4, 4))
+    module[1].compile()
+    names = ["0._orig_mod.0.weight", "0._orig_mod.0.bias", "1.weight", "1.bias"]
+    copied = kept_copy(module)
+    assert list(copied.state_dict()) == [name.replace("_orig_mod.", "") for name in names]
+    assert all(part._compiled_call_impl is None for part in copied.modules())
+    assert list(module.state_dict()) == names
+    assert module[1]._compiled_call_impl is not None
+
+
 def test_hooks_of_the_module_see_its_own_arguments_and_result() -> None:
     spec = loaded("hooked", [X])
     assert [each.name for each in spec.io.outputs] == ["pooled"]
