@@ -50,9 +50,9 @@ def server(app: Path) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def idle_bytes(server: Server) -> int:
-    """What the server holds before anything much is asked of it."""
+    """What the server holds before the request, with what the allocator kept of earlier ones."""
     return sum(each.memory_info().rss for each in processes(server))
 
 
