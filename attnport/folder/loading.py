@@ -243,11 +243,17 @@ def _record(source: Source) -> str:
     return f"seen.{digest_text(str(Path.cwd()), to_json(source))[:32]}.json"
 
 
+_WEIGHTS = {".pt", ".pth", ".bin", ".ckpt", ".h5", ".hdf5", ".keras", ".npz", ".npy", ".safetensors", ".parquet",
+            ".arrow", ".msgpack", ".model", ".so"}  # fmt: skip
+"""Endings of files that native code may read while a module is made."""
+
+
 def _listing(folder: str) -> str:
-    """A digest of the names of the files in a folder, and of their states: native code may have read them unseen."""
+    """A digest of the names of the files in a folder, and of the states of weights: native code may have read them."""
     try:
+        files = [path for path in Path(folder).iterdir() if path.is_file()]
         return digest_text(
-            *sorted(f"{path.name} {state_of(str(path))}" for path in Path(folder).iterdir() if path.is_file())
+            *sorted(f"{path.name} {state_of(str(path)) if path.suffix in _WEIGHTS else ''}" for path in files)
         )
     except OSError:
         return ""

@@ -72,8 +72,8 @@ class Spread:
         if one.shape != other.shape or one.size == 0:
             self.problem = self.problem or f"shapes {list(one.shape)} and {list(other.shape)}"
             return
-        one, other = without_fills(one.astype(np.float64), other.astype(np.float64))
-        difference = one - other
+        one, other = without_fills(one, other)
+        difference = one.astype(np.float64) - other.astype(np.float64)
         if not np.isfinite(difference).all():
             self.problem = self.problem or "NaN or Inf"
             return

@@ -6,9 +6,11 @@ All are over the valid elements; what stands in padded query rows is measured ap
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,9 +71,11 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
         return Errors(problem=problem)
     if expected.size == 0:
         return Errors(rms=0.0, max=0.0)  # an output that is empty at these sizes has its shape alone
-    if _floating(spec):
-        got, expected = without_fills(got, expected, valid)
-    finite = np.isfinite(expected).reshape(*valid.shape, -1)
+    fills = fills_of(expected, valid)
+    finite = np.isfinite(expected)
+    if fills is not None and not finite.all():
+        finite |= np.isinf(expected) & np.isfinite(without_fills(got, expected, valid)[1])
+    finite = finite.reshape(*valid.shape, -1)
     # Rows without any number, as of a mean over no key: nobody can tell what would be right there.
     undefined: Array = np.asarray(~finite.any(-1))
     if not (valid & ~undefined).any():
@@ -79,7 +83,7 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
     compared = valid & ~undefined
     if not compared.any():
         return Errors(problem="no element to compare")
-    parts = [_part(got.dtype.name, spec, *arrays) for arrays in _blocks(got, expected, compared, undefined)]
+    parts = [_part(got.dtype.name, spec, fills, *arrays) for arrays in _blocks(got, expected, compared, undefined)]
     elements = sum(part.elements for part in parts)
     scale = _rms_of([(part.elements, part.reference) for part in parts])
     # No rounding makes another whole number of one.
@@ -152,7 +156,11 @@ def _blocks(got: Array, expected: Array, *rows: Array) -> Iterator[tuple[Array, 
         yield result, wanted, *(array.reshape(count)[at : at + step] for array in rows)
 
 
-def _part(dtype: str, spec: TensorSpec, result: Array, wanted: Array, valid: Array, undefined: Array) -> _Part:
+def _part(
+    dtype: str, spec: TensorSpec, fills: Fills | None, result: Array, wanted: Array, valid: Array, undefined: Array
+) -> _Part:
+    if fills is not None:
+        fills.replace(result, wanted)
     result[undefined] = wanted[undefined] = 0.0
     padded = None if valid.all() else _beside(result[~valid], wanted[~valid])
     picked, reference = result[valid], wanted[valid]
@@ -179,54 +187,102 @@ def _part(dtype: str, spec: TensorSpec, result: Array, wanted: Array, valid: Arr
     )
 
 
-def without_fills(got: Array, expected: Array, valid: Array | None = None) -> tuple[Array, Array]:
-    """A result and its reference with ordinary numbers where both have one that stands for none, such as -1e9 or -inf.
+_FILL, _APART, _NEAR = 1e4, 1e4, 0.01
+"""The least number that stands for none, how many times all others it is, and how near to it are equal ones, and a
+result's own."""
+_ENDS, _LARGEST_FP16 = 3e38, 65504.0
 
-    A module fills places with it that nobody is to use, as of words that are not allowed. Beside it any error of the
-    others would be small. A result has the same one if they differ by 1 % at most, or if its own is infinite or the
-    largest of a float type: float64, float32 and fp16 have other lowest numbers.
+
+class Fills(NamedTuple):
+    """The numbers of a reference that stand for none, such as -1e9 or -inf: those that are `level` and more in size.
+
+    A module fills places with one that nobody is to use, as of words that are not allowed. Beside it any error of the
+    others would be small. `low` and `high` are the least and the largest of the others.
+    """
+
+    level: float
+    low: float
+    high: float
+
+    def replace(self, result: Array, wanted: Array) -> None:
+        """Puts ordinary numbers, which change no argmax, where both have the same fill, in place, in float64.
+
+        A result has the same one if it differs by 1 % at most. It may also be infinite or the lowest number of another
+        float type where the fill is one of these, or below zero: types have different lowest numbers.
+        """
+        places = np.abs(wanted) >= self.level
+        if not places.any():
+            return
+        got, own = result[places], wanted[places]
+        size = np.abs(got)
+        with np.errstate(invalid="ignore"):
+            ends = np.isinf(size) | (size >= _ENDS) | (np.abs(size - _LARGEST_FP16) <= _NEAR * _LARGEST_FP16)
+            near = np.abs(got - own) <= _NEAR * np.abs(own)
+        agree = (np.sign(got) == np.sign(own)) & (near | (ends & ((own < 0) | (np.abs(own) >= _ENDS))))
+        number = np.where(own < 0, self.low, self.high)
+        result[places], wanted[places] = np.where(agree, number, got), np.where(agree, number, own)
+
+
+def fills_of(expected: Array, valid: Array | None = None) -> Fills | None:
+    """The numbers of a reference that stand for none; None where there are none.
+
+    They are infinite, or the largest of a float type, or several equal ones, or their sums, that are `_APART` times all
+    others; at each of several levels.
 
     Args:
         valid: Which elements count, over the leading dims; None = all.
     """
-    if max(-float(expected.min(initial=0.0)), float(expected.max(initial=0.0))) < _FILL:  # without a copy
-        return got, expected
-    counted = expected if valid is None else expected[valid]
-    level = _fill_level(counted)
-    fills = np.abs(expected) >= level
-    if not fills.any():
-        return got, expected
-    result, reference = got[fills].astype(np.float64), expected[fills]
-    size = np.abs(result)
-    with np.errstate(invalid="ignore"):
-        ends = np.isinf(size) | (size >= _ENDS) | (np.abs(size - _LARGEST_FP16) <= _NEAR * _LARGEST_FP16)
-        near = np.abs(result - reference) <= _NEAR * np.abs(reference)
-    agree = (np.sign(result) == np.sign(reference)) & (ends | near)
-    places = fills.copy()
-    places[fills] = agree
-    others = counted[np.abs(counted) < level]
-    low, high = (float(others.min()), float(others.max())) if others.size else (0.0, 0.0)
-    number = np.where(expected < 0, low, high)  # which changes no argmax
-    return np.where(places, number, got).astype(got.dtype), np.where(places, number, expected)
-
-
-_FILL, _FAR_FILL, _APART, _NEAR = 1e4, 5e4, 1e4, 0.01
-"""The least number that may be a fill, if all such are equal; the least if they are not; how many times all others it
-is; how near a result's own has to be."""
-_LARGEST_FP16, _ENDS = 65504.0, 3e38
-
-
-def _fill_level(reference: Array) -> float:
-    """The size from which on numbers are fills: `_APART` times all others, level by level; infinite where none is."""
-    sizes, level = np.abs(reference[np.isfinite(reference)]), math.inf
-    while sizes.size:
-        top = float(sizes.max())
-        far = sizes >= top / 10
-        rest = sizes[~far]
-        if top < _FILL or not rest.size or _APART * rms(rest) > top or (top < _FAR_FILL and np.ptp(sizes[far]) > 0):
+    if not expected.size or _kind(expected) != "floating":
+        return None
+    ends = float(expected.min()), float(expected.max())
+    if max(-ends[0], ends[1]) < _FILL and not math.isnan(ends[0]):  # without a copy
+        return None
+    level, has_infinite = math.inf, bool(np.isinf(expected).any())
+    while True:
+        sizes = functools.partial(_sizes, expected, valid, level)
+        top = max((float(part.max()) for part in sizes() if part.size), default=0.0)
+        least = min((float(part[part >= top / 10].min(initial=top)) for part in sizes() if part.size), default=0.0)
+        count, is_equal, rest = 0, True, [(0, 0.0)]
+        for part in sizes() if top >= _FILL else ():
+            far = part[part >= top / 10] / least
+            count, is_equal = count + far.size, is_equal and bool((np.abs(far - np.round(far)) <= _NEAR * far).all())
+            others = part[part < top / 10]
+            rest.append((others.size, rms(others)))
+        alike = least >= _ENDS or (count > 1 and is_equal)
+        if top < _FILL or not sum(n for n, _ in rest) or _APART * _rms_of(rest) > top or not alike:
             break
-        level, sizes = top / 10, rest
-    return level
+        level = top / 10
+    if level == math.inf and not has_infinite:
+        return None
+    others = (part[np.abs(part) < level] for part in _blocks_of(expected, valid))
+    ranges = [(float(part.min()), float(part.max())) for part in others if part.size] or [(0.0, 0.0)]
+    return Fills(level, min(low for low, _ in ranges), max(high for _, high in ranges))
+
+
+def _blocks_of(expected: Array, valid: Array | None) -> Iterator[Array]:
+    """The elements that count, some at a time."""
+    leading = valid.ndim if valid is not None else expected.ndim
+    rows = expected.reshape(math.prod(expected.shape[:leading]), -1)
+    step = max(1, _BLOCK // max(rows.shape[1], 1))
+    for at in range(0, len(rows), step):
+        yield rows[at : at + step] if valid is None else rows[at : at + step][valid.reshape(-1)[at : at + step]]
+
+
+def _sizes(expected: Array, valid: Array | None, limit: float) -> Iterator[Array]:
+    """The sizes of the finite elements that count and are less than a limit, some at a time."""
+    for part in _blocks_of(expected, valid):
+        size = np.abs(part[np.isfinite(part)].astype(np.float64))
+        yield size[size < limit]
+
+
+def without_fills(got: Array, expected: Array, valid: Array | None = None) -> tuple[Array, Array]:
+    """A result and its reference with ordinary numbers where both have the same `Fills`."""
+    fills = fills_of(expected, valid) if _kind(got) == "floating" else None
+    if fills is None:
+        return got, expected
+    result, wanted = got.astype(np.float64), expected.astype(np.float64)
+    fills.replace(result, wanted)
+    return result.astype(got.dtype), wanted
 
 
 def _rms_of(parts: Sequence[tuple[int, float]]) -> float:

@@ -185,15 +185,15 @@ class _TimedSession(ReaderSession):
         Raises:
             FeedError, BundleError, RuntimeMissing: as `run`; or the call cannot be captured as a graph.
         """
-        with self._lock:
+        with self._lock, self._device.current():
             return self._timed(feeds, mode)
 
     def close(self) -> None:
         """As the reader's, after freeing the graph."""
         with self._lock:
             if self._runtime is not None:
-                self._device.bind()
-                self._drop_graph()
+                with self._device.current():
+                    self._drop_graph()
         super().close()
 
     def _configured(self) -> tuple[Any, Any]:

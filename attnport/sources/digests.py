@@ -452,7 +452,6 @@ def weights_digest(text: str, module: nn.Module) -> str:
 # --- what else a module in memory computes with --------------------------------------------------------------------
 
 
-SETTINGS = "attributes of the module"
 _DEEPEST = 6
 
 
@@ -461,16 +460,16 @@ def settings_digest(module: nn.Module) -> str:
     heads, buffers that no checkpoint has, hooks, and classes that no file has, as those of a notebook."""
     import torch
 
-    own = vars(torch.nn.Module()).keys() - {"_forward_hooks", "_forward_pre_hooks"}
-    known: dict[int, tuple[Any, str]] = {}
+    own, known = vars(torch.nn.Module()).keys(), dict[int, tuple[Any, str]]()
     sha = hashlib.sha256()
     for path, part in sorted(module.named_modules()):
         kinds = [kind for kind in type(part).__mro__ if not getattr(sys.modules.get(kind.__module__), "__file__", None)]
         held = {name: value for name, value in vars(part).items() if name not in own}
+        hooks = [*part._forward_pre_hooks.values(), *part._forward_hooks.values()]
         made = {name: part._buffers[name] for name in part._non_persistent_buffers_set}
         code = [_described(function, known) for kind in kinds for _, function in sorted(vars(kind).items())
                 if isinstance(function, FunctionType)]  # fmt: skip
-        sha.update(f"{path} {type(part).__qualname__} {_described([held, made, code], known)}\n".encode())
+        sha.update(f"{path} {type(part).__qualname__} {_described([held, hooks, made, code], known)}\n".encode())
     return sha.hexdigest()
 
 
@@ -478,11 +477,15 @@ def _described(value: Any, known: dict[int, tuple[Any, str]], depth: int = 0) ->
     """A value in words that are the same in every process. One that has none, such as a lock, is named by its type.
 
     Args:
-        known: By the `id` of a value, the value, which keeps its id, and its text. A circle of objects ends here.
+        known: By the `id` of a value, the value, which keeps its id, and a digest of its text. A circle of objects ends
+            here.
     """
+    import numpy as np
     import torch
 
     kind = type(value).__qualname__
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
         return repr(value)
     if depth > _DEEPEST or isinstance(value, torch.nn.Module):  # one that is registered is described by itself
@@ -492,7 +495,7 @@ def _described(value: Any, known: dict[int, tuple[Any, str]], depth: int = 0) ->
         own, parts = _taken_apart(value)
         texts = [_described(part, known, depth + 1) for part in parts]
         in_order = sorted(texts) if isinstance(value, set | frozenset) else texts
-        known[id(value)] = value, f"{kind}({own} {', '.join(in_order)})"
+        known[id(value)] = value, digest_text(kind, own, *in_order)
     return known[id(value)][1]
 
 
@@ -502,8 +505,13 @@ def _taken_apart(value: Any) -> tuple[str, Iterable[Any]]:
     import torch
 
     if isinstance(value, torch.Tensor):
-        data = value.detach().cpu().to_dense().contiguous().reshape(-1).view(torch.uint8)
-        return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(data.numpy().data).hexdigest()}", ()
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # one without data, as of the meta device
+            data = value.detach().cpu().to_dense().resolve_conj().resolve_neg().contiguous()
+            content = hashlib.sha256(data.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+            return f"{value.dtype} {tuple(value.shape)} {content}", ()
+        return str(value.dtype), ()
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return str(value.shape), value.reshape(-1).tolist()
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}", ()
     if isinstance(value, Mapping):

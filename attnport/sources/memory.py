@@ -12,7 +12,7 @@ from attnport.artifacts import IN_MEMORY, Dim, ModelSpec, Source
 from attnport.errors import SpecError, first_line
 from attnport.patches import Patch, patched
 from attnport.sources.declare import declared_arguments, observed_spec
-from attnport.sources.digests import SETTINGS, code_digest, settings_digest
+from attnport.sources.digests import settings_digest
 from attnport.sources.load import sealed
 from attnport.sources.parsing import text_of
 from attnport.sources.plain import in_float32, plain_module
@@ -109,10 +109,9 @@ def hold(spec: ModelSpec) -> ModelSpec:
         spec = dataclasses.replace(spec, source=dataclasses.replace(spec.source, text=f"{spec.name}{IN_MEMORY}"))
     module = spec.make()
     found = sealed(spec, module)
-    depends = {**found.depends, SETTINGS: settings_digest(module)}
-    source = dataclasses.replace(found.source, code_digest=code_digest(depends))
+    source = dataclasses.replace(found.source, settings_digest=settings_digest(module))
     # The `make` of `sealed` returns the first module itself, which a caller might change; this one returns copies.
-    found = dataclasses.replace(found, source=source, depends=depends, make=spec.make)
+    found = dataclasses.replace(found, source=source, make=spec.make)
     _HELD[found.source] = found
     return found
 
@@ -141,6 +140,8 @@ def stored(source: Source) -> ModelSpec:
 def given_again(module: nn.Module, source: Source) -> ModelSpec:
     """The model of a source in memory, from the module that was exported. `held` finds it as long as it is in use.
 
+    Its attributes may be others, as a run changes some; a check shows whether the numbers are.
+
     Raises:
         SpecError: the module is another one, or the source is no module in memory.
     """
@@ -148,10 +149,11 @@ def given_again(module: nn.Module, source: Source) -> ModelSpec:
         raise SpecError(f"{source.text} is loaded by its SPEC; a module does not apply.", hint="Leave it out.")
     copied = kept_copy(module)
     found = memory_spec(copied, *declared_arguments(source.text, copied, source.inputs, source.dims), source.outputs)
-    for part, named in (("code", "code or the attributes"), ("weights", "weights")):
+    for part in ("code", "weights"):
         if getattr(found.source, f"{part}_digest") != getattr(source, f"{part}_digest"):
             raise SpecError(
-                f"the {named} of this module are not those of {source.text}.",
+                f"the {part} of this module are not those of {source.text}.",
                 hint="Give the module as it was exported, or export again.",
             )
+    found = _HELD[source] = dataclasses.replace(found, source=source)
     return found

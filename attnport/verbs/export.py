@@ -374,8 +374,8 @@ def _made(
         guards, decided, trace = captured.guards, captured.decided, captured.trace
         if captured.written:
             note(
-                f"the module writes to its buffer {', '.join(captured.written)}, which a graph does not: each call "
-                "begins with it as it is now. To keep it from call to call, take it as an input and return it"
+                f"the module writes to {' and '.join(captured.written)}, and a graph keeps nothing: each call begins "
+                "with what such a buffer holds now. To keep it from call to call, take it as an input and return it"
             )
         if unknown := [str(output) for output in spec.io.outputs if UNKNOWN_SIZE in output.dims]:
             why = f"depends on values{captured.reads}" if captured.reads else "is no expression of dims"

@@ -63,6 +63,8 @@ _STOPS, _STOP_LETTERS = 4, 256
 """The most texts that end a text, and the letters of one: they are looked for at every token."""
 _TEMPLATE_S = 10.0
 """The most seconds of a chat template, which takes milliseconds: its author may have written a loop without an end."""
+_WIDE = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{5})|\{[^{}]*:[^{}]*\d{5}")
+"""A format of 10,000 letters and more."""
 _MOST_MADE = 10_000_000
 """The largest product in a chat template, and the most letters of a text times a number."""
 _VALUE = {"float": 16, "base64": 6}
@@ -502,6 +504,32 @@ _END = "end of rendering"
 """A variable of a template that no template can name."""
 
 
+def _limit(value: Any) -> None:
+    """Refuses a number that a method makes as many letters of, and a format with such a width: `"%99999d" % 1`."""
+    from jinja2.exceptions import SecurityError
+
+    large = isinstance(value, int) and abs(value) > _MOST_MADE
+    if large or (isinstance(value, str) and _WIDE.search(value)):
+        raise SecurityError(f"it computes {value!s:.40}")
+
+
+def _limiting(made: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(*args: Any, **values: Any) -> Any:
+        for value in (*args, *values.values()):
+            _limit(value if isinstance(value, int) or made.__name__ == "do_format" else None)
+        return made(*args, **values)
+
+    return checked
+
+
+def _product(operator: str, left: Any, right: Any) -> int:
+    """How much a product makes: a number, or a text or a list so often. A power may be any."""
+    if operator == "**":
+        return _MOST_MADE + 1
+    one, other = (len(value) if hasattr(value, "__len__") else abs(value) for value in (left, right))
+    return int(one * other)
+
+
 def _sandbox() -> Any:
     """jinja2's sandbox, which looks at the time in every call, and in every round of a loop by a call of `step`.
 
@@ -514,11 +542,18 @@ def _sandbox() -> Any:
     class Timed(sandbox.ImmutableSandboxedEnvironment):
         intercepted_binops = frozenset(("**", "*", "%"))
 
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            for name in ("center", "format", "indent"):
+                self.filters[name] = _limiting(self.filters[name])
+
+        def wrap_str_format(self, value: Any) -> Any:
+            if (found := super().wrap_str_format(value)) is not None:
+                _limit(value.__self__)
+            return found
+
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            one, other = (len(value) if hasattr(value, "__len__") else abs(value) for value in (left, right))
-            wide = isinstance(left, str) and re.search(r"[*]|\d{4}", left)  # "%9999d" % 1
-            if operator == "**" or (operator == "*" and one * other > _MOST_MADE) or (operator == "%" and wide):
-                raise SecurityError(f"it computes {left!r:.40} {operator} {right!r:.40}")
+            _limit(left if operator == "%" else _product(operator, left, right))
             return super().call_binop(context, operator, left, right)
 
         def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -534,6 +569,11 @@ def _sandbox() -> Any:
         def call(self, context: Any, what: Any, /, *args: Any, **values: Any) -> Any:
             if time.monotonic() > context.parent[_END]:
                 raise SecurityError(f"it takes more than {_TEMPLATE_S:.0f} s")
+            _limit(
+                getattr(what, "__self__", None) if getattr(what, "__name__", "") in ("format", "format_map") else None
+            )
+            for value in (*args, *values.values()):
+                _limit(value if isinstance(value, int) else None)  # a text may be anybody's
             return super().call(context, what, *args, **values)
 
     return Timed

@@ -52,6 +52,14 @@ def test_a_factor_that_is_less_than_what_the_half_type_has_is_applied_in_float32
     np.testing.assert_allclose(found, np.full(4, 0.003), rtol=0.01)
 
 
+def test_a_small_factor_of_positions_is_kept_once() -> None:
+    body = "p = Cast<to=1>(n) t = Mul(p, c) w = Sin(t) u = Add(t, x) y = Add(w, u)"
+    model = ir.from_proto(written(body, "float[1,N] x, int64[N] n", "float[1,N] y", c=np.array(1e-5, np.float32)))
+    given = {"x": np.zeros((1, 4), np.float16), "n": np.arange(4) * 1000}
+    (found,) = ReferenceEvaluator(checked(model)).run(None, given)
+    np.testing.assert_allclose(found[0], np.sin(given["n"] * 1e-5) + given["n"] * 1e-5, rtol=0.01, atol=1e-4)
+
+
 def test_weights_are_rounded_as_torch_rounds_them() -> None:
     import torch
 

@@ -240,3 +240,34 @@ def test_no_whole_number_is_another_by_rounding() -> None:
     few = measure(np.where(wanted == 10**9, wanted + 5000, wanted), wanted, VALID, spec)
     assert judge("c", "ids", found, Yardstick("fp16", {"c": {"ids": few}})).verdict == "FAIL"
     assert judge("c", "ids", few, Yardstick("fp16", {"c": {"ids": few}})).verdict == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "got"),
+    [([0, 0, 0, 20000], 20100), ([1e-3, 2e-3, 3e-3, 1e5], 99500), ([1, 2, 3, 5e5], np.inf), ([1, 2, 2e5, 2e5], 65504)],
+)
+def test_a_large_number_that_means_something_is_compared(wanted: list[float], got: float) -> None:
+    result = np.array([*wanted[:3], got], np.float32)
+    found = measure(result, np.array(wanted, np.float64), np.ones(4, bool), TensorSpec("y", "float32", ("n",)))
+    assert found.problem or (found.max or 0.0) > 90
+
+
+def test_a_scalar_may_be_infinite_and_whole_numbers_stand_for_themselves() -> None:
+    one, other = metrics.without_fills(np.array(-np.inf, np.float32), np.array(-np.inf))
+    assert one == other == 0
+    ids, others = np.array([0, 0, 30522, 30522]), np.array([0, 0, 30300, 30522])
+    kept = metrics.without_fills(ids, others)
+    assert kept[0] is ids
+    assert kept[1] is others
+
+
+@pytest.mark.parametrize("valid", [None, np.arange(3000) % 3 > 0])
+def test_fills_are_found_in_outputs_of_many_blocks(valid: np.ndarray | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_BLOCK", 1000)
+    wanted = np.random.default_rng(0).standard_normal((3000, 7))
+    wanted[:, 5], wanted[::2, 6] = -1e9, -2e9
+    found = metrics.fills_of(wanted, valid)
+    assert found is not None
+    counted = wanted if valid is None else wanted[valid]
+    assert (found.low, found.high) == (counted[counted > -1e8].min(), counted.max())
+    assert 1e8 <= found.level < 1e9

@@ -515,6 +515,10 @@ def test_a_template_that_does_not_end_is_ended(text: str, monkeypatch: pytest.Mo
         "{{ ([0] * 90000000) | length }}",
         "{{ '%0999999999d' % 1 }}",
         "{{ '%*d' % (999999999, 1) }}",
+        "{{ '%99999999d' | format(1) }}",
+        "{{ '{:99999999}'.format(1) }}",
+        "{{ 'a'.ljust(1000000000) }}",
+        "{{ 'a' | center(1000000000) }}",
     ],
 )
 def test_a_template_makes_nothing_large_of_little(text: str) -> None:
@@ -522,7 +526,8 @@ def test_a_template_makes_nothing_large_of_little(text: str) -> None:
     with pytest.raises(FeedError, match="it computes"):
         template(text).rendered(CHAT, 100_000)
     assert time.monotonic() - began_s < 5
-    assert template("{{ '-' * 3 ~ 2 * 4 ~ '%02d' % 7 ~ 7 % 4 }}").rendered(CHAT, 100) == "---8073"
+    some = "{{ '-' * 3 ~ 2 * 4 ~ '%02d' % 7 ~ 7 % 4 ~ '**%s** 2024' % none ~ ('a' | center(3)) }}"
+    assert template(some).rendered(CHAT, 100) == "---8073**None** 2024 a "
 
 
 def test_chat_needs_jinja2_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

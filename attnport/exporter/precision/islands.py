@@ -128,6 +128,7 @@ def _keep(nodes: Collection[ir.Node], *, cast_outputs: bool) -> None:
     Args:
         cast_outputs: Whether outputs of the graph are cast too.
     """
+    nodes = [node for node in nodes if STAYS not in node.metadata_props]
     for node in nodes:
         node.metadata_props[STAYS] = "1"
     for value in (value for node in nodes for value in node.outputs if value.dtype == ir.DataType.FLOAT):
