@@ -254,8 +254,8 @@ def fills_of(expected: Array, valid: Array | None = None) -> Fills | None:
         level = top / 10
     if level == math.inf and not has_infinite:
         return None
-    others = (part[np.abs(part) < level] for part in _blocks_of(expected, valid))
-    ranges = [(float(part.min()), float(part.max())) for part in others if part.size] or [(0.0, 0.0)]
+    ordinary = (part[np.abs(part) < level] for part in _blocks_of(expected, valid))
+    ranges = [(float(part.min()), float(part.max())) for part in ordinary if part.size] or [(0.0, 0.0)]
     return Fills(level, min(low for low, _ in ranges), max(high for _, high in ranges))
 
 

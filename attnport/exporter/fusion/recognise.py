@@ -587,11 +587,15 @@ def _guard(node: ir.Node, index: Index, softmax: ir.Node) -> tuple[ir.Value, lis
             raise _of_scores(softmax, problem, "multiply v or the output with it")
         return on, [Zeroed(_located(by, index), hides=False, number=True)]
     condition, when_true, when_false = node.inputs
+    is_softmax = functools.partial(comes_from, softmax=softmax)
     for hides, zero, on in ((True, when_true, when_false), (False, when_false, when_true)):
-        if on is not None and comes_from(on, softmax) and scalar(zero) == 0:
-            if hides and _tests_finite(condition, lambda value: comes_from(value, softmax)):
+        if on is not None and comes_from(on, softmax):
+            if hides and _tests_infinite(condition, is_softmax):
+                return on, []  # which a softmax never is
+            if hides and scalar(zero) == 0 and _tests_finite(condition, is_softmax):
                 return on, []  # a softmax is NaN only in a row with no allowed key, which gives zero anyway
-            return on, [Zeroed(_located(condition, index), hides=hides)]
+            if scalar(zero) == 0:
+                return on, [Zeroed(_located(condition, index), hides=hides)]
     raise NotRecognised("after the softmax comes Where, not the product with v")
 
 
@@ -605,7 +609,17 @@ def _tests_finite(condition: ir.Value | None, tested: Callable[[ir.Value | None]
     if node.op_type == "Not":  # `p != p`
         equal = made_by(node.inputs[0], "Equal")
         return equal is not None and equal.inputs[0] is equal.inputs[1] and tested(equal.inputs[0])
-    if node.op_type in ("IsNaN", "IsInf"):
+    return tested(node.inputs[0]) if node.op_type == "IsNaN" else _tests_infinite(condition, tested)
+
+
+def _tests_infinite(condition: ir.Value | None, tested: Callable[[ir.Value | None], bool]) -> bool:
+    """Whether a condition can hold only where what is `tested` is infinite."""
+    node = condition.producer() if condition is not None else None
+    if node is None:
+        return False
+    if node.op_type == "And":
+        return any(_tests_infinite(part, tested) for part in node.inputs)
+    if node.op_type == "IsInf":
         return tested(node.inputs[0])
     if node.op_type == "Equal":
         number = scalar(node.inputs[1])

@@ -51,7 +51,7 @@ def keep_scales(model: ir.Model) -> None:
     Other such numbers hide scores, and are the lowest number of fp16 in it.
     """
     least, most = 2.0**-14, 65504.0
-    kept = {}
+    kept: dict[ir.Node, None] = {}
     for node in model.graph:
         by = scalar(node.inputs[1]) if node.op_type in ("Mul", "Div") and node.domain == "" else None
         if by and (abs(by) < least if node.op_type == "Mul" else most < abs(by) < math.inf):

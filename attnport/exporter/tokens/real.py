@@ -75,7 +75,7 @@ def _not_hidden(graph: ir.Graph, region: Collection[ir.Node], mask: ir.Value, hi
         return ""
     entering = (value for node in region for value in node.inputs if value is None or value.producer() not in region)
     keys = (value for node in graph if node.name in hiding for value in node.inputs[1:2] or node.inputs[:1])
-    rows = {value.name for value in graph.inputs if sizes_of(value)[:2] == sizes_of(mask)} - {mask.name}
+    rows = {str(value.name) for value in graph.inputs if sizes_of(value)[:2] == sizes_of(mask)} - {mask.name}
     return min(rows & set(inputs_behind(entering)) - set(inputs_behind(keys)), default="")
 
 
