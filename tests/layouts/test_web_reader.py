@@ -120,7 +120,7 @@ def test_scores_of_pairs_are_those_of_python(read: Callable[..., dict[str, Any]]
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     torch.manual_seed(0)
-    config = BertConfig(vocab_size=60, max_position_embeddings=40, num_labels=1, **sizes)
+    config = BertConfig(vocab_size=60, max_position_embeddings=40, num_labels=1, initializer_range=0.3, **sizes)
     BertForSequenceClassification(config).eval().save_pretrained(tmp_path / "source")
     text_artifact.write_tokenizer(tmp_path / "source" / "tokenizer.json")
     export(f"hf:{tmp_path / 'source'}", tmp_path / "out")

@@ -15,6 +15,7 @@ from typing import cast
 
 from attnport.artifacts import SourceAttention
 from attnport.exporter.counting import counts
+from attnport.exporter.fusion.elements import element
 from attnport.exporter.fusion.formula import ZERO, Const, Expr, axes_of, op
 from attnport.exporter.fusion.indices import KEY, LAYOUT, Index, Layout, Located, broadcast_index, relaid, source_of
 from attnport.exporter.fusion.mask import Mask, MaskReader
@@ -592,11 +593,19 @@ def _guard(node: ir.Node, index: Index, softmax: ir.Node) -> tuple[ir.Value, lis
         if on is not None and comes_from(on, softmax):
             if hides and _tests_infinite(condition, is_softmax):
                 return on, []  # which a softmax never is
-            if hides and scalar(zero) == 0 and _tests_finite(condition, is_softmax):
+            is_zero = _is_zero(zero, index)
+            if hides and is_zero and _tests_finite(condition, is_softmax):
                 return on, []  # a softmax is NaN only in a row with no allowed key, which gives zero anyway
-            if scalar(zero) == 0:
+            if is_zero:
                 return on, [Zeroed(_located(condition, index), hides=hides)]
     raise NotRecognised("after the softmax comes Where, not the product with v")
+
+
+def _is_zero(value: ir.Value | None, index: Index) -> bool:
+    """Whether a value is zero, also one of many elements, as of `zeros_like`."""
+    at = broadcast_index(value, index) if value is not None else None
+    found = element(value, at) if at is not None else None
+    return scalar(value) == 0 or (isinstance(found, Const) and found.value == 0)
 
 
 def _tests_finite(condition: ir.Value | None, tested: Callable[[ir.Value | None], bool]) -> bool:
