@@ -86,8 +86,8 @@ tests/exporter/test_mask_kinds.py
     + proved = proved and (before or 0) >= 0
 tests/parity/test_metrics.py tests/parity/test_parity.py
   attnport/parity/metrics.py: numbers that stand for none make the others' errors small
-    - fills = fills_of(expected, valid)
-    + fills = None
+    - parts = [_part(got.dtype.name, spec, fills, *arrays)
+    + parts = [_part(got.dtype.name, spec, None, *arrays)
   attnport/parity/metrics.py: any number in the place of one that stands for none is right
     - agree = (np.sign(got) == np.sign(own)) & (near | (ends & ((own < 0) | (np.abs(own) >= _ENDS))))
     + agree = np.ones(got.shape, bool)
