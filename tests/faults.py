@@ -387,7 +387,10 @@ tests/exporter/test_other_numbers.py
   attnport/exporter/fusion/rules/softmax.py: one query stands for many rows
     - if at is not None and _size(at, axis) == 1 != _size(scores, axis):
     + if False:
-  attnport/exporter/fusion/mask.py: -inf hides keys also where it is clamped
+  attnport/exporter/fusion/recognise.py: -inf in the place of scores hides keys also where it is clamped
+    - low = max(constant.value * self.scale, self.reader.floor)
+    + low = constant.value * self.scale
+  attnport/exporter/fusion/mask.py: -inf that is added hides keys also where it is clamped
     - lows = [max(low, self.floor) for low in _lows(found, times)]
     + lows = _lows(found, times)
   attnport/exporter/fusion/recognise.py: any number in the place of NaN is zero

@@ -45,6 +45,13 @@ GRAPHS = {
         f"""{PRODUCT} {KEYS} least = Constant<value_float=-3.4028234663852886e38>() clamped = Max(masked, least)
             p = Softmax<axis=-1>(clamped) y = MatMul(p, v)""",
     ),
+    "-inf that is added and clamped": (
+        f"{QKV}, bool[B,T] m",
+        f"""{PRODUCT} axes = Constant<value_ints=[1,2]>() keys = Unsqueeze(m, axes) none = Constant<value_float=0.0>()
+            hidden = Where(keys, none, low) masked = Add(s, hidden)
+            least = Constant<value_float=-3.4028234663852886e38>() clamped = Max(masked, least)
+            p = Softmax<axis=-1>(clamped) y = MatMul(p, v)""",
+    ),
     "another number for a row without a key": (
         f"{QKV}, bool[B,T] m",
         f"""{PRODUCT} {KEYS} p = Softmax<axis=-1>(masked) none = IsNaN(p) fifth = Constant<value_float=0.2>()

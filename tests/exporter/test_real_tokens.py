@@ -271,7 +271,8 @@ def test_rows_of_an_input_whose_keys_no_attention_hides_are_all_computed(tmp_pat
         torch.randint(0, 50, (3, 6)),
         torch.tensor([[1] * 6, [1] * 3 + [0] * 3, [1] + [0] * 5]),
     )
-    artifact = attnport.export(module, tmp_path / "out", args=given, inputs={"mask": ":padding"})
+    inputs = ["x=float32[batch,seq,32]", "input_ids=int64[batch,seq]:high=50", "mask=int64[batch,seq]:padding"]
+    artifact = attnport.export(module, tmp_path / "out", inputs=inputs)
     artifact.fuse("ort_cpu")
     with artifact.open("ort_cpu") as session, torch.no_grad():
         names = ("x", "input_ids", "mask")
