@@ -394,8 +394,8 @@ tests/exporter/test_other_numbers.py
     - lows = [max(low, self.floor) for low in _lows(found, times)]
     + lows = _lows(found, times)
   attnport/exporter/fusion/recognise.py: any number in the place of NaN is zero
-    - if hides and is_zero and _tests_finite(condition, is_softmax):
-    + if hides and _tests_finite(condition, is_softmax):
+    - if hides and is_zero and _tests_infinite(condition, is_softmax, or_nan=True):
+    + if hides and _tests_infinite(condition, is_softmax, or_nan=True):
   attnport/exporter/fusion/kinds.py: a query before the first key has one of its own
     - if min(known.shift.values(), default=0) < 0:
     + if False:

@@ -14,7 +14,7 @@ from attnport.onnx_graph import attribute, dims_of, ir
 
 
 def name_padded_axes(model: ir.Model) -> None:
-    """Has each constant `Pad` before a `MaxPool` name the axes that it pads, in place.
+    """Rewrites each constant `Pad` before a `MaxPool` to name its axes, in place.
 
     Where a `Pad` names the padding of all axes, ONNX Runtime takes its zeros for the padding of the `MaxPool`, which is
     minus infinity (https://github.com/microsoft/onnxruntime/pull/18136): a window of negative numbers at the border

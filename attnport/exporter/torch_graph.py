@@ -186,7 +186,7 @@ def promote(program: torch.export.ExportedProgram) -> None:
 
 
 def settle_dropout(program: torch.export.ExportedProgram) -> None:
-    """Replaces `torch.rand_like(x) >= 0` and `torch.rand(n) >= 0`, which are always true, in place.
+    """Replaces `torch.rand_like(x) >= 0` and `torch.rand(n) >= 0` by True, in place: they are always true.
 
     OpenFold and Boltz compute this in eval mode. ONNX Runtime has no operator for random numbers at opset 22.
     """
@@ -400,7 +400,7 @@ def slice_from_the_front(program: torch.export.ExportedProgram, is_guarded: Call
 
 
 def read_in_order(program: torch.export.ExportedProgram) -> None:
-    """Gives `as_strided` tensors in the order in which they lie in memory, in place.
+    """Transposes what `as_strided` reads to the order in which it lies in memory, in place.
 
     The exporter counts places in what a tensor's rows make one after the other. Longformer's queries are a transposed
     view: their rows lie between those of other items.

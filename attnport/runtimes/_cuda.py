@@ -95,7 +95,7 @@ def timed(
     run: Callable[[], object],
     downloads: Mapping[str, Array],
 ) -> dict[str, int]:
-    """Times a call by events: ns by part of `DEVICE_PARTS`.
+    """Times the parts of a call on the device by events. Returns nanoseconds by part of `DEVICE_PARTS`.
 
     Args:
         device: Where it is computed.

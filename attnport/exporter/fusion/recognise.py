@@ -316,7 +316,7 @@ class _Walk:
         assert condition is not None
         assert second is not None
         assert third is not None
-        if leads_to_product(third) and _tests_finite(condition, leads_to_product):
+        if leads_to_product(third) and _tests_infinite(condition, leads_to_product, or_nan=True):
             self.finite = True
             return third  # `nan_to_num(q k^T)`, which changes no number
         if self.finite:
@@ -594,7 +594,7 @@ def _guard(node: ir.Node, index: Index, softmax: ir.Node) -> tuple[ir.Value, lis
             if hides and _tests_infinite(condition, is_softmax):
                 return on, []  # which a softmax never is
             is_zero = _is_zero(zero, index)
-            if hides and is_zero and _tests_finite(condition, is_softmax):
+            if hides and is_zero and _tests_infinite(condition, is_softmax, or_nan=True):
                 return on, []  # a softmax is NaN only in a row with no allowed key, which gives zero anyway
             if is_zero:
                 return on, [Zeroed(_located(condition, index), hides=hides)]
@@ -608,28 +608,20 @@ def _is_zero(value: ir.Value | None, index: Index) -> bool:
     return scalar(value) == 0 or (isinstance(found, Const) and found.value == 0)
 
 
-def _tests_finite(condition: ir.Value | None, tested: Callable[[ir.Value | None], bool]) -> bool:
-    """Whether a condition can hold only where what is `tested` is NaN or infinite."""
+def _tests_infinite(
+    condition: ir.Value | None, tested: Callable[[ir.Value | None], bool], *, or_nan: bool = False
+) -> bool:
+    """Whether a condition can hold only where what is `tested` is infinite, or NaN with `or_nan`."""
     node = condition.producer() if condition is not None else None
     if node is None:
         return False
     if node.op_type == "And":
-        return any(_tests_finite(part, tested) for part in node.inputs)
-    if node.op_type == "Not":  # `p != p`
+        return any(_tests_infinite(part, tested, or_nan=or_nan) for part in node.inputs)
+    if node.op_type == "IsInf" or (node.op_type == "IsNaN" and or_nan):
+        return tested(node.inputs[0])
+    if node.op_type == "Not" and or_nan:  # `p != p`
         equal = made_by(node.inputs[0], "Equal")
         return equal is not None and equal.inputs[0] is equal.inputs[1] and tested(equal.inputs[0])
-    return tested(node.inputs[0]) if node.op_type == "IsNaN" else _tests_infinite(condition, tested)
-
-
-def _tests_infinite(condition: ir.Value | None, tested: Callable[[ir.Value | None], bool]) -> bool:
-    """Whether a condition can hold only where what is `tested` is infinite."""
-    node = condition.producer() if condition is not None else None
-    if node is None:
-        return False
-    if node.op_type == "And":
-        return any(_tests_infinite(part, tested) for part in node.inputs)
-    if node.op_type == "IsInf":
-        return tested(node.inputs[0])
     if node.op_type == "Equal":
         number = scalar(node.inputs[1])
         return tested(node.inputs[0]) and isinstance(number, float) and abs(number) == float("inf")

@@ -46,9 +46,9 @@ def keep_positions(model: ir.Model) -> int:
 
 
 def keep_scales(model: ir.Model) -> None:
-    """Marks products with numbers that are less than what fp16 has, and quotients by larger ones, to stay in float32.
+    """Keeps `x * c` and `x / c` in float32 where fp16 has no such c: a factor too small, or a divisor too large.
 
-    Other such numbers hide scores, and are the lowest number of fp16 in it.
+    A large factor, such as the -1e9 of a mask, stays in fp16: it becomes the largest number there.
     """
     least, most = 2.0**-14, 65504.0
     kept: dict[ir.Node, None] = {}
