@@ -85,10 +85,10 @@ tests/exporter/test_mask_kinds.py
     - proved = proved and (before or 0) >= 0 and (causal or later == before)
     + proved = proved and (before or 0) >= 0
 tests/parity/test_metrics.py tests/parity/test_parity.py
-  attnport/parity/metrics.py: numbers that stand for none make the others' errors small
+  attnport/parity/metrics.py: fill values make the others' errors small
     - parts = [_part(got.dtype.name, spec, fills, *arrays)
     + parts = [_part(got.dtype.name, spec, None, *arrays)
-  attnport/parity/metrics.py: any number in the place of one that stands for none is right
+  attnport/parity/metrics.py: any number in the place of a fill value is right
     - agree = (np.sign(got) == np.sign(own)) & (near | (ends & ((own < 0) | (np.abs(own) >= _ENDS))))
     + agree = np.ones(got.shape, bool)
   attnport/parity/metrics.py: whole numbers have a tolerance

@@ -72,10 +72,17 @@ def pinned(program: torch.export.ExportedProgram, contract: IOContract) -> bool:
     is another one at some sizes: of whole windows of 4, `size // (size // 4)` is 4 at all of them."""
     equal = [guard.expr for guard in getattr(_environment(program), "guards", ()) if isinstance(guard.expr, sympy.Eq)]
     dims, _ = _dims(program, contract)
+
+    def is_violated(condition: Any) -> bool:
+        used = sorted(condition.free_symbols, key=str)
+        if any(symbol not in dims for symbol in used):
+            return True
+        return any(_violations(_as_function(condition, used), [dims[symbol] for symbol in used]))
+
     return any(  # what equals 0 is the remainder of a size; a size that is not computed is a dim
         any(side.is_number and side > 1 for side in each.args)
         and not any(side.is_Symbol for side in each.args)
-        and (not each.free_symbols <= dims.keys() or any(_violations(each, sorted(each.free_symbols, key=str), dims)))
+        and is_violated(each)
         for each in equal
     )
 
@@ -100,7 +107,7 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
     dims, factors = _dims(program, contract)
     violated: dict[tuple[tuple[str, int], ...], Guard] = {}
     for guard in getattr(_environment(program), "guards", ()):
-        used = sorted((symbol for symbol in guard.expr.free_symbols), key=str)
+        used = sorted(guard.expr.free_symbols, key=str)
         if not used or any(symbol not in dims for symbol in used):
             continue
         text = str(guard.expr.subs({symbol: _name(dims[symbol], factors) for symbol in used}))
@@ -111,7 +118,7 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
         parts = [[dim] for dim in _parts(holds, ranges[0])] if len(used) == 1 else [_below(holds, ranges)]
         one_way = tuple(tuple(_multiplied(dim, factors[dim.name]) for dim in part) for part in parts if part)
         by_name = _by_name(holds, [(dim.name, factors[dim.name]) for dim in ranges])
-        for multiples in _violations(guard.expr, used, dims):
+        for multiples in _violations(holds, ranges):
             sizes = {name: size * factors[name] for name, size in multiples.items()}
             found = Guard(text, _place(guard.sloc), sizes, special, by_name, one_way)
             violated.setdefault(tuple(sorted(sizes.items())), found)
@@ -131,7 +138,7 @@ def is_guarded(size: Any, contract: IOContract, program: torch.export.ExportedPr
         return False
     computed = _compiled(expression, used)
     try:
-        values = {sizes: int(computed(*sizes)) for sizes in _some_sizes(used, dims)}
+        values = {sizes: int(computed(*sizes)) for sizes in _some_sizes([dims[symbol] for symbol in used])}
     except (ZeroDivisionError, ValueError, TypeError):
         return False
     ways = [
@@ -154,7 +161,7 @@ def _multiplied(dim: Dim, step: int) -> Dim:
 
 
 def _by_name(holds: Callable[..., bool], factors: Sequence[tuple[str, int]]) -> Callable[[Mapping[str, int]], bool]:
-    """A function of the sizes of dims, which are so many times its symbols, as one of sizes by name."""
+    """A condition on symbols as one on sizes by dim; `factors` says how many times its symbol each dim is."""
     return lambda sizes: holds(*(sizes[name] // factor for name, factor in factors))
 
 
@@ -163,33 +170,35 @@ def _name(dim: Dim, factors: Mapping[str, int]) -> Any:
     return sympy.Symbol(dim.name if factor == 1 else f"({dim.name}//{factor})", integer=True, positive=True)
 
 
-def _violations(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) -> Iterator[dict[str, int]]:
+def _violations(holds: Callable[..., bool], ranges: Sequence[Dim]) -> Iterator[dict[str, int]]:
     """The smallest sizes at which a condition is false, and the smallest of them without a size of 0 or 1."""
     with_few = False
-    holds = _as_function(condition, used)
-    for sizes in _some_sizes(used, dims):
+    for sizes in _some_sizes(ranges):
         if (min(sizes) < 2 and with_few) or holds(*sizes):
             continue
-        yield {dims[symbol].name: size for symbol, size in zip(used, sizes, strict=True)}
+        yield {dim.name: size for dim, size in zip(ranges, sizes, strict=True)}
         if min(sizes) >= 2:
             return
         with_few = True
 
 
-def _some_sizes(used: Sequence[Any], dims: Mapping[Any, Dim]) -> Iterator[tuple[int, ...]]:
-    """Sizes of some symbols, the smallest first: all but very large ones of one, fewer of several."""
+def _some_sizes(dims: Sequence[Dim]) -> Iterator[tuple[int, ...]]:
+    """Sizes of some dims, the smallest first: of one dim all but very large ones, of several fewer."""
     ranges = []
-    for dim in (dims[symbol] for symbol in used):
-        most = _SCANNED if len(used) == 1 else _COMBINED
+    for dim in dims:
+        most = _SCANNED if len(dims) == 1 else _COMBINED
         first = range(dim.min, min(dim.max, dim.min + most * dim.step) + 1, dim.step)
         ranges.append(sorted({*first, dim.opt, dim.max}))
     return itertools.islice(itertools.product(*ranges), 4 * _SCANNED)
 
 
 def _parts(holds: Callable[..., bool], dim: Dim) -> list[Dim]:
-    """The first sizes of a dim that have one answer, and the last ones, the larger part first; then the multiples of a
-    number, if they have one answer. A part has more sizes than one."""
-    answers = {size: holds(size) for (size,) in _some_sizes([dim.name], {dim.name: dim})}
+    """Ranges in which a condition has one answer: the first and the last run of equal answers, the longer first.
+
+    If there are more runs than two, also the multiples of the smallest step that have one answer. Ranges of one size
+    are left out.
+    """
+    answers = {size: holds(size) for (size,) in _some_sizes([dim])}
     runs = [list(run) for _, run in itertools.groupby(answers, key=answers.__getitem__)]
     parts = [(run, run[-1], dim.step) for run in sorted((runs[0], runs[-1]), key=len, reverse=True)]
     for step in range(2 * dim.step, (_LONGEST_STEP + 1) * dim.step, dim.step) if len(runs) > 2 else ():

@@ -152,8 +152,8 @@ def read_goldens(
     """The golden cases of an artifact with a bound for every output and plan.
 
     A form in integers is compared with what it gave itself where it was judged, in cases of its own: measured from
-    float64, one that computes something else might pass. Numbers that stand for none, which are others in each
-    precision, are not compared.
+    float64, one that computes something else might pass. Fill values, which differ between precisions,
+    are not compared.
 
     Args:
         own: For each of the plans that is in integers, the form in it.

@@ -36,7 +36,7 @@ class Errors:
         problem: Why the result fails whatever its errors are (another shape, NaN, ...), or "". Without `rms` and `max`
             there is nothing to judge.
         raised: What was raised in place of a result, or "".
-        unequal: Of an output of whole numbers, how many are others; None of one of floating point.
+        unequal: How many elements of an output of integers or booleans differ; None for floating point.
     """
 
     elements: int = 0
@@ -74,7 +74,9 @@ def measure(got: Array | None, expected: Array, valid: Array, spec: TensorSpec) 
     fills = fills_of(expected, valid)
     finite = np.isfinite(expected)
     if fills is not None and not finite.all():
-        finite |= np.isinf(expected) & np.isfinite(without_fills(got, expected, valid)[1])
+        result, wanted = got.astype(np.float64), expected.astype(np.float64)
+        fills.replace(result, wanted)
+        finite = np.isfinite(wanted)
     finite = finite.reshape(*valid.shape, -1)
     # Rows without any number, as of a mean over no key: nobody can tell what would be right there.
     undefined: Array = np.asarray(~finite.any(-1))
@@ -188,16 +190,17 @@ def _part(
 
 
 _FILL, _APART, _NEAR = 1e4, 1e4, 0.01
-"""The least number that stands for none, how many times all others it is, and how near to it are equal ones, and a
-result's own."""
+"""The least size of a fill value, how many times the RMS of all other elements it has to be, and the relative
+difference up to which two numbers are one fill value."""
 _ENDS, _LARGEST_FP16 = 3e38, 65504.0
+"""From this size on a number is the largest of float32, bfloat16 or float64; and that of float16."""
 
 
 class Fills(NamedTuple):
-    """The numbers of a reference that stand for none, such as -1e9 or -inf: those that are `level` and more in size.
+    """The fill values of a reference, such as -1e9 or -inf: its elements of size `level` or more.
 
-    A module fills places with one that nobody is to use, as of words that are not allowed. Beside it any error of the
-    others would be small. `low` and `high` are the least and the largest of the others.
+    A module puts them where a result is not to be used, as for words that are not allowed. Counted in the scale of the
+    reference, they would hide any error of the other elements. `low` and `high` are the range of those others.
     """
 
     level: float
@@ -224,10 +227,10 @@ class Fills(NamedTuple):
 
 
 def fills_of(expected: Array, valid: Array | None = None) -> Fills | None:
-    """The numbers of a reference that stand for none; None where there are none.
+    """The fill values of a reference; None where there are none.
 
-    They are infinite, or the largest of a float type, or several equal ones, or their sums, that are `_APART` times all
-    others; at each of several levels.
+    An infinity is one. So are numbers of at least `_APART` times the RMS of all smaller ones, if each is the largest of
+    its float type, or if there are several and all are multiples of one. The search is repeated below each level found.
 
     Args:
         valid: Which elements count, over the leading dims; None = all.
@@ -237,22 +240,23 @@ def fills_of(expected: Array, valid: Array | None = None) -> Fills | None:
     ends = float(expected.min()), float(expected.max())
     if max(-ends[0], ends[1]) < _FILL and not math.isnan(ends[0]):  # without a copy
         return None
-    level, has_infinite = math.inf, bool(np.isinf(expected).any())
+    level = math.inf
     while True:
         sizes = functools.partial(_sizes, expected, valid, level)
-        top = max((float(part.max()) for part in sizes() if part.size), default=0.0)
-        least = min((float(part[part >= top / 10].min(initial=top)) for part in sizes() if part.size), default=0.0)
-        count, is_equal, rest = 0, True, [(0, 0.0)]
-        for part in sizes() if top >= _FILL else ():
-            far = part[part >= top / 10] / least
+        top = max((float(part.max(initial=0.0)) for part in sizes()), default=0.0)
+        if top < _FILL:
+            break
+        least = min(float(part[part >= top / 10].min(initial=top)) for part in sizes())
+        count, is_equal, rest = 0, True, list[tuple[int, float]]()
+        for part in sizes():
+            far, others = part[part >= top / 10] / least, part[part < top / 10]
             count, is_equal = count + far.size, is_equal and bool((np.abs(far - np.round(far)) <= _NEAR * far).all())
-            others = part[part < top / 10]
             rest.append((others.size, rms(others)))
         alike = least >= _ENDS or (count > 1 and is_equal)
-        if top < _FILL or not sum(n for n, _ in rest) or _APART * _rms_of(rest) > top or not alike:
+        if not alike or not any(size for size, _ in rest) or _APART * _rms_of(rest) > top:
             break
         level = top / 10
-    if level == math.inf and not has_infinite:
+    if level == math.inf and not np.isinf(expected).any():
         return None
     ordinary = (part[np.abs(part) < level] for part in _blocks_of(expected, valid))
     ranges = [(float(part.min()), float(part.max())) for part in ordinary if part.size] or [(0.0, 0.0)]

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from attnport.artifacts import AUTO, CASTS, PLANS, EngineRecord, IOContract, Ran, Session
 from attnport.errors import ArtifactError, IntegrityError, RuntimeMissing, UnavailableError, UsageError
 from attnport.jsonfile import digest_file, digest_text
@@ -211,7 +213,16 @@ class _TimedSession(ReaderSession):
         return config, compiled
 
     def _timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
-        context, _, uploads, outputs = self._prepared(feeds)
+        context, _ = self._context_for(feeds)
+        uploads = {
+            port.name: np.ascontiguousarray(feeds[port.name], storage(port.dtype)).reshape(feeds[port.name].shape)
+            for port in self.inputs
+        }
+        for name, array in uploads.items():
+            self._bind_input(context, name, array.shape, self._buffer(name, array.nbytes))
+        outputs = {port.name: np.empty(shape, storage(port.dtype)) for port, shape in self._output_shapes(context)}
+        for name, array in outputs.items():
+            context.set_tensor_address(name, self._buffer(name, array.nbytes))
         run = self._execution(context, tuple(sorted((name, array.shape) for name, array in uploads.items())), mode)
         return _cuda.timed(self._device, self._buffers, uploads, run, outputs)
 

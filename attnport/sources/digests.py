@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from logging import Logger
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from attnport.errors import SpecError
@@ -453,11 +453,16 @@ def weights_digest(text: str, module: nn.Module) -> str:
 
 
 _DEEPEST = 6
+_UNSET = CellType()
+"""A variable of an outer function that has no value yet; all of these are equal."""
 
 
 def settings_digest(module: nn.Module) -> str:
-    """SHA-256 over what a module in memory computes with besides weights and files: its attributes, such as a number of
-    heads, buffers that no checkpoint has, hooks, and classes that no file has, as those of a notebook."""
+    """SHA-256 over what a module in memory computes with besides weights and files.
+
+    That is its attributes, its non-persistent buffers, its hooks, and the code of classes that have no file, such as
+    those of a notebook.
+    """
     import torch
 
     own, known = vars(torch.nn.Module()).keys(), dict[int, tuple[Any, str]]()
@@ -466,7 +471,7 @@ def settings_digest(module: nn.Module) -> str:
         kinds = [kind for kind in type(part).__mro__ if not getattr(sys.modules.get(kind.__module__), "__file__", None)]
         held = {name: value for name, value in vars(part).items() if name not in own}
         hooks = [*part._forward_pre_hooks.values(), *part._forward_hooks.values()]
-        made = {name: part._buffers[name] for name in part._non_persistent_buffers_set}
+        made = {name: part._buffers[name] for name in sorted(part._non_persistent_buffers_set)}
         code = [_described(function, known) for kind in kinds for _, function in sorted(vars(kind).items())
                 if isinstance(function, FunctionType)]  # fmt: skip
         sha.update(f"{path} {type(part).__qualname__} {_described([held, hooks, made, code], known)}\n".encode())
@@ -477,8 +482,8 @@ def _described(value: Any, known: dict[int, tuple[Any, str]], depth: int = 0) ->
     """A value in words that are the same in every process. One that has none, such as a lock, is named by its type.
 
     Args:
-        known: By the `id` of a value, the value, which keeps its id, and a digest of its text. A circle of objects ends
-            here.
+        known: By id, each value met so far, held so that its id stays its own, and its digest. It ends circular
+            references.
     """
     import numpy as np
     import torch
@@ -500,7 +505,7 @@ def _described(value: Any, known: dict[int, tuple[Any, str]], depth: int = 0) ->
 
 
 def _taken_apart(value: Any) -> tuple[str, Iterable[Any]]:
-    """What a value is without the values in it, and these."""
+    """A text of a value's own content, and the values that it contains."""
     import numpy as np
     import torch
 
@@ -521,17 +526,9 @@ def _taken_apart(value: Any) -> tuple[str, Iterable[Any]]:
     if isinstance(value, CodeType):
         return f"{value.co_code.hex()} {value.co_names}", value.co_consts
     if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _UNSET]
         return value.__qualname__, [value.__code__, value.__defaults__, value.__kwdefaults__, *cells]
     if isinstance(value, functools.partial):
         return "", [value.func, value.args, value.keywords]
     held = {} if isinstance(value, type | ModuleType | Logger) else getattr(value, "__dict__", {})
     return str(getattr(value, "__qualname__", "")), itertools.chain(*held.items())
-
-
-def _is_full(cell: Any) -> bool:
-    """Whether a variable of an outer function has a value."""
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False

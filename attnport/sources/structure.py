@@ -110,8 +110,10 @@ class Arguments:
         )
         return dataclasses.replace(self, leaves=leaves)
 
-    def bound(self, tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call, positional and by keyword."""
+    def bound(
+        self, tensors: Mapping[str, torch.Tensor], *, by_position: bool = False
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, positional and by keyword; with `by_position`, all that can be are positional."""
         import torch
 
         held: dict[Path, Any] = {}
@@ -135,6 +137,9 @@ class Arguments:
                 positional.append(values.get(name, parameter.default))
             elif name in values:
                 by_keyword[name] = values[name]
+        if by_position:
+            call = self.signature.bind(*positional, **by_keyword)
+            return call.args, call.kwargs
         return tuple(positional), by_keyword
 
 
@@ -278,9 +283,7 @@ class Observed:
     def __init__(self, module: nn.Module, arguments: Arguments, outputs: Sequence[str], text: str) -> None:
         self._module, self._arguments, self._wanted, self._text = module, arguments, tuple(outputs), text
         self._caches = Caches(module)
-        # A hook that is given no keywords looks at arguments by position.
-        self._by_position = bool(module._forward_pre_hooks.keys() - module._forward_pre_hooks_with_kwargs.keys())
-        self.adapts = self._by_position
+        self.adapts = self._by_position = _looks_by_position(module)
 
     def __call__(self, /, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
         """The outputs by name.
@@ -290,14 +293,10 @@ class Observed:
         """
         import torch
 
-        args, kwargs = self._arguments.bound(tensors)
+        args, kwargs = self._arguments.bound(tensors, by_position=self._by_position)
         taken = [name for name in self._arguments.signature.parameters if kwargs.get(name) is tensors.get(name, self)]
         with self._caches.unused():
-            if self._by_position:
-                bound = self._arguments.signature.bind(*args, **kwargs)
-                result = self._module(*bound.args, **bound.kwargs)
-            else:
-                result = self._module(*args, **kwargs)
+            result = self._module(*args, **kwargs)
         found = flat_outputs(result, self._arguments.names)
         if not found:
             raise SpecError(
@@ -335,11 +334,11 @@ def adapted(module: nn.Module, arguments: Arguments, outputs: Sequence[str]) -> 
     kind, names, chosen = type(module), arguments.names, tuple(outputs)
     made = copy.copy(module)
     own = made.__dict__.pop("forward", None)  # somebody replaced the forward of this one instance
-    hooks = _Hooks(made)
+    by_position, hooks = _looks_by_position(module), _Hooks(made)
 
     def forward(self: nn.Module, *positional: torch.Tensor, **tensors: torch.Tensor) -> Any:
         tensors = {**dict(zip(names, positional, strict=False)), **tensors}
-        args, kwargs = arguments.bound(tensors)
+        args, kwargs = arguments.bound(tensors, by_position=by_position)
         with computing(args, kwargs):
             result = hooks.run(self, own or kind.forward.__get__(self), args, kwargs)
         found = flat_outputs(result, names)
@@ -366,6 +365,11 @@ def own_copy(module: nn.Module) -> nn.Module:
     return copy_of(module, list(module.parameters()))
 
 
+def _looks_by_position(module: nn.Module) -> bool:
+    """Whether a hook of the module is given no keywords, so that it sees positional arguments alone."""
+    return bool(module._forward_pre_hooks.keys() - module._forward_pre_hooks_with_kwargs.keys())
+
+
 class _Hooks:
     """The hooks of a module's own forward, taken from it."""
 
@@ -378,9 +382,6 @@ class _Hooks:
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls `forward` between the hooks, as torch does."""
-        if self._before.keys() - self._before_with.keys():  # a hook that is given no keywords looks by position
-            bound = inspect.signature(forward).bind(*args, **kwargs)
-            args, kwargs = bound.args, bound.kwargs
         for number, before in self._before.items():
             if number in self._before_with:
                 args, kwargs = before(module, args, kwargs) or (args, kwargs)

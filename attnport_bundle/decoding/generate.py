@@ -322,10 +322,10 @@ def _begun(decoding: Decoding, prompts: Sequence[Sequence[int]], most: int) -> A
     for row, prompt in enumerate(prompts):
         ids_BS[row, longest - len(prompt) :] = prompt
         keep_BS[row, longest - len(prompt) :] = True
-    largest, most = int(ids_BS.max()), (roles.ids.high or np.iinfo(roles.ids.dtype).max + 1) - 1
-    if largest > most:  # told before the cast to the input's type, which would make another token of it
+    largest, last = int(ids_BS.max()), (roles.ids.high or np.iinfo(roles.ids.dtype).max + 1) - 1
+    if largest > last:  # told before the cast to the input's type, which would make another token of it
         low = ids_BS[keep_BS].min()
-        raise FeedError(f"input {roles.ids.name!r}: got values {low} to {largest}; expected 0 to {most}.")
+        raise FeedError(f"input {roles.ids.name!r}: got values {low} to {largest}; expected 0 to {last}.")
     for start in range(0, longest, roles.longest_seq):
         part = slice(start, start + roles.longest_seq)
         logits = decoding.push(ids_BS[:, part], keep_BS[:, part])

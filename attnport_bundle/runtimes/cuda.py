@@ -109,7 +109,8 @@ class Device:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Makes the context current in the calling thread, and then again the caller's, which may be another GPU's."""
+        """Makes the context current in the calling thread for a block. Then the caller's is again, which may be another
+        GPU's."""
         before = ctypes.c_void_p()
         self._call("cuCtxGetCurrent", ctypes.byref(before))
         self.bind()
@@ -123,8 +124,8 @@ class Device:
         if self._context is None:
             return
         if self.stream:
-            self.bind()
-            self._call("cuStreamDestroy_v2", ctypes.c_void_p(self.stream))
+            with self.current():
+                self._call("cuStreamDestroy_v2", ctypes.c_void_p(self.stream))
         self._call("cuDevicePrimaryCtxRelease_v2", self._device)
         self._context, self.stream = None, 0
 

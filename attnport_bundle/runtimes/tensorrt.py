@@ -194,23 +194,6 @@ class EngineSession(Session):
             raise BundleError(f"the engine does not determine the shape of {', '.join(map(shown_name, missing))}.")
         return [(port, tuple(context.get_tensor_shape(port.name))) for port in self.outputs]
 
-    def _prepared(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Any, bool, Arrays, Arrays]:
-        """A context for a call with the device's memory for it; whether it is new; the arrays to upload, which have to
-        be kept until the stream is synchronized; and arrays for the outputs. Raises as `run`."""
-        import numpy as np
-
-        context, is_new = self._context_for(feeds)
-        uploads = {
-            port.name: np.ascontiguousarray(feeds[port.name], storage(port.dtype)).reshape(feeds[port.name].shape)
-            for port in self.inputs
-        }
-        for name, array in uploads.items():
-            self._bind_input(context, name, array.shape, self._buffer(name, array.nbytes))
-        outputs = {port.name: np.empty(shape, storage(port.dtype)) for port, shape in self._output_shapes(context)}
-        for name, array in outputs.items():
-            context.set_tensor_address(name, self._buffer(name, array.nbytes))
-        return context, is_new, uploads, outputs
-
     def close(self) -> None:
         """Frees memory, contexts and engine, and closes the device; closing twice is fine."""
         with self._lock:
@@ -231,8 +214,7 @@ class EngineSession(Session):
                 self._device.close()
 
     def __del__(self) -> None:
-        """Frees what a session holds that nobody closed. One that was not made whole, or a driver that is gone, is no
-        error here."""
+        """Closes a session that nobody closed. Errors are ignored: `__init__` may have failed, the driver be gone."""
         with contextlib.suppress(Exception):
             self.close()
 

@@ -66,7 +66,7 @@ _TEMPLATE_S = 10.0
 _WIDE = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{5})|\{[^{}]*:[^{}]*\d{5}")
 """A format of 10,000 letters and more."""
 _MOST_MADE = 10_000_000
-"""The largest product in a chat template, and the most letters of a text times a number."""
+"""The largest number, and the longest text or list, that an operator of a chat template may make."""
 _VALUE = {"float": 16, "base64": 6}
 """The most letters of an answer for each number of a vector."""
 
@@ -504,26 +504,28 @@ _END = "end of rendering"
 """A variable of a template that no template can name."""
 
 
-def _limit(value: Any) -> None:
-    """Refuses a number that a method makes as many letters of, and a format with such a width: `"%99999d" % 1`."""
+def _limit(*values: Any, formats: bool = False) -> None:
+    """Refuses numbers over `_MOST_MADE`; with `formats` also texts that are wide formats, such as `"%99999d"`."""
     from jinja2.exceptions import SecurityError
 
-    large = isinstance(value, int) and abs(value) > _MOST_MADE
-    if large or (isinstance(value, str) and _WIDE.search(value)):
-        raise SecurityError(f"it computes {value!s:.40}")
+    for value in values:
+        large = isinstance(value, int) and abs(value) > _MOST_MADE
+        if large or (formats and isinstance(value, str) and _WIDE.search(value)):
+            raise SecurityError(f"it computes {value!s:.40}")
 
 
-def _limiting(made: Callable[..., Any]) -> Callable[..., Any]:
+def _limiting(made: Callable[..., Any], *, formats: bool) -> Callable[..., Any]:
+    """A filter whose arguments are limited: jinja2 runs filters without `call`."""
+
     def checked(*args: Any, **values: Any) -> Any:
-        for value in (*args, *values.values()):
-            _limit(value if isinstance(value, int) or made.__name__ == "do_format" else None)
+        _limit(*args, *values.values(), formats=formats)
         return made(*args, **values)
 
     return checked
 
 
 def _product(operator: str, left: Any, right: Any) -> int:
-    """How much a product makes: a number, or a text or a list so often. A power may be any."""
+    """The size of a product: the number, or the length of the text or list. Every power counts as too large."""
     if operator == "**":
         return _MOST_MADE + 1
     one, other = (len(value) if hasattr(value, "__len__") else abs(value) for value in (left, right))
@@ -533,8 +535,8 @@ def _product(operator: str, left: Any, right: Any) -> int:
 def _sandbox() -> Any:
     """jinja2's sandbox, which looks at the time in every call, and in every round of a loop by a call of `step`.
 
-    Operators that make much of little are limited, as they can take hours or all memory within one step. So they
-    are not computed when a template is compiled either.
+    The operands of `*`, `**` and `%` are limited: one operation could take hours, or all memory. jinja2 does not fold
+    such an operation into a constant either.
     """
     from jinja2 import nodes, sandbox
     from jinja2.exceptions import SecurityError
@@ -545,15 +547,15 @@ def _sandbox() -> Any:
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             for name in ("center", "format", "indent"):
-                self.filters[name] = _limiting(self.filters[name])
+                self.filters[name] = _limiting(self.filters[name], formats=name == "format")
 
         def wrap_str_format(self, value: Any) -> Any:
             if (found := super().wrap_str_format(value)) is not None:
-                _limit(value.__self__)
+                _limit(value.__self__, formats=True)
             return found
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            _limit(left if operator == "%" else _product(operator, left, right))
+            _limit(left if operator == "%" else _product(operator, left, right), formats=True)
             return super().call_binop(context, operator, left, right)
 
         def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -572,8 +574,7 @@ def _sandbox() -> Any:
             _limit(
                 getattr(what, "__self__", None) if getattr(what, "__name__", "") in ("format", "format_map") else None
             )
-            for value in (*args, *values.values()):
-                _limit(value if isinstance(value, int) else None)  # a text may be anybody's
+            _limit(*args, *values.values())  # of numbers alone: a text may be anybody's
             return super().call(context, what, *args, **values)
 
     return Timed

@@ -1,4 +1,4 @@
-"""A bundle of a module that fills places of its output with a number that stands for none proves itself too."""
+"""A bundle of a module that fills places of its output with a fill value proves itself too."""
 
 from __future__ import annotations
 

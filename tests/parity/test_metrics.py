@@ -200,7 +200,7 @@ LOWEST = {name: float(ml_dtypes.finfo(name).min) for name in ("float64", "float3
         *((LOWEST["float64"], own) for own in LOWEST.values()),
     ],
 )
-def test_numbers_that_stand_for_none_hide_no_error_of_the_others(fill: float, own: float) -> None:
+def test_fill_values_hide_no_error_of_the_others(fill: float, own: float) -> None:
     wanted, got = EXPECTED.copy(), EXPECTED.copy()
     wanted[..., 3], got[..., 3] = fill, own
     right = measure(got, wanted, VALID, LOGITS)
@@ -214,7 +214,7 @@ def test_numbers_that_stand_for_none_hide_no_error_of_the_others(fill: float, ow
 
 
 @pytest.mark.parametrize("own", [0.0, -2.0, 1e9, -1.2e9, np.nan])
-def test_another_number_in_the_place_of_one_that_stands_for_none_is_an_error(own: float) -> None:
+def test_another_number_in_the_place_of_a_fill_value_is_an_error(own: float) -> None:
     wanted, got = EXPECTED.copy(), EXPECTED.copy()
     wanted[..., 3] = got[..., 3] = -1e9
     got[0, 0, 3] = own

@@ -276,6 +276,8 @@ module = torch.nn.Linear(2, 2)
 module.words, module.table, module.act = {"a", "b", "c"}, np.array(["x", 1], dtype=object), lambda x: x in {"p", "q"}
 shared = list(map(str, range(20000)))
 module.parts = [[shared] for _ in range(500)]
+for name in "cdefgh":
+    module.register_buffer(name, torch.ones(1), persistent=False)
 print(settings_digest(module))
 """
     found = {

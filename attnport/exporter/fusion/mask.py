@@ -99,9 +99,9 @@ class MaskReader:
         self.factors: list[Factor] = []
         self.biases: list[Bias] = []
         self.lows: list[float] = []
-        self.floor = -math.inf
-        """What scores are behind the mask at least."""
         """The numbers that hide keys, one for each step that does."""
+        self.floor = -math.inf
+        """The lowest score that a clamp lets through; -inf = there is no clamp."""
         self.uniform = True
         """Whether all scores of a row with no allowed key are equal, as far as the first of these steps tells."""
         self.filled = True

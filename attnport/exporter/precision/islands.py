@@ -53,9 +53,10 @@ def keep_scales(model: ir.Model) -> None:
     least, most = 2.0**-14, 65504.0
     kept: dict[ir.Node, None] = {}
     for node in model.graph:
-        by = scalar(node.inputs[1]) if node.op_type in ("Mul", "Div") and node.domain == "" else None
-        if by and (abs(by) < least if node.op_type == "Mul" else most < abs(by) < math.inf):
-            kept |= dict.fromkeys([node, *filter(None, [node.inputs[1].producer() if node.inputs[1] else None])])
+        for by in node.inputs[:2] if node.op_type == "Mul" else node.inputs[1:2] if node.op_type == "Div" else ():
+            number = abs(scalar(by) or 0.0)
+            if 0 < number < least if node.op_type == "Mul" else most < number < math.inf:
+                kept |= dict.fromkeys(filter(None, (node, by.producer() if by is not None else None)))
     _copy_shared_constants(model, kept)
     _keep(kept, cast_outputs=True)
 

@@ -15,7 +15,7 @@ import numpy as np
 from attnport.exporter.fusion.indices import ROW, Located
 from attnport.exporter.fusion.kinds import hidden_by, hides_padding
 from attnport.exporter.fusion.recognise import Recognised
-from attnport.exporter.naming import module_of
+from attnport.exporter.naming import module_of, upstream
 from attnport.exporter.tokens.rows import (
     DOMAINS,
     ELEMENTWISE,
@@ -215,17 +215,9 @@ def seen_without_key(graph: ir.Graph, attentions: Sequence[Recognised], masks: C
 
 
 def inputs_behind(values: Iterable[ir.Value | None]) -> Iterator[str]:
-    """The names of the graph's inputs that values are computed from, and not only from their sizes."""
-    pending, seen = list(filter(None, values)), set[ir.Value]()
-    while pending:
-        if (at := pending.pop()) in seen:
-            continue
-        seen.add(at)
-        if at.is_graph_input():
-            yield str(at.name)
-        node = at.producer()
-        if node is not None and node.op_type not in ("Shape", "Size"):
-            pending += filter(None, node.inputs)
+    """The names of the graph's inputs whose elements values are computed from; to read a size does not count."""
+    walk = upstream(values, lambda _, node: node.op_type not in ("Shape", "Size"))
+    return (str(value.name) for value in walk if value.is_graph_input())
 
 
 def _place(node: ir.Node) -> str:

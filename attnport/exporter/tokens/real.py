@@ -57,7 +57,7 @@ def run_real_tokens(model: ir.Model, mask: MaskSpec, hiding: Collection[str]) ->
             f"no product with weights computes each position of {mask.input} by itself, where padding could be left out"
         )
     if other := _not_hidden(model.graph, region, given, hiding):
-        return f"{other} has rows as {mask.input} has, and no attention hides keys of it by that"
+        return f"{other} has the sizes of {mask.input}, but no attention hides its keys by that mask"
     kept = mask.polarity == "keep"
     constants = constants_of_padding(model.graph, tokens, given, kept)
     try:
@@ -69,8 +69,8 @@ def run_real_tokens(model: ir.Model, mask: MaskSpec, hiding: Collection[str]) ->
 
 
 def _not_hidden(graph: ir.Graph, region: Collection[ir.Node], mask: ir.Value, hiding: Collection[str]) -> str:
-    """An input of rows that enter `region`, of which the mask hides no keys although it hides others: its rows may all
-    be real. "" where there is none, or no attention at all."""
+    """An input with a row for each token that enters `region`, but of which no attention hides keys: its rows may all
+    be real. "" where there is none, or no attention hides keys at all."""
     if not hiding:
         return ""
     entering = (value for node in region for value in node.inputs if value is None or value.producer() not in region)
