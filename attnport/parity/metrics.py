@@ -189,9 +189,9 @@ def _part(
     )
 
 
-_FILL, _APART, _NEAR = 1e4, 1e4, 0.01
+_FILL, _APART, _NEAR = 1e4, 1e4, 2.0**-8
 """The least size of a fill value, how many times the RMS of all other elements it has to be, and the relative
-difference up to which two numbers are one fill value."""
+difference up to which two numbers are one fill value: the rounding of bfloat16."""
 _ENDS, _LARGEST_FP16 = 3e38, 65504.0
 """From this size on a number is the largest of float32, bfloat16 or float64; and that of float16."""
 
@@ -210,8 +210,8 @@ class Fills(NamedTuple):
     def replace(self, result: Array, wanted: Array) -> None:
         """Puts ordinary numbers, which change no argmax, where both have the same fill, in place, in float64.
 
-        A result has the same one if it differs by 1 % at most. It may also be infinite or the lowest number of another
-        float type where the fill is one of these, or below zero: types have different lowest numbers.
+        A result has the same one but for the rounding of bfloat16. Where fp16 has no such number, the result may also be
+        infinite or the largest of a float type.
         """
         places = np.abs(wanted) >= self.level
         if not places.any():
@@ -221,7 +221,7 @@ class Fills(NamedTuple):
         with np.errstate(invalid="ignore"):
             ends = np.isinf(size) | (size >= _ENDS) | (np.abs(size - _LARGEST_FP16) <= _NEAR * _LARGEST_FP16)
             near = np.abs(got - own) <= _NEAR * np.abs(own)
-        agree = (np.sign(got) == np.sign(own)) & (near | (ends & ((own < 0) | (np.abs(own) >= _ENDS))))
+        agree = (np.sign(got) == np.sign(own)) & (near | (ends & (np.abs(own) > _LARGEST_FP16)))
         number = np.where(own < 0, self.low, self.high)
         result[places], wanted[places] = np.where(agree, number, got), np.where(agree, number, own)
 
@@ -230,7 +230,8 @@ def fills_of(expected: Array, valid: Array | None = None) -> Fills | None:
     """The fill values of a reference; None where there are none.
 
     An infinity is one. So are numbers of at least `_APART` times the RMS of all smaller ones, if each is the largest of
-    its float type, or if there are several and all are multiples of one. The search is repeated below each level found.
+    its float type, or if there are several, all are below zero, and all are multiples of one. The search is repeated
+    below each level found.
 
     Args:
         valid: Which elements count, over the leading dims; None = all.
@@ -242,24 +243,27 @@ def fills_of(expected: Array, valid: Array | None = None) -> Fills | None:
         return None
     level = math.inf
     while True:
-        sizes = functools.partial(_sizes, expected, valid, level)
-        top = max((float(part.max(initial=0.0)) for part in sizes()), default=0.0)
+        parts = functools.partial(_below, expected, valid, level)
+        top = max((float(np.abs(part).max(initial=0.0)) for part in parts()), default=0.0)
         if top < _FILL:
             break
-        least = min(float(part[part >= top / 10].min(initial=top)) for part in sizes())
-        count, is_equal, rest = 0, True, list[tuple[int, float]]()
-        for part in sizes():
-            far, others = part[part >= top / 10] / least, part[part < top / 10]
-            count, is_equal = count + far.size, is_equal and bool((np.abs(far - np.round(far)) <= _NEAR * far).all())
-            rest.append((others.size, rms(others)))
-        alike = least >= _ENDS or (count > 1 and is_equal)
+        least = min(float(np.abs(part[np.abs(part) >= top / 10]).min(initial=top)) for part in parts())
+        count, are_one, rest = 0, True, list[tuple[int, float]]()
+        for part in parts():
+            is_far = np.abs(part) >= top / 10
+            times = part[is_far] / -least
+            count, are_one = count + times.size, are_one and bool((np.abs(times - np.round(times)) <= _NEAR).all())
+            are_one = are_one and not (times < 0).any()
+            rest.append((part.size - times.size, rms(part[~is_far])))
+        alike = least >= _ENDS or (count > 1 and are_one)
         if not alike or not any(size for size, _ in rest) or _APART * _rms_of(rest) > top:
             break
         level = top / 10
     if level == math.inf and not np.isinf(expected).any():
         return None
-    ordinary = (part[np.abs(part) < level] for part in _blocks_of(expected, valid))
-    ranges = [(float(part.min()), float(part.max())) for part in ordinary if part.size] or [(0.0, 0.0)]
+    ranges = [(float(part.min()), float(part.max())) for part in _below(expected, valid, level) if part.size] or [
+        (0.0, 0.0)
+    ]
     return Fills(level, min(low for low, _ in ranges), max(high for _, high in ranges))
 
 
@@ -272,11 +276,10 @@ def _blocks_of(expected: Array, valid: Array | None) -> Iterator[Array]:
         yield rows[at : at + step] if valid is None else rows[at : at + step][valid.reshape(-1)[at : at + step]]
 
 
-def _sizes(expected: Array, valid: Array | None, limit: float) -> Iterator[Array]:
-    """The sizes of the finite elements that count and are less than a limit, some at a time."""
+def _below(expected: Array, valid: Array | None, limit: float) -> Iterator[Array]:
+    """The elements that count and are less than a limit in size, some at a time."""
     for part in _blocks_of(expected, valid):
-        size = np.abs(part[np.isfinite(part)].astype(np.float64))
-        yield size[size < limit]
+        yield part[np.abs(part) < limit].astype(np.float64)
 
 
 def without_fills(got: Array, expected: Array, valid: Array | None = None) -> tuple[Array, Array]:

@@ -197,6 +197,7 @@ LOWEST = {name: float(ml_dtypes.finfo(name).min) for name in ("float64", "float3
         (-1e9, -np.inf),
         (-np.inf, -np.inf),
         (np.inf, np.inf),
+        (-1e9, -65504.0),
         *((LOWEST["float64"], own) for own in LOWEST.values()),
     ],
 )
@@ -213,7 +214,7 @@ def test_fill_values_hide_no_error_of_the_others(fill: float, own: float) -> Non
     assert (wrong.max, wrong.reference_rms) == (pytest.approx(1), right.reference_rms)
 
 
-@pytest.mark.parametrize("own", [0.0, -2.0, 1e9, -1.2e9, np.nan])
+@pytest.mark.parametrize("own", [0.0, -2.0, 1e9, -1.2e9, -1.006e9, np.nan, np.inf, 65504.0])
 def test_another_number_in_the_place_of_a_fill_value_is_an_error(own: float) -> None:
     wanted, got = EXPECTED.copy(), EXPECTED.copy()
     wanted[..., 3] = got[..., 3] = -1e9
@@ -229,10 +230,12 @@ def test_large_numbers_among_large_numbers_stand_for_themselves() -> None:
     assert found.reference_rms > 1e7
 
 
-def test_no_whole_number_is_another_by_rounding() -> None:
+def test_no_whole_number_is_another_by_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, wanted = TensorSpec("ids", "int64", ("batch", "seq")), np.arange(12).reshape(2, 6) + 10**9
     found = measure(wanted + 1, wanted, VALID, spec)
     assert (found.unequal, found.reference_rms) == (9, 0.0)
+    monkeypatch.setattr(metrics, "_BLOCK", 2)
+    assert measure(wanted + 1, wanted, VALID, spec).unequal == 9
     exact = measure(wanted, wanted, VALID, spec)
     for plan in ("fp32", "fp16", "bf16"):
         assert judge("c", "ids", exact, Yardstick(plan, {"c": {"ids": exact}})).verdict == "PASS"
@@ -244,8 +247,10 @@ def test_no_whole_number_is_another_by_rounding() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "got"),
-    [([0, 0, 0, 20000], 20100), ([1e-3, 2e-3, 3e-3, 1e5], 99500), ([1, 2, 3, 5e5], np.inf), ([1, 2, 2e5, 2e5], 65504)],
-)
+    [([0, 0, 0, 20000], 20100), ([1e-3, 2e-3, 3e-3, 1e5], 99500), ([1, 2, 3, 5e5], np.inf), ([1, 2, 2e5, 2e5], 65504),
+        ([0, 0, 16000, 32000], 32200), ([0.2, 0.1, 12000, 12000], 12100), ([0, 1, -2e4, -2e4], -65504),
+        ([0, 1, -2e4, -2e4], -np.inf)],
+)  # fmt: skip
 def test_a_large_number_that_means_something_is_compared(wanted: list[float], got: float) -> None:
     result = np.array([*wanted[:3], got], np.float32)
     found = measure(result, np.array(wanted, np.float64), np.ones(4, bool), TensorSpec("y", "float32", ("n",)))
@@ -259,6 +264,35 @@ def test_a_scalar_may_be_infinite_and_whole_numbers_stand_for_themselves() -> No
     kept = metrics.without_fills(ids, others)
     assert kept[0] is ids
     assert kept[1] is others
+
+
+@pytest.mark.parametrize(
+    ("reference", "level"),
+    [
+        ([1, 2, 3, -2e4, -2e4], 2e3), ([10, 20, 30, -2e4, -2e4], None), ([0.01, 0.02, -5000, -5000], None),
+        ([0.1, 0.2, -2e4, -3e4], None), ([0.1, 0.2, 2e4, 2e4], None), ([0.1, 0.2, -1e9], None),
+        ([0.1, 0.2, -3.4028e38], 3.4e37), ([0.1, 0.2, -1e9, -1e9, -3.4028e38], 1e8), ([0.1, -1e9, -2e9, -1e9], 2e8),
+        ([0.1, 0.2, np.nan, -np.inf], np.inf), ([np.nan, 0.1], None), ([-1e9, -1e9], None),
+    ],
+)  # fmt: skip
+def test_a_fill_value_is_one_of_several_and_far_from_all_others(reference: list[float], level: float | None) -> None:
+    found = metrics.fills_of(np.array(reference))
+    assert (found.level if found else None) == (pytest.approx(level, rel=1e-2) if level else None)
+
+
+def test_a_fill_value_never_is_the_largest_logit_and_padded_rows_have_none() -> None:
+    wanted = -1 - np.abs(EXPECTED)
+    wanted[..., 0] = -1e9
+    right = measure(wanted, wanted, VALID, LOGITS)
+    wrong = wanted.copy()
+    wrong[0, 0, 1 + int(wanted[0, 0, 1:].argmax() == 0)] = 0.0
+    found = measure(wrong, wanted, VALID, LOGITS)
+    assert right.argmax is not None
+    assert found.argmax is not None
+    assert (right.argmax.agree, found.argmax.agree) == (right.argmax.rows, right.argmax.rows - 1)
+    padded = EXPECTED.copy()
+    padded[1, 3:] = -1e9
+    assert metrics.fills_of(padded, VALID) is None
 
 
 @pytest.mark.parametrize("valid", [None, np.arange(3000) % 3 > 0])
