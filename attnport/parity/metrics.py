@@ -210,8 +210,8 @@ class Fills(NamedTuple):
     def replace(self, result: Array, wanted: Array) -> None:
         """Puts ordinary numbers, which change no argmax, where both have the same fill, in place, in float64.
 
-        A result has the same one but for the rounding of bfloat16. Where fp16 has no such number, the result may also be
-        infinite or the largest of a float type.
+        A result has the same one but for the rounding of bfloat16. Where fp16 has no such number, the result may also
+        be infinite or the largest of a float type.
         """
         places = np.abs(wanted) >= self.level
         if not places.any():
@@ -261,10 +261,8 @@ def fills_of(expected: Array, valid: Array | None = None) -> Fills | None:
         level = top / 10
     if level == math.inf and not np.isinf(expected).any():
         return None
-    ranges = [(float(part.min()), float(part.max())) for part in _below(expected, valid, level) if part.size] or [
-        (0.0, 0.0)
-    ]
-    return Fills(level, min(low for low, _ in ranges), max(high for _, high in ranges))
+    ranges = [(float(part.min()), float(part.max())) for part in _below(expected, valid, level) if part.size]
+    return Fills(level, min((low for low, _ in ranges), default=0.0), max((high for _, high in ranges), default=0.0))
 
 
 def _blocks_of(expected: Array, valid: Array | None) -> Iterator[Array]:

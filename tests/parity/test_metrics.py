@@ -220,7 +220,7 @@ def test_another_number_in_the_place_of_a_fill_value_is_an_error(own: float) -> 
     wanted[..., 3] = got[..., 3] = -1e9
     got[0, 0, 3] = own
     found = measure(got, wanted, VALID, LOGITS)
-    assert found.problem or (found.max or 0.0) > 1e8
+    assert found.problem or (found.max or 0.0) > 1e6
 
 
 def test_large_numbers_among_large_numbers_stand_for_themselves() -> None:
@@ -269,7 +269,7 @@ def test_a_scalar_may_be_infinite_and_whole_numbers_stand_for_themselves() -> No
 @pytest.mark.parametrize(
     ("reference", "level"),
     [
-        ([1, 2, 3, -2e4, -2e4], 2e3), ([10, 20, 30, -2e4, -2e4], None), ([0.01, 0.02, -5000, -5000], None),
+        ([0.1, 1, 1, -2e4, -2e4], 2e3), ([10, 20, 30, -2e4, -2e4], None), ([0.01, 0.02, -5000, -5000], None),
         ([0.1, 0.2, -2e4, -3e4], None), ([0.1, 0.2, 2e4, 2e4], None), ([0.1, 0.2, -1e9], None),
         ([0.1, 0.2, -3.4028e38], 3.4e37), ([0.1, 0.2, -1e9, -1e9, -3.4028e38], 1e8), ([0.1, -1e9, -2e9, -1e9], 2e8),
         ([0.1, 0.2, np.nan, -np.inf], np.inf), ([np.nan, 0.1], None), ([-1e9, -1e9], None),
