@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +54,8 @@ _CONTRADICTED = "Declare what is right at every size, such as past+seq, or narro
 def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str | Guard | None, Case]]:
     """The sizes at which an export is checked, each with the dim that it varies or the guard that is false there.
 
-    These are the sizes of `guards`, a base of primes, other primes, and for each dim its smallest and its largest size.
+    These are the sizes of `guards`, a base of primes, other primes, for each dim its smallest and its largest size, and
+    one size for all dims: a trace has different ones, and may not say that the code compares them.
     With the largest size of a dim, the others are small, as all largest sizes together would take too long: of a large
     model, even the largest length of one item costs more than all other sizes together.
     """
@@ -66,12 +68,27 @@ def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str |
     plans.append((None, start))
     plans += [(dim.name, {**start, dim.name: size}) for dim in io.dims for size in (primes[dim.name], dim.min)]
     # These change several dims, so they come after those that change only one and therefore name the right dim.
+    plans += [(_different(equal), {**start, **equal}) for equal in filter(None, [_all_equal(io.dims)])]
     plans += [(dim.name, {**small, dim.name: largest_size(io, dim)}) for dim in io.dims]
     plans.append((None, primes))  # last, as it does not show which dim froze
     unique: dict[tuple[tuple[str, int], ...], tuple[str | Guard | None, Mapping[str, int]]] = {}
     for tried, sizes in plans:
         unique.setdefault(tuple(sizes.items()), (tried, sizes))
     return [(tried, full_case(io, sizes)) for tried, sizes in unique.values()]
+
+
+def _all_equal(dims: Sequence[Dim]) -> dict[str, int]:
+    """The same small size for several dims; none where they have none in common."""
+    step = math.lcm(*(dim.step for dim in dims))
+    size = -(-max([3, *(dim.min for dim in dims)]) // step) * step
+    return {dim.name: size for dim in dims if len(dims) > 1 and all(each.takes(size) for each in dims)}
+
+
+def _different(sizes: Mapping[str, int]) -> Guard:
+    """The condition of a trace that no two sizes are equal, which is false at `sizes`."""
+    from attnport.exporter.guards import Guard
+
+    return Guard("different sizes", "", sizes, special=True, holds=lambda at: False, one_way=())
 
 
 def check_dims(

@@ -97,6 +97,8 @@ WHOLE = {
                             "h = Mul(e, q) y = Cast<to=7>(h)", 2051, "int64 y"),
     "counted places": ("m = Cast<to=1>(n) a = Constant<value_int=0>() c = CumSum(m, a) y = Cast<to=7>(c)", 3000,
                        "int64[N] y"),
+    "places in turn": ("p = Cast<to=1>(n) k = Constant<value_float=2500.0>() r = Mod<fmod=1>(p, k) y = Cast<to=7>(r)",
+                       3000, "int64[N] y"),
     "buckets of distances": ("p = Cast<to=1>(n) one = Constant<value_float=1.0>() q = Max(p, one) g = Log(q) "
                              "f = Constant<value_float=25.5>() h = Mul(g, f) r = Ceil(h) y = Cast<to=7>(r)", 3000,
                              "int64[N] y"),
@@ -121,6 +123,9 @@ def test_floats_that_become_whole_numbers_or_places_are_exact(name: str, plan: s
         'e = Einsum<equation="i,j->ij">(p, f) y = Cos(e)',
         "c = Clip(p) u = Unsqueeze(c, one) a = Mul(u, f) y = Cos(a)",
         "u = Unsqueeze(p, one) a = Mul(u, f) w = Gather(a, n) y = Cos(w)",
+        "u = Unsqueeze(p, one) b = Cast<to=9>(u) a = Mul(u, f) w = Where(b, a, u) y = Cos(w)",
+        "s = Shape(n) o = ConstantOfShape<value = float[1] {0.0}>(s) t = Add(p, o) u = Unsqueeze(t, one) a = Mul(u, f) "
+        "y = Cos(a)",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("plan", PLANS)
@@ -133,7 +138,8 @@ def test_angles_are_right_however_they_are_made(body: str, plan: str) -> None:
 
 
 def test_the_time_of_a_diffusion_model_is_a_position() -> None:
-    model = written("a = Mul(t, f) y = Cos(a)", "float[B] t", "float[B] y", f=FREQUENCY)
     time = np.array([0, 7, 999], np.float16)
-    (found,) = ReferenceEvaluator(cast(ir.from_proto(model), "fp16")).run(None, {"t": time})
-    assert np.abs(found - np.cos(time * np.float64(FREQUENCY))).max() < 1e-2
+    for dims, given in (("B", time), ("B,1", time[:, None])):
+        model = written("a = Mul(t, f) y = Cos(a)", f"float[{dims}] t", f"float[{dims}] y", f=FREQUENCY)
+        (found,) = ReferenceEvaluator(cast(ir.from_proto(model), "fp16")).run(None, {"t": given})
+        assert np.abs(found - np.cos(given * np.float64(FREQUENCY))).max() < 1e-2

@@ -195,6 +195,11 @@ def in_windows(m: Any, x: Any) -> Any:
     return windows.mean(1).unflatten(0, (x.shape[0], count))
 
 
+def test_a_graph_is_tried_where_all_sizes_are_equal(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="the graph is that of different sizes, which the module's code decides"):
+        check(lambda m, x: x * 2 if x.shape[0] == x.shape[1] else x, tmp_path)
+
+
 @pytest.mark.parametrize(("body", "pinned"), [(in_windows, False), (in_python_numbers, True)])
 def test_a_graph_is_of_one_number_only_if_the_code_computes_others_at_other_sizes(body: Any, pinned: bool) -> None:
     program = _exported(Of(body).eval(), {"x": torch.zeros(5, 521, 16)}, IO, chosen=True)

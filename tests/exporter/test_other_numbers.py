@@ -34,6 +34,10 @@ SEGMENTS = (
 )
 GRAPHS = {
     "one query for many rows of a mask": SEGMENTS,
+    "one head for many heads of a mask": (
+        "float[B,1,S,8] q, float[B,1,T,8] k, float[B,2,T,8] v, bool[B,2,S,T] m",
+        f"{PRODUCT} masked = Where(m, s, low) p = Softmax<axis=-1>(masked) y = MatMul(p, v)",
+    ),
     "the maximum over queries": (
         QKV,
         """qt = Transpose<perm=[0,1,3,2]>(q) s = MatMul(k, qt) last = Constant<value_ints=[-1]>()
@@ -126,7 +130,7 @@ def fed(declared: str, queries: int, keys: int) -> Feeds:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_it_gives_its_own_numbers(name: str, target: str) -> None:
     inputs, body = GRAPHS[name]
-    shape = "B,2,S,8" if QKV in inputs else "B,S,8"
+    shape = "B,2,S,8" if "float[B,2,T,8] v" in inputs else "B,S,8"
     text = f'<ir_version: 10, opset_import: ["" : 23]> g ({inputs}) => (float[{shape}] y) {{ {body} }}'
     of_one_length = "window" in name or "lengths" in name
     model = onnx.parser.parse_model(text.replace(",T", ",S") if of_one_length else text)

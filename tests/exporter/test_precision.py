@@ -44,12 +44,27 @@ def test_what_the_half_type_holds_is_kept(number: float) -> None:
     assert float(to_half(np.array([number], np.float32), ir.DataType.FLOAT16)[0]) == number
 
 
-@pytest.mark.parametrize("body", ["y = Mul(x, c)", "y = Div(x, d)"])
-def test_a_factor_that_is_less_than_what_the_half_type_has_is_applied_in_float32(body: str) -> None:
-    consts = {"c": np.array(1e-7, np.float32), "d": np.array(1e7, np.float32)}
-    model = ir.from_proto(written(body, "float[N] x", "float[N] y", **consts))
-    (found,) = ReferenceEvaluator(checked(model)).run(None, {"x": np.full(4, 30000, np.float16)})
-    np.testing.assert_allclose(found, np.full(4, 0.003), rtol=0.01)
+@pytest.mark.parametrize(
+    ("body", "x", "by"),
+    [
+        ("y = Mul(x, c)", 30000, 1e-7), ("y = Mul(c, x)", 30000, 1e-7), ("y = Mul(x, c)", 30000, 1e-5),
+        ("y = Mul(x, c)", 1e-3, 1e6), ("y = Div(x, c)", 30000, 1e7), ("y = Div(x, c)", 60000, 1e5),
+        ("y = Div(x, c)", 1e-4, 1e-8), ("a = Mul(x, c) b = Mul(a, c) y = Div(b, c)", 30000, 1e-7),
+    ],
+)  # fmt: skip
+def test_a_number_that_the_half_type_has_not_is_applied_in_float32(body: str, x: float, by: float) -> None:
+    model = written(body, "float[N] x", "float[N] y", c=np.array(by, np.float32))
+    given = np.full(4, x, np.float16)
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": given.astype(np.float32)})
+    (found,) = ReferenceEvaluator(checked(ir.from_proto(model))).run(None, {"x": given})
+    np.testing.assert_allclose(found, expected, rtol=0.002)
+
+
+def test_a_number_that_hides_is_the_lowest_of_the_half_type() -> None:
+    model = written("a = Mul(m, c) y = Add(x, a)", "float[N] x, float[N] m", "float[N] y", c=np.array(-1e9, np.float32))
+    feeds = {"x": np.ones(2, np.float16), "m": np.array([0, 1], np.float16)}
+    (found,) = ReferenceEvaluator(checked(ir.from_proto(model))).run(None, feeds)
+    assert found.tolist() == [1, -65504]
 
 
 def test_a_small_factor_of_positions_is_kept_once() -> None:

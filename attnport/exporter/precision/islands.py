@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from attnport.errors import ExportError
-from attnport.onnx_graph import ir, made_by, passes, rank_of, scalar
+from attnport.onnx_graph import dims_of, ir, made_by, passes, scalar
 
 STAYS = "attnport.float32"
 """The key in a node's metadata that keeps the node in float32 under every plan."""
@@ -23,8 +23,8 @@ _SHARED_ELEMENTS = 1024
 _ENDS = {"Sin", "Cos", "Range"}
 # Operators that compute with positions.
 _MAKES = {"Cast", "Mul", "Div", "Add", "Sub", "Neg", "Pow", "Exp", "Log", "Sqrt", "Reciprocal", "MatMul", "Einsum",
-          "Min", "Max", "Clip", "Abs", "Floor", "Ceil", "Round", "Sign", "Where", "CumSum", "Identity",
-          "Constant"}  # fmt: skip
+          "Min", "Max", "Clip", "Abs", "Floor", "Ceil", "Round", "Sign", "Mod", "Where", "CumSum", "ReduceSum",
+          "ReduceMax", "ReduceMin", "ConstantOfShape", "Identity", "Constant"}  # fmt: skip
 _MOVES = {"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Concat", "Slice", "Tile", "Range", "Gather"}
 
 
@@ -46,16 +46,16 @@ def keep_positions(model: ir.Model) -> int:
 
 
 def keep_scales(model: ir.Model) -> None:
-    """Keeps `x * c` and `x / c` in float32 where fp16 has no such c: a factor too small, or a divisor too large.
+    """Keeps `x * c` and `x / c` in float32 where fp16 has no such c.
 
-    A large factor, such as the -1e9 of a mask, stays in fp16: it becomes the largest number there.
+    A factor below zero that is too large stays in fp16, and becomes the lowest number there: it is the -1e9 of a mask.
     """
     least, most = 2.0**-14, 65504.0
     kept: dict[ir.Node, None] = {}
     for node in model.graph:
         for by in node.inputs[:2] if node.op_type == "Mul" else node.inputs[1:2] if node.op_type == "Div" else ():
-            number = abs(scalar(by) or 0.0)
-            if 0 < number < least if node.op_type == "Mul" else most < number < math.inf:
+            number = float(scalar(by) or 0.0)
+            if 0 < abs(number) < least or (most < abs(number) < math.inf and (number > 0 or node.op_type == "Div")):
                 kept |= dict.fromkeys(filter(None, (node, by.producer() if by is not None else None)))
     _copy_shared_constants(model, kept)
     _keep(kept, cast_outputs=True)
@@ -93,7 +93,8 @@ def _made_by(end: ir.Node) -> list[ir.Node]:
         for value in pending.pop().inputs:
             if value is None or value.const_value is not None or value.dtype != ir.DataType.FLOAT:
                 continue
-            if value.is_graph_input() and rank_of(value) in (0, 1):
+            dims = dims_of(value)
+            if value.is_graph_input() and dims is not None and (len(dims) < 2 or dims[1:] == [1]):
                 continue
             node = value.producer()
             if node is None or node.domain != "" or node.op_type not in _MAKES | _MOVES:

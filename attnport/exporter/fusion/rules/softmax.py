@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, op
+from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, axes_of, op
 from attnport.exporter.fusion.indices import (
     DEPTH,
     KEY,
@@ -115,6 +115,8 @@ def _read(
         raise NotRecognised("a key's probability is dropped that is not a sink's, or a sink's probability is kept")
     _check_zeroed(between.zeroed, reader)
     q, k = _operands(scores)
+    if set().union(*map(axes_of, between.index[:-1])) - set().union(*map(axes_of, scores.index)):
+        raise NotRecognised("the product of q and k is broadcast by a mask or a bias", "expand q before it")
     _check_sizes(Located(node.outputs[0], between.index), q, k if scores.sink is None else None)
     if len({at.value.dtype for at in (q, k, v)} - {None}) > 1:
         raise NotRecognised("q, k and v are not of one type", "cast them to one")
