@@ -91,7 +91,7 @@ class Source:
         dims: The `--dim` declarations given with it.
         code_digest: SHA-256 over the files and packages that the model depends on, see `Manifest.depends`.
         weights_digest: SHA-256 over the parameters and buffers, in name order.
-        settings_digest: SHA-256 over what else a module in memory computes with, such as its attributes; otherwise "".
+        graph_digest: SHA-256 of the graph of a module in memory; others may have the same weights and files. Else "".
         trust_remote_code: Whether `--trust-remote-code` allowed an `hf:` model's own Python code to run.
         outputs: The `--outputs` names given with it; none = all.
         task: The `--task` given with it, which chose the head of an `hf:` model; "" = the checkpoint's own.
@@ -103,7 +103,7 @@ class Source:
     dims: tuple[str, ...] = ()
     code_digest: str = ""
     weights_digest: str = ""
-    settings_digest: str = ""
+    graph_digest: str = ""
     trust_remote_code: bool = False
     outputs: tuple[str, ...] = ()
     task: str = ""

@@ -175,13 +175,11 @@ tests/folder/test_verdicts.py
   attnport/folder/workspace.py: a verdict outlives a new version of its runtime
     - packages, json.dumps([here.cpu, here.features, here.gpus, here.cuda, sorted(choice)], default=str)
     + json.dumps([here.cpu, here.features, here.gpus, here.cuda, sorted(choice)], default=str)
+tests/test_python_api.py
+  attnport/verbs/export.py: another module with the same weights is taken for the exported one
+    - if earlier is not None and earlier.source == source:
+    + if earlier is not None:
 tests/sources/test_digests.py
-  attnport/sources/digests.py: attributes of a module in memory do not count
-    - held = {name: value for name, value in vars(part).items() if name not in own}
-    + held = dict[str, Any]()
-  attnport/sources/digests.py: classes of a notebook do not count
-    - if isinstance(function, FunctionType)]
-    + if False]
   attnport/sources/digests.py: files that a model opens are no part of it
     - files = {path for path in kept.opened if _counts(path)}
     + files = set[str]()

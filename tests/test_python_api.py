@@ -135,18 +135,47 @@ class Scaled(torch.nn.Module):
 
 def test_another_module_with_the_same_weights_is_exported_again(tmp_path: Path) -> None:
     told: list[str] = []
-    for scale in (2.0, 3.0):
+    artifacts = []
+    for scale in (2.0, 3.0, 3.0):
         module = Scaled(scale).eval()
         artifact = attnport.export(module, tmp_path / "out", inputs=["x=float32[batch,4]"], tell=told.append)
+        artifacts.append(artifact)
         assert module.ran == 0
+        assert bool(artifact.manifest.forms) == (len(artifacts) == 3)  # the third is the second
         artifact.fuse("ort_cpu")
         assert artifact.check("ort_cpu").verdict == "PASS"
         with artifact.open("ort_cpu") as session:
             assert session.run(x=torch.ones(1, 4))["output"].tolist() == [[scale + 1] * 4]
-    assert len([line for line in told if "writes to ran, and a graph keeps nothing" in line]) == 2
+    assert len([line for line in told if "writes to ran, and a graph keeps nothing" in line]) == 3
     again = attnport.open(str(tmp_path / "out"))
     assert again.check("ort_cpu", module=Scaled(3.0).eval(), force=True).verdict == "PASS"
     assert again.check("ort_cpu", module=Scaled(2.0).eval(), force=True).verdict == "FAIL"
+
+
+def test_two_modules_with_the_same_weights_are_judged_each_by_itself(tmp_path: Path) -> None:
+    both = [
+        attnport.export(Scaled(scale).eval(), tmp_path / f"{scale}", inputs=["x=float32[batch,4]"])
+        for scale in (2.0, 3.0)
+    ]
+    for artifact in both:
+        artifact.fuse("ort_cpu")
+        assert artifact.check("ort_cpu").verdict == "PASS"
+
+
+def test_a_cell_of_a_notebook_that_defines_a_function_anew_counts(tmp_path: Path) -> None:
+    code = """
+class Cell(torch.nn.Module):
+    def forward(self, x):
+        return helper(x)
+"""
+    space: dict[str, Any] = {"torch": torch, "__name__": "a notebook"}
+    exec(code, space)
+    for factor in (2, 3):
+        exec(f"def helper(x): return x * {factor}", space)
+        artifact = attnport.export(space["Cell"]().eval(), tmp_path / "out", inputs=["x=float32[batch,4]"])
+        artifact.fuse("ort_cpu")
+        with artifact.open("ort_cpu") as session:
+            assert session.run(x=torch.ones(1, 4))["output"].tolist() == [[factor] * 4]
 
 
 def test_a_module_that_is_gone_is_asked_for(artifact: attnport.Artifact) -> None:

@@ -18,7 +18,6 @@ import contextvars
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import os
 import sys
 import sysconfig
@@ -26,9 +25,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from logging import Logger
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from attnport.errors import SpecError
@@ -447,88 +444,3 @@ def weights_digest(text: str, module: nn.Module) -> str:
         sha.update(f"{name} {data.dtype} {tuple(data.shape)}\n".encode())
         sha.update(data.reshape(-1).view(torch.uint8).numpy().data if data.numel() else b"")
     return sha.hexdigest()
-
-
-# --- what else a module in memory computes with --------------------------------------------------------------------
-
-
-_DEEPEST = 6
-_UNSET = CellType()
-"""A variable of an outer function that has no value yet; all of these are equal."""
-
-
-def settings_digest(module: nn.Module) -> str:
-    """SHA-256 over what a module in memory computes with besides weights and files.
-
-    That is its attributes, its non-persistent buffers, its hooks, and the code of classes that have no file, such as
-    those of a notebook.
-    """
-    import torch
-
-    own, known = vars(torch.nn.Module()).keys(), dict[int, tuple[Any, str]]()
-    sha = hashlib.sha256()
-    for path, part in sorted(module.named_modules()):
-        kinds = [kind for kind in type(part).__mro__ if not getattr(sys.modules.get(kind.__module__), "__file__", None)]
-        held = {name: value for name, value in vars(part).items() if name not in own}
-        hooks = [*part._forward_pre_hooks.values(), *part._forward_hooks.values()]
-        made = {name: part._buffers[name] for name in sorted(part._non_persistent_buffers_set)}
-        code = [_described(function, known) for kind in kinds for _, function in sorted(vars(kind).items())
-                if isinstance(function, FunctionType)]  # fmt: skip
-        sha.update(f"{path} {type(part).__qualname__} {_described([held, hooks, made, code], known)}\n".encode())
-    return sha.hexdigest()
-
-
-def _described(value: Any, known: dict[int, tuple[Any, str]], depth: int = 0) -> str:
-    """A value in words that are the same in every process. One that has none, such as a lock, is named by its type.
-
-    Args:
-        known: By id, each value met so far, held so that its id stays its own, and its digest. It ends circular
-            references.
-    """
-    import numpy as np
-    import torch
-
-    kind = type(value).__qualname__
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
-        return repr(value)
-    if depth > _DEEPEST or isinstance(value, torch.nn.Module):  # one that is registered is described by itself
-        return kind
-    if id(value) not in known:
-        known[id(value)] = value, kind
-        own, parts = _taken_apart(value)
-        texts = [_described(part, known, depth + 1) for part in parts]
-        in_order = sorted(texts) if isinstance(value, set | frozenset) else texts
-        known[id(value)] = value, digest_text(kind, own, *in_order)
-    return known[id(value)][1]
-
-
-def _taken_apart(value: Any) -> tuple[str, Iterable[Any]]:
-    """A text of a value's own content, and the values that it contains."""
-    import numpy as np
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        with contextlib.suppress(RuntimeError):  # a tensor of the meta device has no data, others no bytes
-            data = value.detach().cpu().to_dense().resolve_conj().resolve_neg().contiguous()
-            content = hashlib.sha256(data.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
-            return f"{value.dtype} {tuple(value.shape)} {content}", ()
-        return str(value.dtype), ()
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        return str(value.shape), value.reshape(-1).tolist()
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}", ()
-    if isinstance(value, Mapping):
-        return "", itertools.chain(*value.items())
-    if isinstance(value, list | tuple | set | frozenset):
-        return "", value
-    if isinstance(value, CodeType):
-        return f"{value.co_code.hex()} {value.co_names}", value.co_consts
-    if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _UNSET]
-        return value.__qualname__, [value.__code__, value.__defaults__, value.__kwdefaults__, *cells]
-    if isinstance(value, functools.partial):
-        return "", [value.func, value.args, value.keywords]
-    held = {} if isinstance(value, type | ModuleType | Logger) else getattr(value, "__dict__", {})
-    return str(getattr(value, "__qualname__", "")), itertools.chain(*held.items())

@@ -12,7 +12,6 @@ from attnport.artifacts import IN_MEMORY, Dim, ModelSpec, Source
 from attnport.errors import SpecError, first_line
 from attnport.patches import Patch, patched
 from attnport.sources.declare import declared_arguments, observed_spec
-from attnport.sources.digests import settings_digest
 from attnport.sources.load import sealed
 from attnport.sources.parsing import text_of
 from attnport.sources.plain import in_float32, plain_module
@@ -109,10 +108,13 @@ def hold(spec: ModelSpec) -> ModelSpec:
         spec = dataclasses.replace(spec, source=dataclasses.replace(spec.source, text=f"{spec.name}{IN_MEMORY}"))
     module = spec.make()
     found = sealed(spec, module)
-    source = dataclasses.replace(found.source, settings_digest=settings_digest(module))
     # The `make` of `sealed` returns the first module itself, which a caller might change; this one returns copies.
-    found = dataclasses.replace(found, source=source, make=spec.make)
-    _HELD[found.source] = found
+    return hold_as(dataclasses.replace(found, make=spec.make), found.source)
+
+
+def hold_as(spec: ModelSpec, source: Source) -> ModelSpec:
+    """`spec` as the model of a source, by which `held` finds it for as long as somebody has it."""
+    found = _HELD[source] = dataclasses.replace(spec, source=source)
     return found
 
 
@@ -140,7 +142,7 @@ def stored(source: Source) -> ModelSpec:
 def given_again(module: nn.Module, source: Source) -> ModelSpec:
     """The model of a source in memory, from the module that was exported. `held` finds it as long as it is in use.
 
-    Its attributes may be others, as a run changes some; a check shows whether the numbers are.
+    Another one with the same weights and code is not told apart here; a check shows whether the numbers are.
 
     Raises:
         SpecError: the module is another one, or the source is no module in memory.
@@ -155,5 +157,4 @@ def given_again(module: nn.Module, source: Source) -> ModelSpec:
                 f"the {part} of this module are not those of {source.text}.",
                 hint="Give the module as it was exported, or export again.",
             )
-    found = _HELD[source] = dataclasses.replace(found, source=source)
-    return found
+    return hold_as(found, source)

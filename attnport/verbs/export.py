@@ -22,7 +22,7 @@ from attnport.folder.given import Given, listed
 from attnport.folder.loading import note_read, remember, without_outputs
 from attnport.folder.machine import versions
 from attnport.folder.workspace import Change, create, fresh, open_folder, open_if_there, refuse_stranger, toolchain
-from attnport.jsonfile import digest_text, to_json
+from attnport.jsonfile import digest_file, digest_text, to_json
 from attnport.latency.workloads import parse_grid
 from attnport.options import TYPED, Force, Option, Output, Progress, ReadMemory, ReadTimeout, Tell, advised, typed
 from attnport.parity.golden import FILE as GOLDEN
@@ -34,6 +34,7 @@ from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 from attnport.sources.code import code_of
 from attnport.sources.digests import TOOLCHAIN
+from attnport.sources.memory import hold_as
 from attnport.sources.onnx_file import files_of, input_names, is_onnx, output_names, read
 from attnport.sources.package import hub_id
 from attnport.sources.parsing import called_a_mask, parse_dims, polarity_of
@@ -199,17 +200,20 @@ def exported_here(
         to_json(spec.io),
         "with weights" if how.with_weights else "without weights",
     )
-    manifest = open_if_there(folder)
-    if manifest is not None and manifest.source.text != spec.source.text:
-        tell(f"{folder} held {manifest.name}, of {manifest.source.text}: it is replaced")
-    if manifest is None or how.force or not fresh(folder, manifest, STAGE, digest):
-        make = partial(_made, folder, digest, how.with_weights, progress, began_s, tell)
+    there = open_if_there(folder)
+    if there is not None and there.source.text != spec.source.text:
+        tell(f"{folder} held {there.name}, of {there.source.text}: it is replaced")
+    manifest = earlier = there if there and not how.force and fresh(folder, there, STAGE, digest) else None
+    # What a module in memory computes with besides weights and files, such as its attributes, its graph alone tells.
+    if manifest is None or spec.source.in_memory:
+        make = partial(_made, folder, digest, how.with_weights, progress, began_s, tell, earlier)
         manifest, whole = _made_or_fixed(make, given, spec, progress, tell)
-    else:
+    if manifest is earlier:
         for note in manifest.notes:
             if note not in spec.notes:
                 tell(note)
     if manifest.source.in_memory:
+        whole = hold_as(whole, manifest.source)
         code = code_of(open_folder(folder).source)  # the program that was written: open_folder makes it known
     if code is not None:
         remember(code)
@@ -338,8 +342,10 @@ def _made(
     progress: Callable[[str], None],
     began_s: float,
     tell: Callable[[str], None],
+    earlier: Manifest | None,
     spec: ModelSpec,
 ) -> Manifest:
+    """Exports a model. `earlier`, which is of the same source, stays if the graph is the same too."""
     from attnport.exporter import storage
     from attnport.exporter.capture import OPSET
     from attnport.exporter.naming import note_own_half
@@ -371,6 +377,12 @@ def _made(
     with create(folder, manifest, began_s) as changing:
         note_own_half(captured.model)
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
+        if spec.source.in_memory:
+            files = (path for path in map(changing.path, (MODEL, WEIGHTS)) if path.is_file())
+            source = replace(spec.source, graph_digest=digest_text(*map(digest_file, files)))
+            if earlier is not None and earlier.source == source:
+                return earlier  # without `finish`, nothing is changed
+            changing.manifest = replace(changing.manifest, source=source)
         guards, decided, trace = captured.guards, captured.decided, captured.trace
         if captured.written:
             note(

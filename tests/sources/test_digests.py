@@ -6,10 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -266,61 +263,6 @@ def test_a_module_in_memory_depends_on_what_its_classes_import(place: Path) -> N
     module: Any = importlib.import_module("in_memory")
     spec: ModelSpec = Given(module.make().eval(), inputs=[X]).spec()
     assert sorted(spec.depends) == ["helper_a.py", "helper_b.py", "in_memory.py"]
-
-
-def test_the_digest_of_attributes_is_the_same_in_every_process() -> None:
-    code = """
-import numpy as np, torch
-from attnport.sources.digests import settings_digest
-module = torch.nn.Linear(2, 2)
-module.words, module.table, module.act = {"a", "b", "c"}, np.array(["x", 1], dtype=object), lambda x: x in {"p", "q"}
-shared = list(map(str, range(20000)))
-module.parts = [[shared] for _ in range(500)]
-for name in "cdefgh":
-    module.register_buffer(name, torch.ones(1), persistent=False)
-print(settings_digest(module))
-"""
-    found = {
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
-                       check=True, cwd=Path(__file__).parents[2]).stdout for seed in "12"
-    }  # fmt: skip
-    assert len(found) == 1
-
-
-OF_A_NOTEBOOK = """
-class Part(torch.nn.Module):
-    def __init__(self, heads=2, table=1.0, act=lambda x: x, **more):
-        super().__init__()
-        self.heads, self.act, self.config = heads, act, SimpleNamespace(names={"b", "a"}, itself=None, **more)
-        self.config.itself = self.config
-        self.lock = threading.Lock()
-        self.register_buffer("table", torch.full((2,), table), persistent=False)
-        self.register_buffer("kept", torch.ones(2))
-    def forward(self, x):
-        return x * SCALE
-"""
-
-
-def test_a_module_in_memory_is_another_if_an_attribute_a_table_or_its_code_is() -> None:
-    def made(scale: str = "2", hooked: bool = False, **given: Any) -> str:
-        space = {"torch": torch, "threading": threading, "SimpleNamespace": SimpleNamespace, "__name__": "a notebook"}
-        exec(OF_A_NOTEBOOK.replace("SCALE", scale), space)
-        part: Any = space["Part"]
-        module = torch.nn.Sequential(part(**given))
-        if hooked:
-            module[0].register_forward_hook(lambda module, given, result: result * 2)
-        return digests.settings_digest(module)
-
-    assert made() == made()
-    assert made(hooked=True) == made(hooked=True)  # the numbers of hooks go on
-    others = [
-        made(scale="3"), made(hooked=True), made(heads=4), made(table=2.0), made(act=lambda x: x + 1), made(scale_by=2),
-        made(scale_by=[1, {"a": torch.ones(2)}]), made(scale_by=[1, {"a": torch.zeros(2)}]),
-        made(scale_by=partial(max, 1)), made(scale_by=partial(max, 2)), made(scale_by=np.ones(2)),
-        made(scale_by=np.int64(3)), made(scale_by=np.int64(4)), made(scale_by=np.array(["a"], dtype=object)),
-        made(scale_by=torch.ones(2, device="meta")), made(scale_by=torch.ones(2, dtype=torch.complex64).conj()),
-    ]  # fmt: skip
-    assert len({made(), *others}) == 1 + len(others)
 
 
 def test_a_sparse_buffer_counts_as_what_it_holds() -> None:
